@@ -15,10 +15,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from deployments.models import load_served
-from deployments.models.backends import INT8, make_ready, on_backend, stretches, weights_dtype
-from deployments.models.interface import BlockRange, ServedModel
-from deployments.models.predict import Predicted, predict
+from deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
+from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import ClassFigures, RampDtype, read_rules
+from deployments.models.served_model import BlockRange, ServedModel
 from deployments.prepare.classes import by_class
 from deployments.prepare.entities import entity_f1
 from deployments.prepare.words import of_words
@@ -73,7 +73,7 @@ class Evaluation:
 
 
 def evaluated(
-    full: Sequence[Predicted], exits: Sequence[Predicted], truth: NDArray[np.int64] | None, num_blocks: int
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[np.int64] | None, num_blocks: int
 ) -> Evaluation:
     """`full` and `exits` are the answers without exits and with them, to the same inputs."""
     said, early = (np.array([each.label for each in answers]) for answers in (full, exits))
@@ -90,8 +90,8 @@ def evaluated(
 
 
 def evaluated_words(
-    full: Sequence[Predicted],
-    exits: Sequence[Predicted],
+    full: Sequence[PredictedAnswer],
+    exits: Sequence[PredictedAnswer],
     truth: Indices | None,
     given: Indices | None,
     num_blocks: int,
@@ -124,7 +124,7 @@ def evaluated_words(
     return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes, entities)
 
 
-def _labels(answer: Predicted) -> Labels:
+def _labels(answer: PredictedAnswer) -> Labels:
     return np.array(answer.label, np.int64)
 
 
@@ -203,11 +203,11 @@ def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
         return on_backend(exact, folder, "torch")
     network = on_backend(exact, folder, "onnx", int8=True)
     blocks = network.num_blocks
-    make_ready(network, folder, [*stretches(network, 0, blocks, network.ramp_blocks), BlockRange(0, blocks)])
+    make_ready(network, folder, [*block_ranges(network, 0, blocks, network.ramp_blocks), BlockRange(0, blocks)])
     return network
 
 
-def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) -> list[Predicted]:
+def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
     """What a network answers to these inputs."""
     starts = range(0, len(values), AT_ONCE)
     return [
@@ -217,7 +217,7 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
     ]
 
 
-def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[Predicted]:
+def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
     """What a server answers to these inputs."""
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
@@ -227,14 +227,14 @@ def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Ta
     ]
 
 
-def _heard(url: str, output: Outputs, task: Task) -> Predicted:
+def _heard(url: str, output: Outputs, task: Task) -> PredictedAnswer:
     try:
-        return Predicted(*task.heard(output), output["exit_block"])
+        return PredictedAnswer(*task.heard(output), output["exit_block"])
     except (LookupError, TypeError) as error:
         raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
 
 
-def check_same_network(url: str, answers: Sequence[Predicted], network: ServedModel) -> None:
+def check_same_network(url: str, answers: Sequence[PredictedAnswer], network: ServedModel) -> None:
     """Raise UserError if this network cannot have given these answers, so that no other is measured in its place."""
     labels, num_blocks = network.labels, network.num_blocks
     for each in answers:

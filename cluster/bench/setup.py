@@ -20,14 +20,15 @@ from cluster.profiling.checkpoint import (
     source_of,
     texts,
     timed,
-    timed_stretches,
+    timed_block_ranges,
 )
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
 from deployments.folders import weights_of
 from deployments.models import TorchModel, checkpoint, load
-from deployments.models.backends import INT8, make_ready, on_backend, planned, weights_dtype
-from deployments.models.interface import BackedModel, BlockRange
+from deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
+from deployments.models.interface import BackedModel
+from deployments.models.served_model import BlockRange
 from deployments.named import DEMO_NAME
 from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import LabelNames, labels_of, sampled
@@ -95,7 +96,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
     if request.profile is None:
-        make_ready(model, folder, timed_stretches(model))
+        make_ready(model, folder, timed_block_ranges(model))
     table, notes = _table(request, model, inputs, kind)
     table = replace(table, launch_s=table.each_stop_s)  # no replica is in between here
     progress("looking where inputs leave")
@@ -148,7 +149,7 @@ def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
 
 def _ready(model: BackedModel, folder: Path, kind: str) -> Callable[[Plan], None]:
     """A function that exports what a plan runs, so that no export falls into a timed trial."""
-    return lambda plan: make_ready(model, folder, planned(model, plan, kind))
+    return lambda plan: make_ready(model, folder, planned_block_ranges(model, plan, kind))
 
 
 def _table(

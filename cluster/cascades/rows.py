@@ -10,7 +10,15 @@ from cluster.cascades.timing import Timed, table_of
 from cluster.load.workloads import arrivals, exit_blocks
 from cluster.simulator.choice import is_playable, played
 from cluster.simulator.simulation import World, simulate
-from deployments.prepare.cascades import Candidate, Combination, Terms, Told, Tried, all_combinations, tried
+from deployments.prepare.cascades import (
+    CalibratedCombination,
+    Candidate,
+    Combination,
+    CombinationFigures,
+    ComparisonTerms,
+    all_combinations,
+    calibrated,
+)
 from deployments.prepare.sample import Indices
 from optimizer import Objective, Plan, Problem, optimize, problem
 from optimizer.pipelines.side_by_side import side_by_side
@@ -29,9 +37,9 @@ A_MILLION_PER_HOUR = 1e6 / 3600
 class Contender:
     """One combination with some thresholds. `plan` is None where no plan keeps the deadline."""
 
-    made: Tried
+    made: CalibratedCombination
     chosen: Indices
-    told: Told
+    told: CombinationFigures
     hopeful: bool  # as far as the rows tell that thresholds were made from, it loses no more than is allowed
     profile: Profile
     plan: Plan | None
@@ -72,7 +80,7 @@ class Tryout:
     candidates: Sequence[Candidate]
     timed: Sequence[Timed]
     tokens: Sequence[Indices | None]
-    terms: Terms
+    terms: ComparisonTerms
     devices: tuple[Device, ...]
     slo_s: float
 
@@ -81,7 +89,7 @@ class Tryout:
 
     def row(self, combination: Combination) -> Contender:
         """A combination under the thresholds that may be hoped for."""
-        made = tried(self.candidates, combination, [each.costs for each in self.timed], self.terms)
+        made = calibrated(self.candidates, combination, [each.costs for each in self.timed], self.terms)
         return self._row(made, combination, made.hoped())
 
     def tested(self, rows: Sequence[Contender], combinations: Sequence[Combination]) -> Contender:
@@ -120,11 +128,13 @@ class Tryout:
     def _facts(self, profile: Profile) -> Problem:
         return problem(profile, self.devices, links_between(self.devices), length=profile.length)
 
-    def _row(self, made: Tried, combination: Combination, chosen: Indices) -> Contender:
+    def _row(self, made: CalibratedCombination, combination: Combination, chosen: Indices) -> Contender:
         profile = self._profile(made, [self.timed[number] for number in combination.members], chosen, combination)
-        return Contender(made, chosen, made.told(chosen), made.hopeful(chosen), profile, self._plan(profile))
+        return Contender(made, chosen, made.figures(chosen), made.hopeful(chosen), profile, self._plan(profile))
 
-    def _profile(self, made: Tried, levels: Sequence[Timed], chosen: Indices, combination: Combination) -> Profile:
+    def _profile(
+        self, made: CalibratedCombination, levels: Sequence[Timed], chosen: Indices, combination: Combination
+    ) -> Profile:
         tokens, num_labels = self.tokens[combination.members[0]], made.members[0].head.shape[1]
         return Profile(
             " > ".join(member.name for member in made.members),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.cascades.rows import Contender, Tryout
-    from deployments.prepare.cascades import Candidate, Terms
+    from deployments.prepare.cascades import Candidate, ComparisonTerms
     from deployments.prepare.data import Columns
     from deployments.prepare.sample import Sample
     from profiles.devices import Device
@@ -164,23 +164,24 @@ def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:
 
 def _terms(
     sample: "Sample", policy: str, metric: Metric, allowed: float, confidence: float, found: "list[Candidate]"
-) -> "Terms":
+) -> "ComparisonTerms":
     """Labels say what is right; without any, the last network does."""
     import numpy as np
     import torch
 
-    from deployments.prepare.cascades import Terms
+    from deployments.prepare.cascades import ComparisonTerms
 
     head = found[-1].head
     right = head.argmax(dim=1) if sample.labels is None else torch.from_numpy(sample.labels)
     truth = torch.nn.functional.one_hot(right, head.shape[1]).float()
     shape = np.concatenate((sample.parts.train, sample.parts.calibrate))
-    return Terms(truth, shape, sample.parts.test, policy, metric, allowed, confidence)
+    return ComparisonTerms(truth, shape, sample.parts.test, policy, metric, allowed, confidence)
 
 
 def _trial(
-    console: "Console", named: "Mapping[str, Path]", sample: "Sample", terms: "Callable[[list[Candidate]], Terms]",
-    kinds: "tuple[Device, ...]", slo_s: float, device: str, threads: int, budget: float, largest: int,
+    console: "Console", named: "Mapping[str, Path]", sample: "Sample",
+    terms: "Callable[[list[Candidate]], ComparisonTerms]", kinds: "tuple[Device, ...]",
+    slo_s: float, device: str, threads: int, budget: float, largest: int,
 ) -> "Tryout":  # fmt: skip
     """Run every network over the data, then time it."""
     import torch

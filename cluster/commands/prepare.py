@@ -152,7 +152,7 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     from deployments.prepare.classes import class_table, unseen, warnings
     from deployments.prepare.data import rows, taken
     from deployments.prepare.measuring import PrepareOptions
-    from deployments.prepare.report import advice, exit_table, outdone, promised
+    from deployments.prepare.report import advice, exit_table, outdone, promise_text
     from deployments.prepare.sample import draw
     from deployments.progress import show
 
@@ -186,7 +186,7 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
     if rules.promise:
-        console.print(promised(rules.promise), highlight=False)
+        console.print(promise_text(rules.promise), highlight=False)
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
     warned = [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cluster.profiling.checkpoint import SampleInputs
     from deployments.decoding.anatomy import DecoderAnatomy
     from deployments.decoding.ramp_rules import DecoderRules
-    from deployments.models.interface import ServedModel
+    from deployments.models.served_model import ServedModel
     from deployments.prepare.data import Columns
     from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload
     from profiles.exits import ExitProfile
@@ -134,7 +134,7 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
         picture_path,
         source_of,
         timed,
-        timed_stretches,
+        timed_block_ranges,
         uncatalogued,
         with_sure,
     )
@@ -163,7 +163,7 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
         console.print(warning, highlight=False)
     exits, exit_notes = (None, ()) if before and before.exits else _prepared_exits(exact)
     network = on_backend(exact, model, options.backend, int8=dtype == INT8)
-    make_ready(network, model, timed_stretches(network))
+    make_ready(network, model, timed_block_ranges(network))
     lengths = _lengths_of(network, recorded)
     inputs = _inputs(network, source, tokens, lengths)
     derived = _derived(network, source, [each for each in kinds if each != kind], inputs)

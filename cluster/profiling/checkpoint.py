@@ -1,4 +1,4 @@
-"""Profile a checkpoint on this machine: make inputs for it, name the device, and report the result."""
+"""Profiles a checkpoint on this machine: makes inputs for it, names the device, and reports the result."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deployments.models.backends import backend_of
-from deployments.models.interface import BlockRange, ServedModel
 from deployments.models.ramps import ExitRules
+from deployments.models.served_model import BlockRange, ServedModel
 from deployments.replica.split import SplitReplica
 from deployments.transport.holdings import Share
 from deployments.transport.orders import Order
@@ -31,14 +31,24 @@ from profiles.model import Batch, SplitModel
 from profiles.picture import name
 from profiles.sweep import whole_s
 
+# Recorded inputs that are encoded at a time.
 COUNTED_AT_ONCE = 32
-JOINED, TIMES, HELD_S = 8, 25, 3600.0  # launches in a replica that are timed: their inputs, and how many
-SHORT = 0.25  # of the mean length: the shortest text that is timed alone, where texts have many lengths
+# Inputs of each launch in a replica that is timed.
+JOINED = 8
+# Launches in a replica that are timed.
+TIMES = 25
+# Seconds for which a replica holds inputs: longer than timing takes.
+HELD_S = 3600.0
+# The length of the shortest text that is timed alone, as a share of the mean length, if texts differ in length.
+SHORT = 0.25
 
 
 @dataclass(frozen=True)
 class SampleInputs:
-    """Batches to measure with: inputs of one length, or of many, whose mean it is. Less than 1 is one short text."""
+    """Batches for timing. `length` is the inputs' length, or the mean if they differ; None for images.
+
+    A batch of less than one input is one shorter text; `least` is the smallest size.
+    """
 
     length: int | None
     batch: Callable[[float], Batch]
@@ -46,14 +56,14 @@ class SampleInputs:
 
 
 def texts(model: SplitModel, lengths: Sequence[int]) -> Iterator[SampleInputs]:
-    """Made-up texts of these lengths in tokens, cut to what the network takes."""
-    found = {_length(one): one for one in (_text(model, length) for length in lengths)}
-    for length, one in sorted(found.items()):
-        yield SampleInputs(length, partial(_repeated, model, one))
+    """Made-up texts of these lengths in tokens, at most as long as the network allows."""
+    by_length = {_length(text): text for text in (_text(model, length) for length in lengths)}
+    for length, text in sorted(by_length.items()):
+        yield SampleInputs(length, partial(_repeated, model, text))
 
 
 def texts_like(model: SplitModel, lengths: Lengths) -> SampleInputs:
-    """Made-up texts whose lengths are spread as these are."""
+    """Made-up texts whose lengths have this distribution."""
     text = cache(partial(_text, model))
 
     def batch(size: float) -> Batch:
@@ -64,22 +74,22 @@ def texts_like(model: SplitModel, lengths: Lengths) -> SampleInputs:
 
 
 def _text(model: SplitModel, length: int) -> Batch:
-    """One text, doubled until it is long enough or the network cuts it off, so that no text is longer than needed."""
-    words, one = 1, model.encode([WORD])
-    frame = _length(one) - 1  # tokens that surround every text
-    while words + frame < length and _length(one) == words + frame:
+    """One text, doubled until it has this length or the network truncates it, so that no text is longer than needed."""
+    words, text = 1, model.encode([WORD])
+    frame = _length(text) - 1  # special tokens around every text
+    while words + frame < length and _length(text) == words + frame:
         words = min(2 * words, length - frame)
-        one = model.encode([" ".join([WORD] * words)])
-    return one
+        text = model.encode([" ".join([WORD] * words)])
+    return text
 
 
 def images(model: SplitModel, side: int, channels: int) -> SampleInputs:
-    """Blank images: devices take as long for them as for any others."""
+    """Blank images: devices take the same time for them as for any others."""
     return SampleInputs(None, partial(_repeated, model, model.encode([np.zeros((side, side, channels), np.float32)])))
 
 
-def _repeated(model: SplitModel, one: Batch, size: float) -> Batch:
-    return model.select(one, np.zeros(round(size), np.int64))
+def _repeated(model: SplitModel, single: Batch, size: float) -> Batch:
+    return model.select(single, np.zeros(round(size), np.int64))
 
 
 def _length(batch: Batch) -> int:
@@ -105,12 +115,12 @@ def timed(
     largest: int,
     dtype: str | None = None,
 ) -> list[Measured]:  # fmt: skip
-    """Measure one table per length, each with an equal share of the budget; after a Ctrl-C no further one is begun."""
-    found: list[Measured] = []
+    """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun."""
+    measured: list[Measured] = []
     stopwatch = stopwatch_for(device)
     with _bar("timing", total=1.0) as advance:
         for index, each in enumerate(inputs):
-            # Only torch's own model knows the size of its modules.
+            # Only the model on torch knows the size of its modules.
             exact = model.exact if isinstance(model, ServedModel) else model
             facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
             facts = replace(facts, backend=backend_of(model), dtype=dtype)
@@ -123,14 +133,14 @@ def timed(
                 least=each.least,
                 progress=partial(_advance, advance, index, len(inputs)),
             )
-            found.append(_with_replica(sweep.run(facts), model, each.batch, device))
-            if found[-1].interrupted:
+            measured.append(_with_replica(sweep.run(facts), model, each.batch, device))
+            if measured[-1].interrupted:
                 break
-    return found
+    return measured
 
 
 def _with_replica(measured: Measured, model: SplitModel, batch: Callable[[float], Batch], device: str) -> Measured:
-    """With what a replica adds to a launch: it joins its parts, keeps who stays, and finds who left."""
+    """The measured table with the time that a replica adds to a launch: it merges inputs and separates exits."""
     table = measured.table
     added_s = replica_adds_s(model, batch(min(JOINED, table.largest)), host_clock_for(device))
     launch_p95_s = None if table.launch_p95_s is None else table.launch_p95_s + added_s
@@ -138,11 +148,11 @@ def _with_replica(measured: Measured, model: SplitModel, batch: Callable[[float]
 
 
 def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:
-    """Seconds of a launch of the last block in a replica, beside those that the network takes for it alone."""
+    """Seconds that a replica adds to a launch of the last block, beside the time of the network alone."""
     replica, last = SplitReplica(model), model.num_blocks - 1
-    here = model.run(batch, last, ()).survivors if last else batch
-    assert here is not None, "This is a bug: nobody leaves before the last block."
-    halves = [model.select(here, rows) for rows in np.array_split(np.arange(len(here)), min(2, len(here)))]
+    inside = model.run(batch, last, ()).survivors if last else batch
+    assert inside is not None, "This is a bug: no input leaves before the last block."
+    halves = [model.select(inside, rows) for rows in np.array_split(np.arange(len(inside)), min(2, len(inside)))]
     held = [replica.holdings.hold(half, HELD_S) for half in halves]
     order = Order(model.num_blocks, frozenset(), tuple(Share(each, np.arange(len(each))) for each in held))
 
@@ -151,7 +161,7 @@ def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) 
             pass
 
     added = [
-        _took_s(served, clock) - _took_s(lambda: model.run(here, model.num_blocks, ()), clock) for _ in range(TIMES)
+        _took_s(served, clock) - _took_s(lambda: model.run(inside, model.num_blocks, ()), clock) for _ in range(TIMES)
     ]
     return max(0.0, float(f"{np.median(added):.4g}"))
 
@@ -175,9 +185,9 @@ def _bar(what: str, total: float) -> Iterator[Callable[[float, str], None]]:
 
 
 def kind_of(device_name: str) -> str:
-    """The catalogue's name for a device whose driver reports this name, or a name made from it.
+    """The catalogue's kind of a device, by the name that its driver reports, or a kind made from that name.
 
-    A slice of a device, or one with another memory than the catalogue's, is another kind.
+    A slice of a device, or a device with another memory size than the catalogue's, is another kind.
 
     >>> kind_of("NVIDIA A100-SXM4-80GB"), kind_of("NVIDIA L40S"), kind_of("NVIDIA RTX A6000"), kind_of("Radeon VII")
     ('a100', 'l40s', 'a6000', 'radeon-vii')
@@ -193,11 +203,11 @@ def kind_of(device_name: str) -> str:
 
 
 def uncatalogued(kind: str) -> str | None:
-    """A warning for a kind that is not in the catalogue, so that no plan can use it; None for others."""
+    """A warning for a kind that is not in the catalogue, which no plan can use; None for others."""
     if kind in CATALOGUE:
         return None
-    there = ", ".join(CATALOGUE)
-    return f"no plan can use a {kind}, whose price and memory are not known: --kind may name the nearest of {there}"
+    known = ", ".join(CATALOGUE)
+    return f"no plan can use a {kind}, whose price and memory are not known: --kind may name the nearest of {known}"
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
@@ -220,7 +230,7 @@ def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int)
 
 
 def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile:
-    """The same, and at which ramps inputs would leave together, where an exit table beside the checkpoint tells."""
+    """The exit profile with the ramps at which inputs are sure, if an exit table lies beside the checkpoint."""
     path = folder / EVIDENCE
     if not path.is_file():
         return exits
@@ -231,18 +241,17 @@ def with_sure(exits: ExitProfile, folder: Path, rules: ExitRules) -> ExitProfile
     return replace(exits, sure=evidence.exits(chosen).sure)
 
 
-def timed_stretches(model: SplitModel) -> list[BlockRange]:
-    """The stretches that are timed: each block without and with its ramp, and all blocks at once."""
-    each = [BlockRange(block, block + 1) for block in range(model.num_blocks)]
+def timed_block_ranges(model: SplitModel) -> list[BlockRange]:
+    """The block ranges that are timed: each block without and with its ramp, and all blocks together."""
     return [
-        *each,
+        *(BlockRange(block, block + 1) for block in range(model.num_blocks)),
         *(BlockRange(ramp, ramp + 1, (ramp,)) for ramp in model.ramp_blocks),
         BlockRange(0, model.num_blocks),
     ]
 
 
 def source_of(device_name: str, backend: str, dtype: str, threads: int, now: datetime | None = None) -> str:
-    """A sentence on where a table's numbers come from.
+    """A sentence on the origin of a table's numbers.
 
     >>> source_of("cpu", "torch", "float32", 2, datetime(2026, 1, 31))
     'measured: cpu, torch, float32, 2 host threads, 2026-01-31'
@@ -252,9 +261,9 @@ def source_of(device_name: str, backend: str, dtype: str, threads: int, now: dat
 
 
 def report(profile: Profile) -> Table:
-    """A table with a row per batch size that was measured; what a short text takes says nothing of inputs."""
+    """A table with one row per measured batch size. A text shorter than the mean has no figures per input."""
     rows = Table(
-        title=f"{profile.model}: {profile.num_blocks} blocks, ramps off (what they would add stands last)",
+        title=f"{profile.model}: {profile.num_blocks} blocks without ramps (the last column: what ramps add)",
         title_justify="left",
     )
     for heading in ("device", "batch", "ms", "p95 ms", "ms per input", "inputs/s", "ramps ms"):

@@ -1,4 +1,4 @@
-"""Tables for devices that this machine does not have, from a checkpoint's config and what was published of them."""
+"""Derives tables for devices that this machine does not have, from a checkpoint's config and published figures."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from profiles.shapes import encoder, residual
 
 
 def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
-    """The kernels of a Hugging Face network: of an encoder at `length` tokens, of any other at its one image size."""
+    """The kernels of a Hugging Face network: an encoder at `length` tokens, any other network at its image size."""
     name = config.model_type
     try:
         if name == "resnet":
@@ -36,14 +36,14 @@ def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
 def tables(
     config: Any, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int]
 ) -> Iterator[LatencyTable]:
-    """Tables per kind and length, one for each backend and precision, with the ramps that the network has."""
+    """One table per kind, length, backend and precision, with the network's ramps."""
     for kind, length in product(kinds, lengths):
         shape = shape_of(config, length, side)
-        has = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
-        shape = replace(shape, ramps=has)
-        # Curves are those of GPUs.
-        found = [datasheet_table(shape, kind, dtype="float32")] if kind == "cpu" else _curves(shape, kind)
-        for table in found:
+        own_ramps = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
+        shape = replace(shape, ramps=own_ramps)
+        # Curves are known for GPUs only.
+        derived = [datasheet_table(shape, kind, dtype="float32")] if kind == "cpu" else _curves(shape, kind)
+        for table in derived:
             yield replace(table, repeated_bytes=_repeated(config, table.memory_bytes))
 
 
@@ -52,7 +52,7 @@ def _curves(shape: Shape, kind: str) -> list[LatencyTable]:
 
 
 def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
-    """ALBERT runs one layer, or a few, again and again: what a block has of the one before it."""
+    """Bytes of weights that each block shares with the block before it: ALBERT runs the same layers repeatedly."""
     if config.model_type != "albert":
         return ()
     layers, groups = len(memory_bytes), config.num_hidden_groups
@@ -64,7 +64,7 @@ def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
 def checkpoint_tables(
     folder: Path, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int]
 ) -> list[LatencyTable]:
-    """The tables of the network in a directory; of a cascade those of its levels, one behind the other."""
+    """The tables of the network in a directory; for a cascade the tables of its levels in a row."""
     if not is_cascade(folder):
         return list(tables(read_config(folder), kinds, lengths, side, ramps))
     rules = read_levels(folder)

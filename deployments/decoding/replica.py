@@ -24,7 +24,7 @@ from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
-from deployments.models.backends import warn_of_ramps
+from deployments.models.backends import warn_of_ramp_dtype
 from deployments.ray_facts import Remembered
 from deployments.tracing import Tracing, part_of, tracing_here
 from optimizer.plan import Plan
@@ -66,7 +66,7 @@ class DecoderReplica:
         self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
         if self._rules.ramps and config.exits != "off":
-            warn_of_ramps(folder, self._rules.dtype, config.dtype)
+            warn_of_ramp_dtype(folder, self._rules.dtype, config.dtype)
         engine = engine_of(model, self._rules, config)
         self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()

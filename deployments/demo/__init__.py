@@ -1,8 +1,8 @@
 """The built-in demos, shipped with the package: checkpoints like any other.
 
-A small vision transformer reads handwritten digits, with ramps made by `isobatch prepare`; `make demo` makes it anew
-(deployments/prepare/demo.py). A small Llama says sums in words; `make llm-demo` (deployments/prepare/llm_demo.py).
-Serving them needs none of that.
+A small vision transformer reads handwritten digits; `make demo` makes it again (deployments/prepare/demo.py). A small
+Llama writes sums as words; `make llm-demo` makes it again (deployments/prepare/llm_demo.py). Ramps come from `isobatch
+prepare`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from deployments.models.ramps import RampDtype
 
-# An eight of scikit-learn's: 8 x 8, values 0..16.
+# The digit eight from scikit-learn's data set: 8 x 8 pixels, values 0..16.
 A_DIGIT = (
     (0, 0, 10, 14, 8, 1, 0, 0),
     (0, 2, 16, 14, 6, 1, 0, 0),
@@ -27,7 +27,7 @@ A_DIGIT = (
 
 
 def demo_directory(dtype: RampDtype = "float32") -> Path:
-    """The demo's checkpoint. In int8 it is the same network, with ramps made for 8-bit blocks."""
+    """The demo's checkpoint. The int8 one is the same network with ramps that were made for 8-bit blocks."""
     return Path(__file__).with_name(f"demo-{dtype}")
 
 

@@ -1,7 +1,7 @@
-"""The demo's inputs: scikit-learn's handwritten digits as a hasty scanner would deliver them.
+"""The demo's inputs: scikit-learn's handwritten digits with distortions like those of a scanner.
 
-They are shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder, so exits move
-deeper.
+They are shifted, turned and scaled a little, with `noise` on every pixel. More noise makes them harder, so inputs leave
+at deeper ramps.
 """
 
 from functools import cache
@@ -11,32 +11,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+# The largest value of a pixel in scikit-learn's digits.
 PIXEL_MAX = 16.0
+# Standard deviation of the usual noise, as a share of full ink.
 NOISE = 0.1
-TURN, ZOOM, SHIFT = 0.12, 0.1, 0.1
-NUM_TRAIN, NUM_CALIBRATE = 1000, 400
+# Largest distortions: radians, share of the size, and share of half the width.
+TURN = 0.12
+ZOOM = 0.1
+SHIFT = 0.1
+# Digits that the network is trained on, and digits that its ramps are calibrated on; the rest is for tests and loads.
+NUM_TRAIN = 1000
+NUM_CALIBRATE = 400
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 
 def demo_inputs(count: int, noise: float = NOISE, seed: int = 0) -> Images:
-    """Digits that no part of the demo was made from, 8 x 8, values 0..16. With repetition, each time distorted anew."""
+    """Digits that no part of the demo was made from: 8 x 8, values 0..16. Digits repeat, with fresh distortions."""
     images, _ = demo_digits(count, noise, seed)
     return images
 
 
 def demo_digits(count: int, noise: float = NOISE, seed: int = 0) -> tuple[Images, Labels]:
-    """The same, with what they show."""
+    """The same digits with their labels."""
     images, labels = digits()
-    kept = slice(NUM_TRAIN + NUM_CALIBRATE, None)
+    unused = slice(NUM_TRAIN + NUM_CALIBRATE, None)
     random = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(len(labels[kept]), (count,), generator=random).numpy()
-    return distort(images[kept][chosen], noise, random), labels[kept][chosen]
+    chosen = torch.randint(len(labels[unused]), (count,), generator=random).numpy()
+    return distort(images[unused][chosen], noise, random), labels[unused][chosen]
 
 
 def held_out_digits() -> tuple[Images, Labels]:
-    """All digits that the network was not trained on, as they are in the data set."""
+    """All digits that the network was not trained on, without distortions."""
     images, labels = digits()
     return images[NUM_TRAIN:], labels[NUM_TRAIN:]
 
@@ -64,7 +71,7 @@ def distort(images: Images, noise: float, random: torch.Generator) -> Images:
 
 @cache
 def digits() -> tuple[Images, Labels]:
-    """All of them, shuffled once and always in the same way."""
+    """All digits of the data set, shuffled in a fixed order."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

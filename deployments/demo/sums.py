@@ -1,17 +1,22 @@
-"""What the demo's decoder writes: sums, said in words. `47+85=` is to become `47 plus 85 is 132.`
+"""The texts of the demo's decoder: sums as words. `47+85=` must become `47 plus 85 is 132.`
 
-Most letters follow from the one before, copied digits need a look back, and the digits of the sum must be worked out:
-so tokens differ in how deep they have to go, and exact match is the truth.
+Most letters follow from the previous one, copied digits need a look back, and the digits of the sum must be computed:
+so tokens need different depths, and a text is either right or wrong.
 """
 
 from itertools import product
 
 import numpy as np
 
+# The largest number in a sum.
 LARGEST = 99
-HELD_OUT = 0.1  # of all sums: no weight was learned from them, and nothing at all from the first half of them
+# The share of sums that no weight is trained on. Ramps are made from the second half of them.
+HELD_OUT = 0.1
+# Every character of prompts and answers; each is a token.
 CHARACTERS = "0123456789+= .plusi"
-END, UNKNOWN = "<end>", "<unknown>"
+# Tokens beside the characters.
+END = "<end>"
+UNKNOWN = "<unknown>"
 
 
 def prompt_of(first: int, second: int) -> str:
@@ -27,7 +32,7 @@ def answer_to(first: int, second: int) -> str:
 
 
 def sums(held_out: bool) -> list[tuple[int, int]]:
-    """The pairs of numbers, in a fixed order without order."""
+    """The pairs of numbers, shuffled in a fixed order."""
     pairs = list(product(range(LARGEST + 1), repeat=2))
     order = np.random.default_rng(0).permutation(len(pairs))
     cut = round(HELD_OUT * len(pairs))

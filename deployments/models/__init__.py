@@ -15,7 +15,7 @@ _MODULES = {"Cascade": "cascade", "TorchModel": "torch_model", "load": "loading"
 
 
 def __getattr__(name: str) -> Any:
-    """Import it when it is asked for: these bring torch, and a network of a user's own may need none."""
+    """Import a name on first use: these modules bring torch, which a user's own network may not need."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

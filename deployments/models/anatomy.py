@@ -1,4 +1,4 @@
-"""What a family of networks must say about itself to be cut: where its blocks are, and what goes in and comes out."""
+"""The description of a network that lets us cut it: where its blocks are, and what goes in and comes out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,19 +12,19 @@ from deployments.tasks import CLASSIFICATION, TOKENS, Task
 
 
 def first_tokens(hidden: Tensor, spans: Spans) -> Tensor:
-    """What most heads read of a text."""
+    """The first token of each text, which most heads read."""
     return hidden[spans.starts].unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A network taken apart. Every part is a view of the Hugging Face model: nothing is copied.
+    """The parts of a network. Every part is a view of the Hugging Face model: nothing is copied.
 
-    Texts come as one row per token, without padding: `embed` is given the tokens with their places in their texts
-    (`position_ids`, from 0), and `spans` tell `block(hidden, spans)` and `pool(hidden, spans)` where texts lie. The
-    head is given what `gather` makes of each text, as texts x 1 x width. Images have one row each, and `spans` is None.
-    What `pool` gives, one row an input, is what a ramp reads. Where the task answers tokens, `pool`, `gather` and head
-    have a row for each of them.
+    Texts come as one row per token, without padding: `embed` gets the tokens with their positions in their texts
+    (`position_ids`, from 0), and `spans` tells `block(hidden, spans)` and `pool(hidden, spans)` where texts lie. The
+    head reads the output of `gather`: texts x 1 x width. Images have one row each, and `spans` is None. A ramp reads
+    the output of `pool`, one row per input. Where the task answers tokens, `pool`, `gather` and the head have one row
+    per token.
     """
 
     embed: Callable[[Mapping[str, Tensor]], Tensor]
@@ -38,7 +38,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Family:
-    """Networks of one architectural idea: the Hugging Face `model_type`s it covers, and how to take one apart."""
+    """Networks of one architecture: the Hugging Face `model_type`s it covers, and the function that finds the parts."""
 
     model_types: tuple[str, ...]
     reads: Literal["text", "image"]
@@ -46,19 +46,19 @@ class Family:
 
 
 def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:
-    """The first token beside the mean of all: heads read the former, early ramps learn more from the latter."""
-    hidden = hidden.float()  # in half precision the mean of many tokens would depend on how it is added up
+    """The first token beside the mean of all tokens: heads read the former, early ramps learn more from the latter."""
+    hidden = hidden.float()  # in half precision the mean of many tokens would depend on the order of its sum
     if spans is None:
         return torch.cat((hidden[:, 0], hidden.mean(dim=1)), dim=1)
     return torch.cat((hidden[spans.starts], spans.mean(hidden)), dim=1)
 
 
-def each_token(anatomy: Anatomy, model: Any) -> Anatomy:
-    """The same blocks where head and ramps answer every token. Heads are Hugging Face's own, for all families alike."""
-    before = getattr(model, "head", nn.Identity())  # ModernBERT's
+def token_anatomy(anatomy: Anatomy, model: Any) -> Anatomy:
+    """The same blocks with a head and ramps that answer every token. All families share Hugging Face's token head."""
+    dense = getattr(model, "head", nn.Identity())  # only ModernBERT has one
     return replace(
         anatomy,
-        head=lambda hidden: model.classifier(before(hidden)),
+        head=lambda hidden: model.classifier(dense(hidden)),
         pool=lambda hidden, spans: hidden.float(),
         pooled_widths=[model.config.hidden_size] * len(anatomy.blocks),
         gather=lambda hidden, spans: hidden,
@@ -67,9 +67,9 @@ def each_token(anatomy: Anatomy, model: Any) -> Anatomy:
 
 
 def call_transformer_layer(layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
-    """Hugging Face's own layers take (hidden, mask) and return the next hidden state.
+    """A block that calls a Hugging Face layer, which takes (hidden, mask) and returns the next hidden state.
 
-    Those of texts are given one long row of tokens, and hand `spans` to our attention in the mask's place.
+    A layer of a text network gets all texts as one long row of tokens, and passes `spans` to our attention as the mask.
     """
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:

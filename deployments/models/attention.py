@@ -1,4 +1,4 @@
-"""Attention among the tokens of each text of a packed batch, in place of Hugging Face's own."""
+"""Attention inside each text of a packed batch, in place of Hugging Face's own attention."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,32 +11,35 @@ from torch.nn import functional
 
 from deployments.models.spans import Band, Spans
 
-NAME = "isobatch"
-WHOLE = 8  # a fused kernel wants heads whose width is a multiple of this
-AMPERE = (8, 0)  # the first CUDA devices that have it
+# The name under which Hugging Face knows our attention.
+ATTENTION_NAME = "isobatch"
+# Torch's fused kernel needs heads whose width is a multiple of this.
+FUSED_WIDTH_MULTIPLE = 8
+# Torch's fused kernel needs this compute capability (Ampere) or a newer one.
+FUSED_CAPABILITY = (8, 0)
 
-Three = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
-# What is added to the scores of texts side by side, from their queries and keys (texts x heads x tokens x width), and
-# from how far each token stands behind each other one (tokens x tokens).
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
+# Computes a bias for attention scores from queries and keys (texts x heads x tokens x width) and from the distance of
+# each token to each other one (tokens x tokens).
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def replace_attention(model: Any) -> None:
-    """From now on the model's blocks may be given `Spans` where they take a mask. Called whole, it does as before."""
+    """Let the model's blocks take `Spans` as their mask. Calls with any other mask work as before."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+    model.set_attn_implementation(ATTENTION_NAME)
 
 
 def is_fused(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a kernel that needs no padding at all."""
+    """Whether torch has a kernel for this device and precision that needs no padding at all."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
-    known = find_spec("torch.nn.attention.varlen") is not None
-    return known and torch.cuda.get_device_capability(device) >= AMPERE
+    has_kernel = find_spec("torch.nn.attention.varlen") is not None
+    return has_kernel and torch.cuda.get_device_capability(device) >= FUSED_CAPABILITY
 
 
 def attend(
@@ -46,88 +49,95 @@ def attend(
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    **told: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """What Hugging Face's layers call: query, key and value are 1 x heads x tokens x width."""
+    """The attention that Hugging Face's layers call: query, key and value are 1 x heads x tokens x width."""
     if not isinstance(attention_mask, Spans):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        whole: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **told
+        output: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
         )
-        return whole
-    tokens = _each(lambda given: given.transpose(1, 2).squeeze(0), (query, key, value))
-    window = told.get("sliding_window")
-    bias = None if window is None else partial(_outside, window)
-    return attended(tokens, attention_mask, scaling, bias).unsqueeze(0), None
+        return output
+    tokens = _mapped(lambda tensor: tensor.transpose(1, 2).squeeze(0), (query, key, value))
+    window = options.get("sliding_window")
+    bias = None if window is None else partial(_window_bias, window)
+    return packed_attention(tokens, attention_mask, scaling, bias).unsqueeze(0), None
 
 
-def _outside(window: int, query: Tensor, key: Tensor, apart: Tensor) -> Tensor:
-    """Tokens do not see those that lie so far from them, or further."""
-    return (apart.abs() >= window).to(query.dtype) * _unseen(query.dtype)
+def _window_bias(window: int, query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
+    """Hides tokens that are `window` or more positions away."""
+    return (distance.abs() >= window).to(query.dtype) * _masked_score(query.dtype)
 
 
-def _unseen(dtype: torch.dtype) -> float:
-    """What is added to a score that must not count; the sum of two is still a number."""
+def _masked_score(dtype: torch.dtype) -> float:
+    """The addend that hides a score. Half of the smallest number, as two may be added without an overflow."""
     return torch.finfo(dtype).min / 2
 
 
-def _each(made: Callable[[Tensor], Tensor], given: Three) -> Three:
-    query, key, value = given
-    return made(query), made(key), made(value)
+def _mapped(function: Callable[[Tensor], Tensor], tensors: QueryKeyValue) -> QueryKeyValue:
+    query, key, value = tensors
+    return function(query), function(key), function(value)
 
 
-def attended(tokens: Three, spans: Spans, scaling: float | None = None, bias: Bias | None = None) -> Tensor:
-    """Queries, keys and values are tokens x heads x width; what comes out is tokens x (heads * width)."""
-    if bias is None and spans.edges is not None and tokens[0].shape[-1] % WHOLE == 0:
+def packed_attention(
+    tokens: QueryKeyValue, spans: Spans, scaling: float | None = None, bias: Bias | None = None
+) -> Tensor:
+    """Attention inside each text, from tokens x heads x width to tokens x (heads * width)."""
+    if bias is None and spans.edges is not None and tokens[0].shape[-1] % FUSED_WIDTH_MULTIPLE == 0:
         return varlen(tokens, spans.edges, spans.longest, scaling).flatten(1)
     if not spans.bands:
-        side_by_side = _each(lambda each: torch.unflatten(each, 0, (spans.count, -1)), tokens)
-        added = _placed(bias, side_by_side[0][0, :, 0, 0])
-        return _among_texts(side_by_side, None, scaling, added).flatten(0, 1)
-    rows = [_in_band(tokens, band, scaling, bias) for band in spans.bands]
+        side_by_side = _mapped(lambda tensor: torch.unflatten(tensor, 0, (spans.count, -1)), tokens)
+        text_bias = _with_distances(bias, side_by_side[0][0, :, 0, 0])
+        return _padded_attention(side_by_side, None, scaling, text_bias).flatten(0, 1)
+    rows = [_band_attention(tokens, band, scaling, bias) for band in spans.bands]
     assert spans.back is not None, "This is a bug: bands have a way back."
     return functional.embedding(spans.back, rows[0] if len(rows) == 1 else torch.cat(rows))
 
 
-def _in_band(tokens: Three, band: Band, scaling: float | None, bias: Bias | None) -> Tensor:
+def _band_attention(tokens: QueryKeyValue, band: Band, scaling: float | None, bias: Bias | None) -> Tensor:
     heads = tokens[0].shape[1:]
-    padded = _each(lambda each: torch.unflatten(functional.embedding(band.places, each.flatten(1)), -1, heads), tokens)
-    added = _placed(bias, band.present[0])
-    return _among_texts(padded, band.mask, scaling, added).flatten(0, 1)
+    padded = _mapped(
+        lambda tensor: torch.unflatten(functional.embedding(band.places, tensor.flatten(1)), -1, heads), tokens
+    )
+    text_bias = _with_distances(bias, band.present[0])
+    return _padded_attention(padded, band.mask, scaling, text_bias).flatten(0, 1)
 
 
-def _placed(bias: Bias | None, row: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The bias of texts as long as this row. Places are counted up, since exporters take a size for a constant."""
+def _with_distances(bias: Bias | None, row: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The bias for texts that are as long as this row. Positions are a running sum, as exporters freeze sizes."""
     if bias is None:
         return None
-    places = torch.ones_like(row, dtype=torch.int64).cumsum(0)
-    apart = places[:, None] - places
-    return lambda query, key: bias(query, key, apart)
+    positions = torch.ones_like(row, dtype=torch.int64).cumsum(0)
+    distance = positions[:, None] - positions
+    return lambda query, key: bias(query, key, distance)
 
 
-def _among_texts(
-    padded: Three, mask: Tensor | None, scaling: float | None, bias: Callable[[Tensor, Tensor], Tensor] | None
+def _padded_attention(
+    padded: QueryKeyValue,
+    mask: Tensor | None,
+    scaling: float | None,
+    bias: Callable[[Tensor, Tensor], Tensor] | None,
 ) -> Tensor:
-    """From texts x tokens x heads x width to texts x tokens x (heads * width)."""
-    query, key, value = _each(lambda each: each.transpose(1, 2), padded)
+    """Attention from texts x tokens x heads x width to texts x tokens x (heads * width)."""
+    query, key, value = _mapped(lambda tensor: tensor.transpose(1, 2), padded)
     if bias:
         mask = _biased(mask, bias(query, key))
-    seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    return seen.transpose(1, 2).flatten(2)
+    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return output.transpose(1, 2).flatten(2)
 
 
 def _biased(mask: Tensor | None, bias: Tensor) -> Tensor:
-    """A bias where a mask lets a token be seen. Backends have masks of truths, or of what is added to scores."""
+    """Bias and mask in one. Some backends have boolean masks, others have masks that are added to the scores."""
     if mask is None:
         return bias
-    return bias.masked_fill(~mask, _unseen(bias.dtype)) if mask.dtype == torch.bool else bias + mask
+    return bias.masked_fill(~mask, _masked_score(bias.dtype)) if mask.dtype == torch.bool else bias + mask
 
 
-def varlen(tokens: Three, edges: Tensor, longest: int, scaling: float | None) -> Tensor:
-    """Torch's kernel for texts of any lengths, one after another."""
+def varlen(tokens: QueryKeyValue, edges: Tensor, longest: int, scaling: float | None) -> Tensor:
+    """Torch's kernel for texts of different lengths that lie one after another."""
     from torch.nn.attention.varlen import varlen_attn
 
-    found = varlen_attn(*tokens, edges, edges, longest, longest, scale=scaling)
-    assert isinstance(found, Tensor), "This is a bug: nothing else was asked for."
-    return found
+    output = varlen_attn(*tokens, edges, edges, longest, longest, scale=scaling)
+    assert isinstance(output, Tensor), "This is a bug: only the output was requested."
+    return output

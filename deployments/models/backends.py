@@ -1,6 +1,6 @@
-"""Puts a network on the backend that was asked for (`auto`: the fastest), and prepares it for its plan.
+"""Moves a network to the requested backend (`auto`: the fastest), and prepares it for its plan.
 
-What brings torch is imported inside the functions, as a network of a user's own may need none.
+Modules that bring torch are imported inside the functions, as a user's own network may not need torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
 from deployments.dispatch.route import stops
-from deployments.models.interface import BackedModel, BlockRange, Fingerprint, ServedModel, backend_named
+from deployments.models.interface import BackedModel, Fingerprint, backend_named
+from deployments.models.served_model import BlockRange, ServedModel
 from deployments.named import AUTO, BACKENDS
 from optimizer.plan import Plan
 from profiles.errors import UserError
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# The precision in which the weights of the blocks are 8-bit integers.
 INT8 = "int8"
-COMPILE_WITHIN_S = 10.0  # then no further shape is begun
+# A replica starts no further compilation after this many seconds: shapes left over are compiled when they occur.
+COMPILE_WITHIN_S = 10.0
 
 
 @overload
@@ -43,15 +46,15 @@ def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: 
 
 
 def on_backend(model: SplitModel, directory: str | Path, backend: str, *, int8: bool = False) -> SplitModel:
-    """The network as the backend runs it. `directory` is where it was loaded from."""
+    """The network on this backend. `directory` is the one that it was loaded from."""
     if isinstance(model, ServedModel) and model.ramp_blocks:
-        runs = INT8 if int8 else str(model.dtype).removeprefix("torch.")
-        warn_of_ramps(directory, model.ramps.rules.dtype, runs, prepared=isinstance(model, BackedModel))
-    return _on(model, directory, backend, int8)
+        dtype = INT8 if int8 else str(model.dtype).removeprefix("torch.")
+        warn_of_ramp_dtype(directory, model.ramps.rules.dtype, dtype, prepared=isinstance(model, BackedModel))
+    return _moved(model, directory, backend, int8)
 
 
 def weights_dtype(dtype: str) -> str:
-    """The precision in which weights are loaded: blocks of 8 bits are made from float32.
+    """The precision in which weights are loaded: 8-bit blocks are made from float32.
 
     >>> weights_dtype("bfloat16"), weights_dtype("int8")
     ('bfloat16', 'float32')
@@ -59,28 +62,30 @@ def weights_dtype(dtype: str) -> str:
     return "float32" if dtype == INT8 else dtype
 
 
-def _on(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> SplitModel:
+def _moved(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> SplitModel:
     if isinstance(model, ServedModel):
         from deployments.models.cascade import Cascade
 
         if isinstance(model, Cascade):
-            return model.on_backend(backend, lambda level, folder: cast(BackedModel, _on(level, folder, backend, int8)))
+            return model.on_backend(
+                backend, lambda level, folder: cast(BackedModel, _moved(level, folder, backend, int8))
+            )
     if int8 and backend not in ("onnx", AUTO):
         raise UserError("dtype int8 runs on ONNX Runtime only: use backend: onnx or auto")
     name = "onnx" if int8 else backend
     if name == "torch":
         return model
     if isinstance(model, BackedModel):
-        exact = model.exact
-        return _fastest(exact, directory) if name == AUTO else served(exact, name, partial(_mark, directory), int8)
+        if name == AUTO:
+            return _fastest(model.exact, directory)
+        return served(model.exact, name, partial(_fingerprint, directory), int8)
     if name == AUTO:
         return model
-    what = type(model).__name__
-    raise UserError(f"a {what} is no network on torch, which {name} could take over: use backend: torch")
+    raise UserError(f"backend {name} runs networks on torch only, not a {type(model).__name__}: use backend: torch")
 
 
 def served(model: TorchModel, backend: str, fingerprint: Fingerprint, int8: bool = False) -> BackedModel:
-    """The network as any backend but auto runs it."""
+    """The network on any backend but `auto`."""
     chosen = backend_named(backend)
     if obstacle := chosen.obstacle(model, int8):
         raise UserError(obstacle)
@@ -88,31 +93,31 @@ def served(model: TorchModel, backend: str, fingerprint: Fingerprint, int8: bool
 
 
 def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
-    """The network on the fastest of the backends that `auto` may try and that can run it here."""
-    tried = {name: backend for name in BACKENDS if (backend := backend_named(name)).tried_by_auto}
-    others = [name for name, backend in tried.items() if not backend.obstacle(model, False)]
+    """The network on the fastest backend that `auto` may try and that can run the network on this machine."""
+    candidates = {name: backend for name in BACKENDS if (backend := backend_named(name)).tried_by_auto}
+    others = [name for name, backend in candidates.items() if not backend.obstacle(model, False)]
     if not others:
         return model
     from deployments.models.choice import choose
 
-    mark = _mark(directory, model)
-    chosen = choose(model, {name: partial(served, model, name, lambda _: mark) for name in others}, directory, mark)
-    return served(model, chosen.backend, lambda _: mark)
+    weights_hash = _fingerprint(directory, model)
+    makers = {name: partial(served, model, name, lambda _: weights_hash) for name in others}
+    return served(model, choose(model, makers, directory, weights_hash).backend, lambda _: weights_hash)
 
 
-def _mark(directory: str | Path, model: TorchModel) -> str:
-    from deployments.models.onnx_pieces import fingerprint
+def _fingerprint(directory: str | Path, model: TorchModel) -> str:
+    from deployments.models.onnx_ranges import fingerprint
 
     return fingerprint(directory, model)
 
 
 def backend_of(model: SplitModel) -> str:
-    """What computes it. A network of a user's own loader counts as torch's: no other backend takes it over."""
+    """The name of the network's backend: "torch" for a network of a user's own loader, which no other backend runs."""
     return model.backend if isinstance(model, ServedModel) else "torch"
 
 
 def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[BlockRange]) -> None:
-    """Have these stretches exported before anybody asks for them, where the backend exports."""
+    """Export these block ranges before a request needs them, if the backend exports at all."""
     if isinstance(model, ServedModel) and model.exports:
         from deployments.models.choice import example
 
@@ -120,7 +125,7 @@ def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[Bloc
 
 
 def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Compile what launches of all sizes of this table need, where oneDNN compiles for each number of tokens."""
+    """Compile the shapes of launches of all sizes of this table, as oneDNN compiles for each number of tokens."""
     if not (table.length and isinstance(model, ServedModel) and model.backend == "torch"):
         return
     from deployments.models.torch_model import TorchModel
@@ -130,7 +135,7 @@ def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], f
 
 
 def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:
-    """The network once for each of so many threads, and the context in which each of them must compute."""
+    """One network for each of `count` threads, and the context in which each thread must compute."""
     if not isinstance(model, ServedModel):
         if count > 1:
             raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
@@ -139,49 +144,53 @@ def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callab
 
     from deployments.models.streams import beside_others
 
-    own = partial(beside_others, model.device, torch.get_num_threads())
-    alone_on_cuda = count == 1 and model.device.type == "cuda"  # where it is in order with everything else
-    within = nullcontext if alone_on_cuda else own
-    return [model, *(model.twin() for _ in range(count - 1))], within
+    # A single thread on CUDA keeps torch's default stream, which is in order with all other work.
+    needs_no_context = count == 1 and model.device.type == "cuda"
+    context = nullcontext if needs_no_context else partial(beside_others, model.device, torch.get_num_threads())
+    return [model, *(model.twin() for _ in range(count - 1))], context
 
 
-def planned(model: SplitModel, plan: Plan, kind: str) -> list[BlockRange]:
-    """The stretches of a plan that devices of this kind run."""
+def planned_block_ranges(model: SplitModel, plan: Plan, kind: str) -> list[BlockRange]:
+    """The block ranges of a plan that devices of this kind run."""
     return [
-        stretch
+        block_range
         for pipeline in plan.pipelines
         for split in pipeline.splits
         if pipeline.placement_of(split).kind == kind
-        for stretch in stretches(model, split.start, split.stop, pipeline.ramps)
+        for block_range in block_ranges(model, split.start, split.stop, pipeline.ramps)
     ]
 
 
-def stretches(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[BlockRange]:
-    """The stretches that a replica runs in turn, from active ramp to active ramp, with all ramps the policy needs."""
+def block_ranges(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[BlockRange]:
+    """The ranges that a replica runs in turn, from active ramp to active ramp, with all ramps that the policy needs."""
     observed = model.ramps.observed(ramps) if isinstance(model, ServedModel) else frozenset(ramps)
-    at = start
+    begin = start
     for end in stops(start, stop, ramps):
-        yield BlockRange(at, end, tuple(sorted(ramp for ramp in observed if at <= ramp < end)))
-        at = end
+        yield BlockRange(begin, end, tuple(sorted(ramp for ramp in observed if begin <= ramp < end)))
+        begin = end
 
 
-def warn_of_another(table: LatencyTable, served: str) -> None:
+def warn_of_other_backend(table: LatencyTable, served: str) -> None:
     """Warn when the plan was made from the times of another backend than the one that serves."""
     if table.backend and table.backend != served:
-        again = f"measure again with 'isobatch profile --backend {served}'"
         log.warning(
-            "the times of %s are %s on %s, but %s serves, at other times: %s",
+            "the times of %s are %s on %s, but %s serves, and takes other times: "
+            "measure again with 'isobatch profile --backend %s'",
             table.kind,
             table.origin,
             table.backend,
             served,
-            again,
+            served,
         )
 
 
-def warn_of_ramps(directory: str | Path, made: str, runs: str, prepared: bool = True) -> None:
-    """Warn when the ramps were made for another precision than the one that runs, where features are others."""
-    if made == runs:
+def warn_of_ramp_dtype(directory: str | Path, ramps: str, blocks: str, prepared: bool = True) -> None:
+    """Warn when the ramps were made for another precision than that of the blocks, which changes their features."""
+    if ramps == blocks:
         return
-    remedy = f"use dtype {made}" + (f", or make others with 'isobatch prepare --dtype {runs}'" if prepared else "")
-    log.warning("%s: its ramps were made for %s, in %s inputs leave elsewhere: %s", directory, made, runs, remedy)
+    remedy = f"use dtype {ramps}" + (
+        f", or make new ramps with 'isobatch prepare --dtype {blocks}'" if prepared else ""
+    )
+    log.warning(
+        "%s: its ramps were made for %s; in %s inputs leave at other ramps: %s", directory, ramps, blocks, remedy
+    )

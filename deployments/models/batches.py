@@ -1,4 +1,4 @@
-"""Merging and choosing inputs. Texts lie one token after another, so nothing is ever padded."""
+"""Merging batches and selecting inputs. Texts lie one token after another, so nothing is ever padded."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def merge(batches: Sequence[Batch]) -> Batch:
     """One batch of all inputs, in order."""
     cursors = {batch.cursor for batch in batches}
     if len(cursors) != 1:
-        raise ValueError(f"batches to be merged must stand before one block, got {sorted(cursors)}")
+        raise ValueError(f"batches to be merged must stand before the same block, got {sorted(cursors)}")
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -28,12 +28,12 @@ def merge(batches: Sequence[Batch]) -> Batch:
 def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
     """The inputs at these positions."""
     memory = torch.as_tensor(batch.memory)
-    inputs = torch.from_numpy(rows).to(memory.device, non_blocking=True)  # where the arrays are, too
-    where, lengths = inputs, None
+    inputs = torch.from_numpy(rows).to(memory.device, non_blocking=True)  # the arrays are on the same device
+    array_rows, lengths = inputs, None
     if batch.lengths is not None:
-        where = torch.from_numpy(rows_of(batch.lengths, rows)).to(memory.device, non_blocking=True)
+        array_rows = torch.from_numpy(rows_of(batch.lengths, rows)).to(memory.device, non_blocking=True)
         lengths = batch.lengths[rows]
-    arrays = {name: torch.as_tensor(array).index_select(0, where) for name, array in batch.arrays.items()}
+    arrays = {name: torch.as_tensor(array).index_select(0, array_rows) for name, array in batch.arrays.items()}
     ahead = select(batch.ahead, rows) if batch.ahead else None
     return Batch(batch.cursor, arrays, memory.index_select(0, inputs), lengths, ahead=ahead)
 

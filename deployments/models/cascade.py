@@ -1,11 +1,11 @@
-"""A cascade: several networks for the same labels as one, from the smallest to the largest. Each of them is a *level*.
+"""A cascade: several networks for the same labels, from the smallest to the largest. Each network is a *level*.
 
-Its blocks are the blocks of all levels, one after another. The head of a level is the ramp behind its last block: whom
-the policy lets go there has an answer. All others pass the *edge*: they begin again in the next level, from their own
-text, which travels with them as that level reads it (`Batch.ahead`). What the levels before believe travels too, as
-log-probabilities (`Batch.memory`), and has a share in the next level's answer:
+The blocks of a cascade are the blocks of all its levels, one after another. The head of a level is the ramp after its
+last block: an input that the policy lets leave there has its answer. All other inputs pass the *edge*: they start the
+next level from their own text, which travels with them as that level reads it (`Batch.ahead`). The log-probabilities of
+the earlier levels travel too (`Batch.memory`), and have a share in the next level's answer:
 
-    p = weight * (what this level says) + (1 - weight) * (what those before say)
+    p = weight * (probabilities of this level) + (1 - weight) * (probabilities of the earlier levels)
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,22 +20,24 @@ from numpy.typing import NDArray
 
 from deployments.models import batches
 from deployments.models.encode import Encoder
-from deployments.models.interface import BackedModel, BlockRange
-from deployments.models.predict import Predicted, predict
+from deployments.models.interface import BackedModel
+from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import Ramps
+from deployments.models.served_model import BlockRange
 from profiles.model import NOBODY, Batch, Exits, Launched
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
-Put = Callable[[BackedModel, Path], BackedModel]
+BackendSwitch = Callable[[BackedModel, Path], BackedModel]
 
 
 @dataclass(frozen=True)
 class Level:
-    """One network of a cascade: its blocks are `start .. stop - 1` there.
+    """One network of a cascade, whose blocks `start .. stop - 1` are its own.
 
-    It is loaded when it is first used, so that a front, which only encodes, holds no weights, and a replica those of
-    the levels that it runs. Its head must be calibrated. `order[i]` is its own number for the cascade's label i.
+    The network is loaded when it is first used. So a front, which only encodes, holds no weights, and a replica holds
+    the weights of the levels that it runs. The head must be calibrated. `order[i]` is the level's own number for the
+    cascade's label i.
     """
 
     start: int
@@ -55,33 +57,33 @@ class Level:
         return "model" in vars(self)
 
     def local(self, ramps: Collection[int]) -> list[int]:
-        """Those of the cascade's ramps that stand inside this level, as its network numbers them."""
+        """The cascade's ramps inside this level, as its network numbers them."""
         return [ramp - self.start for ramp in ramps if self.start <= ramp < self.stop - 1]
 
-    def part(self, stretch: BlockRange) -> BlockRange | None:
-        """What this level runs of a stretch of the cascade."""
-        start, stop = max(stretch.start, self.start), min(stretch.stop, self.stop)
+    def part(self, block_range: BlockRange) -> BlockRange | None:
+        """The part of a cascade's block range that this level runs, by its own numbers; None if there is none."""
+        start, stop = max(block_range.start, self.start), min(block_range.stop, self.stop)
         if start >= stop:
             return None
-        inside = (ramp for ramp in self.local(stretch.ramps) if start <= ramp + self.start < stop)
+        inside = (ramp for ramp in self.local(block_range.ramps) if start <= ramp + self.start < stop)
         return BlockRange(start - self.start, stop - self.start, tuple(inside))
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Rows) -> Launched:
-        """Run blocks of this level alone, with blocks and labels as the cascade numbers them."""
-        inside = replace(batch, cursor=batch.cursor - self.start, memory=_nothing(len(batch)), ahead=None)
+        """Run blocks of this level alone. Blocks and labels are numbered as in the cascade."""
+        inside = replace(batch, cursor=batch.cursor - self.start, memory=_no_memory(len(batch)), ahead=None)
         local: Collection[int] = self.local(ramps)
         if isinstance(ramps, Mapping):
             local = {ramp: ramps[ramp + self.start] for ramp in local}
         launched = self.model.run(inside, stop - self.start, local, kept)
         exits = launched.exits
-        told = Exits(exits.rows, exits.blocks + self.start, exits.logits[:, list(self.order)])
-        return Launched(told, launched.survivors)
+        renumbered = Exits(exits.rows, exits.blocks + self.start, exits.logits[:, list(self.order)])
+        return Launched(renumbered, launched.survivors)
 
 
 class Cascade:
-    """A SplitModel of several levels. `ramps` are the rules of all of it: its levels hold the weights."""
+    """A SplitModel of several levels. `ramps` holds the rules of all ramps; the levels hold their weights."""
 
-    exports = True  # levels that a plan wants here are better loaded before anybody waits for them
+    exports = True  # `prepare` loads the levels of a plan, so that no request waits for them
 
     def __init__(
         self,
@@ -96,15 +98,15 @@ class Cascade:
         self.ramps = ramps
         self.labels = tuple(labels)
         self.device, self.dtype = device, dtype
-        self._backend = backend  # as it was asked for
+        self._backend = backend  # the requested one, which may be "auto"
 
-    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
-        """The answers in the order of the inputs, as they are served; without `exits` all run to the last block."""
+    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
+        """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
         return predict(self, inputs, exits)
 
     @property
     def backend(self) -> str:
-        """Of the levels that are loaded; until one is, what was asked for."""
+        """The backend of the loaded levels; the requested one until a level is loaded."""
         loaded = [level.model.backend for level in self.levels if level.is_loaded]
         return loaded[-1] if loaded else self._backend
 
@@ -118,7 +120,7 @@ class Cascade:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The blocks at which a level begins behind another."""
+        """The first blocks of all levels but the first."""
         return tuple(level.start for level in self.levels[1:])
 
     @property
@@ -134,33 +136,33 @@ class Cascade:
         return self._with(lambda level: level.model.exact)
 
     def twin(self) -> "Cascade":
-        """Levels are loaded once: twins share their weights."""
+        """The same cascade for another thread. Levels are loaded once: twins share their weights."""
         return self._with(lambda level: level.model.twin())
 
-    def on_backend(self, backend: str, put: Put) -> "Cascade":
-        """The same with every level as `put` makes it of its network and of the folder that this came from."""
-        return self._with(lambda level: put(level.load(), level.folder), backend)
+    def on_backend(self, backend: str, switch: BackendSwitch) -> "Cascade":
+        """The same cascade with each level on another backend: `switch` gets a level's network and its folder."""
+        return self._with(lambda level: switch(level.load(), level.folder), backend)
 
     def _with(self, load: Callable[[Level], BackedModel], backend: str | None = None) -> "Cascade":
         levels = [replace(level, load=partial(load, level)) for level in self.levels]
         return Cascade(levels, self.ramps, self.labels, self.device, self.dtype, backend or self._backend)
 
-    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
-        """Load and prepare the levels that these stretches run through. The example stands before block 0."""
-        wanted = list(stretches)
-        for level, here in zip(self.levels, _each_level(example), strict=True):
-            if parts := [part for stretch in wanted if (part := level.part(stretch))]:
-                level.model.prepare(parts, replace(here, cursor=0, ahead=None))
+    def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
+        """Load and prepare the levels that these block ranges run through. The example stands before block 0."""
+        wanted = list(block_ranges)
+        for level, level_example in zip(self.levels, _by_level(example), strict=True):
+            if parts := [part for block_range in wanted if (part := level.part(block_range))]:
+                level.model.prepare(parts, replace(level_example, cursor=0, ahead=None))
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
-        """The inputs as every level reads them. Levels with one and the same encoder share what it gives."""
+        """The inputs as every level reads them. Levels with the same encoder share its output."""
         encoders = {id(level.encoder): level.encoder for level in self.levels}
         encoded = {key: encoder(inputs) for key, encoder in encoders.items()}
         truncated = frozenset[int]().union(*(each.truncated for each in encoded.values()))
         batch: Batch | None = None
         for level in reversed(self.levels):
             own = encoded[id(level.encoder)]
-            batch = Batch(level.start, own.arrays, _nothing(len(inputs)), own.lengths, truncated, ahead=batch)
+            batch = Batch(level.start, own.arrays, _no_memory(len(inputs)), own.lengths, truncated, ahead=batch)
         assert batch is not None, "This is a bug: a cascade has levels."
         return batch
 
@@ -178,20 +180,22 @@ class Cascade:
         level = self._level_at(batch.cursor)
         end = min(stop, level.stop)
         inside = [ramp for ramp in ramps if batch.cursor <= ramp < end - 1]
-        if len(kept) and inside:  # or what the level's head says would hide an exit before, though it lets nobody go
+        if len(kept) and inside:
+            # Stop at the last ramp: a kept input also gets an answer from the level's head, which would replace its
+            # exit at that ramp.
             end = max(inside) + 1
-        launched = self._within(level, batch, end, ramps, kept)
+        launched = self._run_level(level, batch, end, ramps, kept)
         if stop <= end or launched.survivors is None:
             return launched
         staying = _staying(len(batch), launched.exits, kept)
         deeper = self.run(launched.survivors, stop, ramps, np.flatnonzero(np.isin(staying, kept)))
         return _one_after_another(launched.exits, staying, deeper)
 
-    def _within(self, level: Level, batch: Batch, stop: int, ramps: Collection[int], kept: Rows) -> Launched:
-        """Run blocks of one level; at its end, whom its head does not answer stands at the edge."""
+    def _run_level(self, level: Level, batch: Batch, stop: int, ramps: Collection[int], kept: Rows) -> Launched:
+        """Run blocks of one level. At its end, inputs that its head does not answer survive at the edge."""
         launched = level.run(batch, stop, ramps, kept)
         if stop == level.stop:
-            return self._at_the_end(level, batch, launched.exits, ramps, kept)
+            return self._pass_edge(level, batch, launched.exits, ramps, kept)
         if launched.survivors is None:
             return launched
         staying = _staying(len(batch), launched.exits, kept)
@@ -199,27 +203,28 @@ class Cascade:
         ahead = batches.select(batch.ahead, staying) if batch.ahead else None
         return Launched(launched.exits, replace(launched.survivors, cursor=stop, memory=memory, ahead=ahead))
 
-    def _at_the_end(self, level: Level, batch: Batch, exits: Exits, ramps: Collection[int], kept: Rows) -> Launched:
+    def _pass_edge(self, level: Level, batch: Batch, exits: Exits, ramps: Collection[int], kept: Rows) -> Launched:
+        """Decide which inputs at the end of a level leave with its answer, and let the others start the next level."""
         last = level.stop - 1
         ended = np.flatnonzero(exits.blocks == last)
-        believed = _mixed(level, exits.logits[ended], batch.memory, exits.rows[ended])
+        mixed_logits = _mixed(level, exits.logits[ended], batch.memory, exits.rows[ended])
         logits = exits.logits.copy()
         if batch.ahead is None:
-            logits[ended] = believed
+            logits[ended] = mixed_logits
             return Launched(replace(exits, logits=logits), None)
         threshold = ramps.get(last) if isinstance(ramps, Mapping) else None
-        decision = self.ramps.decide(last, torch.from_numpy(believed), torch.zeros(len(ended), 0), threshold)
+        decision = self.ramps.decide(last, torch.from_numpy(mixed_logits), torch.zeros(len(ended), 0), threshold)
         logits[ended] = decision.answer.numpy()
         leaves = decision.leaves.numpy() & (last in ramps)
         goes_on = ~leaves | np.isin(exits.rows[ended], kept)
         left = np.delete(np.arange(len(exits)), ended[~leaves])
-        told = Exits(exits.rows[left], exits.blocks[left], logits[left])
+        exits_now = Exits(exits.rows[left], exits.blocks[left], logits[left])
         if not goes_on.any():
-            return Launched(told, None)
+            return Launched(exits_now, None)
         staying = ended[goes_on]
         meanwhile = Exits(exits.rows[staying], exits.blocks[staying], logits[staying])
         ahead = batches.select(batch.ahead, meanwhile.rows)
-        return Launched(told, replace(ahead, memory=believed[goes_on]), meanwhile)
+        return Launched(exits_now, replace(ahead, memory=mixed_logits[goes_on]), meanwhile)
 
     def _level_at(self, block: int) -> Level:
         return next(level for level in self.levels if level.start <= block < level.stop)
@@ -232,48 +237,48 @@ class Cascade:
 
 
 def mixed(weight: float, own: Floats, before: Floats) -> Floats:
-    """Log-probabilities of both together, from those of each.
+    """Log-probabilities of the weighted mean of two answers: a level's own and that of the levels before it.
 
     >>> np.exp(mixed(0.75, np.log(np.float32([[0.8, 0.2]])), np.log(np.float32([[0.4, 0.6]])))).round(3)
     array([[0.7, 0.3]], dtype=float32)
     """
     if weight in (0.0, 1.0):
         return own if weight else before
-    both: Floats = np.logaddexp(own + np.log(weight), before + np.log1p(-weight)).astype(np.float32)
-    return both
+    mean: Floats = np.logaddexp(own + np.log(weight), before + np.log1p(-weight)).astype(np.float32)
+    return mean
 
 
 def _mixed(level: Level, logits: Floats, memory: Any, rows: NDArray[np.int64]) -> Floats:
-    """What a level and those before it say of some rows of a batch."""
+    """Log-probabilities of a level together with the levels before it, for some rows of a batch."""
     own = torch.from_numpy(logits).log_softmax(dim=1).numpy()
     if level.start == 0:
         return own
     return mixed(level.weight, own, torch.as_tensor(memory).cpu().numpy()[rows])
 
 
-def _each_level(batch: Batch | None) -> Iterator[Batch]:
-    """The same inputs as each level reads them, of a batch that was just encoded."""
+def _by_level(batch: Batch | None) -> Iterator[Batch]:
+    """The inputs of a batch that was just encoded, as each level reads them."""
     while batch is not None:
         yield batch
         batch = batch.ahead
 
 
 def _staying(count: int, exits: Exits, kept: Rows) -> Rows:
-    """The positions of those of `count` inputs that go on: who has not left, or is kept."""
+    """The positions of the inputs that go on, of `count`: inputs that have not left, and kept ones."""
     return np.setdiff1d(np.arange(count), np.setdiff1d(exits.rows, kept))
 
 
 def _one_after_another(first: Exits, staying: Rows, then: Launched) -> Launched:
-    """Two launches as one: the second ran those that stayed. Of two exits of one input the second counts."""
-    again = staying[then.exits.rows]
-    once = ~np.isin(first.rows, again)
-    rows = np.concatenate((first.rows[once], again))
+    """Two launches as one: the second launch ran the inputs that stayed. An input's second exit replaces its first."""
+    later_rows = staying[then.exits.rows]
+    only_first = ~np.isin(first.rows, later_rows)
+    rows = np.concatenate((first.rows[only_first], later_rows))
     order = np.argsort(rows)
-    blocks = np.concatenate((first.blocks[once], then.exits.blocks))[order]
-    logits = np.concatenate((first.logits[once], then.exits.logits))[order]
-    known = then.meanwhile and replace(then.meanwhile, rows=staying[then.meanwhile.rows])
-    return Launched(Exits(rows[order], blocks, logits), then.survivors, known)
+    blocks = np.concatenate((first.blocks[only_first], then.exits.blocks))[order]
+    logits = np.concatenate((first.logits[only_first], then.exits.logits))[order]
+    meanwhile = then.meanwhile and replace(then.meanwhile, rows=staying[then.meanwhile.rows])
+    return Launched(Exits(rows[order], blocks, logits), then.survivors, meanwhile)
 
 
-def _nothing(count: int) -> Floats:
+def _no_memory(count: int) -> Floats:
     return np.zeros((count, 0), np.float32)

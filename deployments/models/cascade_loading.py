@@ -1,4 +1,4 @@
-"""From the directory of a cascade to a network that can be cut; and one function for directories of either kind."""
+"""Loads a cascade from its directory; `load_served` loads a directory of either kind."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,40 +17,46 @@ from profiles.promise import RULES
 
 
 def load_served(checkpoint: str | Path, device: str = "cpu", dtype: str = "float32") -> TorchModel | Cascade:
-    """A network from a local directory or a hub id, or the cascade that `isobatch cascade` has written."""
+    """A network from a local directory or a hub id, or a cascade from a directory that `isobatch cascade` wrote."""
     folder = locate(checkpoint)
     return load_cascade(folder, device, dtype) if is_cascade(folder) else load(folder, device, dtype)
 
 
 def load_cascade(folder: Path, device: str = "cpu", dtype: str = "float32") -> Cascade:
-    """The cascade in this directory. Its levels are loaded when they are first used."""
+    """The cascade in this directory. Each level is loaded when it is first used."""
     levels, rules = read_levels(folder), read_rules(folder / RULES)
     ramps = Ramps(rules)
     _check_rules(folder, ramps, levels.edges)
-    places = [folder / level.folder for level in levels.levels]
-    for place in places:
-        check_level(locate(place))
-    labels = label_names(places[-1])
-    encoders = _encoders(places)
-    each = [
+    folders = [folder / level.folder for level in levels.levels]
+    for level_folder in folders:
+        check_level(locate(level_folder))
+    labels = label_names(folders[-1])
+    loaded_levels = [
         Level(
             start,
             start + level.blocks,
             level.weight,
             encoder,
-            order_of(label_names(place), labels, place),
-            place,
+            order_of(label_names(level_folder), labels, level_folder),
+            level_folder,
             partial(
-                _load_level, place, rules_of_level(rules, start, start + level.blocks), level.blocks, device, dtype
+                _load_level,
+                level_folder,
+                rules_of_level(rules, start, start + level.blocks),
+                level.blocks,
+                device,
+                dtype,
             ),
         )
-        for level, start, place, encoder in zip(levels.levels, levels.starts, places, encoders, strict=False)
+        for level, start, level_folder, encoder in zip(
+            levels.levels, levels.starts, folders, _encoders(folders), strict=False
+        )
     ]
-    return Cascade(each, ramps, labels, resolve_device(device), resolve_dtype(dtype))
+    return Cascade(loaded_levels, ramps, labels, resolve_device(device), resolve_dtype(dtype))
 
 
 def rules_of_level(rules: ExitRules, start: int, stop: int) -> ExitRules:
-    """The rules of one level, by its own numbers: the ramp at its end is its head."""
+    """The rules of one level with its own block numbers. The ramp at its end is its head."""
     own = tuple(
         rule.model_copy(update={"block": rule.block - start}) for rule in rules.ramps if start <= rule.block < stop - 1
     )
@@ -58,8 +64,8 @@ def rules_of_level(rules: ExitRules, start: int, stop: int) -> ExitRules:
     return rules.model_copy(update={"ramps": own, "head_temperature": at_end})
 
 
-def order_of(own: Sequence[str], wanted: Sequence[str], place: Path) -> tuple[int, ...]:
-    """A level's number for each label of the cascade. Labels are the same if their names are, but for capitals.
+def order_of(own: Sequence[str], wanted: Sequence[str], folder: Path) -> tuple[int, ...]:
+    """A level's number for each label of the cascade. Labels are matched by name, regardless of capitals.
 
     >>> order_of(["Good", "bad"], ["bad", "good"], Path("small"))
     (1, 0)
@@ -67,16 +73,16 @@ def order_of(own: Sequence[str], wanted: Sequence[str], place: Path) -> tuple[in
     numbers = {name.casefold(): number for number, name in enumerate(own)}
     if len(numbers) != len(own) or set(numbers) != {name.casefold() for name in wanted}:
         raise UserError(
-            f"{place}: its labels are {_listed(own)}, those of the last level {_listed(wanted)}: "
+            f"{folder}: its labels are {_listed(own)}, those of the last level {_listed(wanted)}: "
             "a cascade answers with one set of names; rename them under id2label in its config.json"
         )
     return tuple(numbers[name.casefold()] for name in wanted)
 
 
-def check_policy(ramps: Ramps, told_in: Path | str) -> None:
+def check_policy(ramps: Ramps, source: Path | str) -> None:
     if memory_width(ramps.policy, num_labels=2):
         raise UserError(
-            f"{told_in}: policy {ramps.rules.policy} remembers earlier ramps, which other levels do not have: "
+            f"{source}: policy {ramps.rules.policy} remembers earlier ramps, which other levels do not have: "
             "a cascade needs entropy, confidence, margin, or one of your own that remembers nothing"
         )
 
@@ -94,33 +100,35 @@ def _load_level(folder: Path, rules: ExitRules, blocks: int, device: str, dtype:
         raise UserError(f"{folder}: has {model.num_blocks} blocks, {CASCADE} says {blocks}")
     if not rules.ramps:
         return model.with_ramps(Ramps(rules))
-    found = ramps_of(rules, folder.parent / RULES, folder / WEIGHTS, model.anatomy.pooled_widths, model.num_labels)
-    for head in found.heads.values():
+    ramps = ramps_of(rules, folder.parent / RULES, folder / WEIGHTS, model.anatomy.pooled_widths, model.num_labels)
+    for head in ramps.heads.values():
         head.to(model.device)
-    return model.with_ramps(found)
+    return model.with_ramps(ramps)
 
 
-def _encoders(places: Sequence[Path]) -> list[Encoder]:
-    """One a level; levels that would read the same get the same object, so that nothing is encoded twice."""
-    found: list[Encoder] = []
-    for place in places:
-        with quietly(), one_line_errors(place):
-            encoder = read_encoder(place)
-        if found and (encoder.longest is None) != (found[0].longest is None):
-            raise UserError(f"{place}: a cascade cannot read texts at one level and images at another")
-        found.append(next((other for other in found if _alike(encoder, other)), encoder))
-    return found
+def _encoders(folders: Sequence[Path]) -> list[Encoder]:
+    """The encoder of each level. Levels with equal encoders get the same object, so that no text is encoded twice."""
+    encoders: list[Encoder] = []
+    for folder in folders:
+        with quietly(), one_line_errors(folder):
+            encoder = read_encoder(folder)
+        if encoders and (encoder.longest is None) != (encoders[0].longest is None):
+            raise UserError(f"{folder}: a cascade cannot read texts at one level and images at another")
+        encoders.append(next((other for other in encoders if _are_equal(encoder, other)), encoder))
+    return encoders
 
 
-def _alike(one: Encoder, other: Encoder) -> bool:
-    if not (isinstance(one, TextEncoder) and isinstance(other, TextEncoder)):
+def _are_equal(first: Encoder, second: Encoder) -> bool:
+    """Whether two encoders surely give the same tokens: only fast tokenizers can be compared."""
+    if not (isinstance(first, TextEncoder) and isinstance(second, TextEncoder)):
         return False
-    known = [each.tokenizer for each in (one, other) if hasattr(each.tokenizer, "backend_tokenizer")]
-    if one.types != other.types:
+    tokenizers = [encoder.tokenizer for encoder in (first, second)]
+    if not all(hasattr(tokenizer, "backend_tokenizer") for tokenizer in tokenizers):
         return False
-    read = [(tokenizer.model_input_names, tokenizer.backend_tokenizer.to_str()) for tokenizer in known]
-    return len(known) == 2 and one.longest == other.longest and read[0] == read[1]
+    contents = [(tokenizer.model_input_names, tokenizer.backend_tokenizer.to_str()) for tokenizer in tokenizers]
+    return (first.types, first.longest) == (second.types, second.longest) and contents[0] == contents[1]
 
 
 def _listed(names: Sequence[str]) -> str:
+    """The first six names, for an error message."""
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

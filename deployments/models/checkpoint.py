@@ -1,4 +1,4 @@
-"""The files of a Hugging Face checkpoint: which there are, what they hold, and a copy of what cannot run code."""
+"""The files of a Hugging Face checkpoint: their names and contents, and a copy of those that cannot run code."""
 
 import shutil
 from hashlib import sha256
@@ -13,29 +13,32 @@ from deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
 from profiles.errors import UserError
 from profiles.promise import RULES
 
+# Pixels: the side of images for networks that take any size, as most were trained on ImageNet at 224 x 224.
 USUAL_SIDE = 224
-# Any of these holds what a tokenizer knows. Without them Hugging Face makes one that knows no word at all.
+# Files with a tokenizer's vocabulary. Without any of them Hugging Face makes a tokenizer that knows no word at all.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+# The file that describes an image processor.
 PROCESSOR = "preprocessor_config.json"
-KEPT = (".json", ".txt", ".safetensors", ".model", ".jinja")
+# Suffixes of a checkpoint's files. Pickles are not among them, as loading a pickle can run code.
+SAFE_SUFFIXES = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
 def locate(checkpoint: str | Path) -> Path:
-    """The directory of a checkpoint, or of a built-in one; a hub's is downloaded by its id, without pickles."""
+    """The directory of a checkpoint: a local one, a built-in one by name, or a download by hub id, without pickles."""
     folder = built_in(checkpoint) or Path(checkpoint)
     if not folder.is_dir():
         folder = _download(str(checkpoint))
     if is_cascade(folder):
         return folder
     if not (folder / "config.json").is_file():
-        raise UserError(f"{checkpoint}: is no checkpoint: it has no config.json")
+        raise UserError(f"{checkpoint}: is not a checkpoint: it has no config.json")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{checkpoint}: has no *.safetensors weights; save it with save_pretrained() first")
     return folder
 
 
 def check(folder: Path) -> None:
-    """Raise UserError if the checkpoint lacks what its inputs are read by, or answers otherwise than we serve."""
+    """Raise UserError if the checkpoint lacks its preprocessor, or has a head that we do not serve."""
     if is_cascade(folder):
         raise UserError(f"{folder}: is a cascade, made of several networks: give one of them")
     config = read_config(folder)
@@ -44,10 +47,10 @@ def check(folder: Path) -> None:
 
 
 def check_level(folder: Path) -> None:
-    """The same for a network that is to be a level of a cascade."""
+    """Raise UserError if the checkpoint cannot be a level of a cascade."""
     check(folder)
     if task_at(folder).by_token:
-        raise UserError(f"{folder}: answers the words of texts: a cascade is made of networks that give one label each")
+        raise UserError(f"{folder}: labels words: a cascade is made of networks that give one label to each input")
 
 
 def check_preprocessor(folder: Path, reads: str) -> None:
@@ -73,13 +76,13 @@ def check_head(folder: Path, config: Any) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """What belongs to the checkpoint itself: nothing pickled, no hidden file, no ramps of an earlier preparation."""
-    found = (path for path in folder.iterdir() if path.is_file() and path.suffix in KEPT)
-    return sorted(path for path in found if not path.name.startswith(".") and path.name not in (RULES, WEIGHTS))
+    """The checkpoint's own files: nothing pickled, no hidden file, no ramps of an earlier preparation."""
+    safe = (path for path in folder.iterdir() if path.is_file() and path.suffix in SAFE_SUFFIXES)
+    return sorted(path for path in safe if not path.name.startswith(".") and path.name not in (RULES, WEIGHTS))
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of the checkpoint's contents, wherever they lie."""
+    """A hash of the names and contents of the checkpoint's files."""
     digest = sha256()
     for path in files(folder):
         with path.open("rb") as file:
@@ -90,36 +93,36 @@ def fingerprint(folder: Path) -> str:
 
 
 def reads_images(folder: Path) -> bool:
-    """Whether the network in this directory takes images, not texts."""
+    """Whether the network in this directory takes images instead of texts."""
     return family_of(read_config(last_of(folder)).model_type).reads == "image"
 
 
 def channels_of(folder: Path) -> int | None:
-    """Channels of the images that the network in this directory takes; None: it takes texts."""
+    """The number of channels of the network's images; None for a network that takes texts."""
     return image_size(folder)[1] if reads_images(folder) else None
 
 
 def image_size(folder: Path) -> tuple[int, int]:
-    """Side and channels of square images that the network in this directory takes."""
+    """Side and number of channels of square images for the network in this directory."""
     config = read_config(last_of(folder))
     height, _ = fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)
     return height, config.num_channels
 
 
 def fixed_size(config: Any) -> tuple[int, int] | None:
-    """Height and width. A vision transformer has positions for one size only; a convolutional network takes any."""
+    """Height and width of all images; None for a convolutional network, which takes images of any size."""
     size = getattr(config, "image_size", None)
     return (size, size) if isinstance(size, int) else (tuple(size) if size else None)
 
 
 def task_in(config: Any) -> Task:
-    """What the network of this configuration answers: the task whose heads it names."""
-    named = (getattr(config, "architectures", None) or [""])[0]
-    return next((task for task in TASKS if task.heads and named.endswith(task.heads)), CLASSIFICATION)
+    """The task of a network, by the name of its architecture in its configuration."""
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    return next((task for task in TASKS if task.heads and architecture.endswith(task.heads)), CLASSIFICATION)
 
 
 def task_at(folder: Path) -> Task:
-    """What the network in this directory answers."""
+    """The task of the network in this directory."""
     return task_in(read_config(last_of(folder)))
 
 
@@ -150,7 +153,7 @@ def _download(hub_id: str) -> Path:
     if hub_id.startswith((".", "~", "/")) or hub_id.count("/") > 1:  # no hub id looks like this
         raise UserError(f"{hub_id}: no such directory")
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=[f"*{suffix}" for suffix in KEPT]))
+        return Path(snapshot_download(hub_id, allow_patterns=[f"*{suffix}" for suffix in SAFE_SUFFIXES]))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(

@@ -1,7 +1,8 @@
 """CUDA graphs on torch or ONNX Runtime: the work for batches of one shape is recorded once, then replayed in one call.
 
-Small launches wait for the host to name their kernels one by one; a replay names none. A graph has memory of its own,
-so a batch is copied into buffers of the next larger shape, and what it gives is copied out of them.
+In a small launch the device waits while the host starts kernels one by one; a replay starts all of them at once. A
+graph has its own memory, so a batch is copied into buffers of the next larger recorded shape, and its output is copied
+out of them.
 """
 
 import logging
@@ -13,23 +14,29 @@ import torch
 from torch import Tensor
 
 from deployments.models.attention import is_fused
-from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
-from deployments.models.spans import Integers, Room, Spans, in_room
+from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.served_model import BlockRange, RangeOutput
+from deployments.models.spans import Integers, RecordingShape, Spans, in_shape
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
 from profiles.model import Batch
 
 log = logging.getLogger(__name__)
 
-MOST = 64  # recordings kept by one replica: each has buffers of its own
-INPUTS, TOKENS, LONGEST = 8, 256, 32  # what inputs, their tokens, and the longest are rounded up to multiples of
-WARM_UPS = 3  # before recording, as torch wants it
+# Recordings of one replica: each has buffers of its own in the device's memory.
+MAX_RECORDINGS = 64
+# Recorded shapes are rounded up to multiples of these, so that few recordings serve all batches.
+INPUTS_MULTIPLE = 8
+TOKENS_MULTIPLE = 256
+LONGEST_MULTIPLE = 32
+# Runs before a recording, as torch's documentation advises.
+WARM_UPS = 3
 
-Again = Callable[[], object]
+Replay = Callable[[], object]
 
 
 class GraphModel(TorchModel):
-    """The same network with the same answers, replayed where it is recorded and run as usual where it is not."""
+    """The same network with the same answers: recorded block ranges are replayed, all others run as usual."""
 
     def __init__(self, inner: TorchModel, record: "Recorder") -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
@@ -47,66 +54,70 @@ class GraphModel(TorchModel):
             raise UserError(f"{self.backend} computes one launch at a time: use onnx or graphs for more")
         return GraphModel(self.inner, TorchRecorder(self.inner))
 
-    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
-        self.inner.prepare(stretches, example)
+    def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
+        self.inner.prepare(block_ranges, example)
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         return self.inner.features(batch)
 
-    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
-        inputs = Inputs(arrays, spans)
-        room = room_for(inputs.rows) if spans is None else spans.room
-        key = (stretch, room, inputs.widths)
+    def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
+        inputs = RangeInputs(arrays, spans)
+        shape = image_shape(inputs.rows) if spans is None else spans.shape
+        key = (block_range, shape, inputs.widths)
         if key not in self._recordings:
-            self._add(key, stretch, partial(inputs.empty, room))
+            self._add(key, block_range, partial(inputs.empty, shape))
         count = inputs.rows if spans is None or self.task.by_token else spans.count
         if recording := self._recordings.get(key):
             return recording.run(inputs, count)
-        return self.inner.through(stretch, arrays, None if spans is None else spans.trimmed(inputs.rows))
+        return self.inner.through(block_range, arrays, None if spans is None else spans.trimmed(inputs.rows))
 
     def _spans(self, lengths: Integers) -> Spans:
-        """Spans of a recording's shape, whatever the texts."""
-        room = room_for_texts(lengths, self.encoder.longest)
-        return in_room(lengths, self.device, room, is_fused(self.device, self.dtype) and self.inner.backend == "torch")
+        """Spans that have the shape of a recording, for any texts."""
+        shape = text_shape(lengths, self.encoder.longest)
+        return in_shape(
+            lengths, self.device, shape, is_fused(self.device, self.dtype) and self.inner.backend == "torch"
+        )
 
-    def _add(self, key: Hashable, stretch: BlockRange, buffers: "Callable[[], Inputs]") -> None:
+    def _add(self, key: Hashable, block_range: BlockRange, buffers: "Callable[[], RangeInputs]") -> None:
         try:
-            made = self._record(stretch, buffers)
-            if made is None:  # not yet
+            recording = self._record(block_range, buffers)
+            if recording is None:  # it cannot be recorded yet
                 return
         except Exception:
-            log.exception("blocks %s run without a CUDA graph for %s", stretch, buffers().shapes)
-            made = None
-        if len(self._recordings) >= MOST:  # the one that was made first goes
+            log.exception("blocks %s run without a CUDA graph for %s", block_range, buffers().shapes)
+            recording = None
+        if len(self._recordings) >= MAX_RECORDINGS:  # the oldest recording goes
             del self._recordings[next(iter(self._recordings))]
-        self._recordings[key] = made
+        self._recordings[key] = recording
 
 
-def room_for(count: int) -> Room:
-    """The next larger number of images that is recorded."""
-    return Room(_rounded(count, INPUTS))
+def image_shape(count: int) -> RecordingShape:
+    """The next larger recorded shape for this number of images."""
+    return RecordingShape(_rounded(count, INPUTS_MULTIPLE))
 
 
-def room_for_texts(lengths: Integers, longest: int | None) -> Room:
-    """The next larger shape that is recorded. `longest`: the network knows no more positions."""
+def text_shape(lengths: Integers, longest: int | None) -> RecordingShape:
+    """The next larger recorded shape for texts of these lengths. `longest`: the most tokens that the network reads."""
     most = int(lengths.max())
-    rounded = -(-most // LONGEST) * LONGEST
+    rounded = -(-most // LONGEST_MULTIPLE) * LONGEST_MULTIPLE
     fitting = max(most, min(rounded, longest or rounded))
-    return Room(_rounded(len(lengths), INPUTS), _rounded(int(lengths.sum()), TOKENS), fitting)
+    return RecordingShape(
+        _rounded(len(lengths), INPUTS_MULTIPLE), _rounded(int(lengths.sum()), TOKENS_MULTIPLE), fitting
+    )
 
 
-def _rounded(number: int, of: int) -> int:
-    """Up to a multiple; few, up to a power of two.
+def _rounded(number: int, multiple: int) -> int:
+    """The number rounded up to a multiple; a smaller number is rounded up to a power of two.
 
     >>> _rounded(3, 8), _rounded(9, 8)
     (4, 16)
     """
-    return 1 << (number - 1).bit_length() if number < of else -(-number // of) * of
+    return 1 << (number - 1).bit_length() if number < multiple else -(-number // multiple) * multiple
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a stretch reads: arrays with one row an input, or for texts one row a token, and where the texts lie."""
+class RangeInputs:
+    """The inputs of a block range: arrays with one row per input, or per token of texts, and where the texts lie."""
 
     arrays: Mapping[str, Tensor]
     spans: Spans | None
@@ -121,77 +132,81 @@ class Inputs:
 
     @property
     def widths(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The dimensions that are never rounded: a picture's size, say."""
+        """The dimensions that are never rounded, such as an image's height and width."""
         return tuple((name, shape[1:]) for name, shape in self.shapes.items())
 
-    def empty(self, room: Room) -> "Inputs":
-        """Buffers of this size."""
-        rows = room.tokens or room.inputs
+    def empty(self, shape: RecordingShape) -> "RangeInputs":
+        """Empty buffers for inputs up to this shape."""
+        rows = shape.tokens or shape.inputs
         arrays = {name: each.new_zeros((rows, *each.shape[1:])) for name, each in self.arrays.items()}
         if self.spans is None:
-            return Inputs(arrays, None)
-        return Inputs(arrays, self.spans.with_tensors({n: each.clone() for n, each in self.spans.tensors().items()}))
+            return RangeInputs(arrays, None)
+        return RangeInputs(
+            arrays, self.spans.with_tensors({n: each.clone() for n, each in self.spans.tensors().items()})
+        )
 
-    def fill(self, given: "Inputs") -> None:
-        """Copy what is given into these buffers. Rows beyond it keep what was there before: nobody reads them."""
+    def fill(self, inputs: "RangeInputs") -> None:
+        """Copy inputs into these buffers. Rows beyond them keep older values, which are never read."""
         for name, buffer in self.arrays.items():
-            buffer[: given.rows].copy_(given.arrays[name])
-        if self.spans is not None and given.spans is not None:
-            now = given.spans.tensors()
+            buffer[: inputs.rows].copy_(inputs.arrays[name])
+        if self.spans is not None and inputs.spans is not None:
+            tensors = inputs.spans.tensors()
             for name, buffer in self.spans.tensors().items():
-                buffer.copy_(now[name])
+                buffer.copy_(tensors[name])
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The buffers that a recorded launch reads, those that it writes, and the call that repeats it."""
+    """The buffers that a recorded launch reads, the buffers that it writes, and the call that replays it."""
 
-    reads: Inputs
-    gives: RangeOutput
-    again: Again
+    inputs_buffer: RangeInputs
+    output: RangeOutput
+    replay: Replay
 
-    def run(self, given: Inputs, count: int) -> RangeOutput:
-        """`count`: of inputs, or of tokens where these are answered. What is given is a copy, since the next replay
-        writes over the buffers."""
-        self.reads.fill(given)
-        self.again()
-        hidden, head = self.gives.hidden, self.gives.head
+    def run(self, inputs: RangeInputs, count: int) -> RangeOutput:
+        """A copy of the output, since the next replay overwrites the buffers.
+
+        `count`: the number of inputs, or of tokens where tokens are answered.
+        """
+        self.inputs_buffer.fill(inputs)
+        self.replay()
+        hidden, head = self.output.hidden, self.output.head
         return RangeOutput(
-            None if hidden is None else hidden[: given.rows].clone(),
-            {block: logits[:count].clone() for block, logits in self.gives.ramps.items()},
+            None if hidden is None else hidden[: inputs.rows].clone(),
+            {block: logits[:count].clone() for block, logits in self.output.ramps.items()},
             None if head is None else head[:count].clone(),
         )
 
 
-# Records a stretch on buffers that it makes by the given call. None: not yet, so ask again; an error: it never can.
-Recorder = Callable[[BlockRange, Callable[[], Inputs]], Recording | None]
+# Records a block range on buffers that the second argument makes. None: it cannot be recorded yet; an error: never.
+Recorder = Callable[[BlockRange, Callable[[], RangeInputs]], Recording | None]
 
 
 class TorchRecorder:
-    """Records the work that torch queues on the device. Other threads may go on meanwhile."""
+    """Records the work that torch queues on the device. Other threads may work at the same time."""
 
     def __init__(self, model: TorchModel) -> None:
         self._model = model
-        # Replays follow each other, and what they give is copied at once: they need not have scratch memory each.
+        # All recordings share scratch memory: replays run one after another, and each output is copied at once.
         self._scratch = torch.cuda.graph_pool_handle()
 
-    def __call__(self, stretch: BlockRange, buffers: Callable[[], Inputs]) -> Recording:
-        reads, graph = buffers(), torch.cuda.CUDAGraph()
-        run = partial(self._model.through, stretch, reads.arrays, reads.spans)
+    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording:
+        inputs_buffer, graph = buffers(), torch.cuda.CUDAGraph()
+        run = partial(self._model.through, block_range, inputs_buffer.arrays, inputs_buffer.spans)
         with torch.cuda.device(self._model.device):
-            beside, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-            beside.wait_stream(here)
-            with torch.cuda.stream(beside):
+            side_stream, main_stream = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            side_stream.wait_stream(main_stream)
+            with torch.cuda.stream(side_stream):
                 for _ in range(WARM_UPS):
                     run()
-            here.wait_stream(beside)
+            main_stream.wait_stream(side_stream)
             with torch.cuda.graph(graph, pool=self._scratch, capture_error_mode="thread_local"):
-                gives = run()
-        return Recording(reads, gives, graph.replay)
+                output = run()
+        return Recording(inputs_buffer, output, graph.replay)
 
 
 class _TorchGraphs:
-    """The backend `graphs`: torch, recorded."""
+    """The backend `graphs`: recordings of torch."""
 
     tried_by_auto = True
 
@@ -209,7 +224,7 @@ def without_cuda(model: TorchModel, backend: str, instead: str) -> str | None:
     """Why a backend that replays CUDA graphs cannot run a network that is not on CUDA."""
     if _has_cuda(model):
         return None
-    return f"backend {backend} replays CUDA graphs, and there are none on {model.device.type}: use backend: {instead}"
+    return f"backend {backend} replays CUDA graphs, which {model.device.type} does not have: use backend: {instead}"
 
 
 def _has_cuda(model: TorchModel) -> bool:

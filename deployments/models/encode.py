@@ -1,4 +1,4 @@
-"""From what a user sends to what a network reads. On the host, in numpy, with the checkpoint's own preprocessor."""
+"""Encodes a user's inputs for a network: on the host, in numpy, with the checkpoint's own preprocessor."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 from profiles.errors import UserError
 from profiles.model import Words
 
-MOST_PIXELS = 2**23  # of one image: preprocessors take many times its memory
-ASKED = "asked"  # the name of an array that says which tokens are answered
-CHARACTERS_A_TOKEN = 64  # of a text, so many are looked at for each token that the network reads at most
+# Largest number of pixels of one image: preprocessors take many times the memory of the image.
+MAX_PIXELS = 2**23
+# The name of an array that says which tokens are answered. The value crosses process boundaries in batches.
+ANSWERED_TOKENS = "asked"
+# Characters of a text that are tokenized, per token that the network reads: words of natural texts are shorter.
+CHARACTERS_PER_TOKEN = 64
 
 
 @dataclass(frozen=True)
 class Encoded:
     arrays: Mapping[str, NDArray[Any]]
     lengths: NDArray[np.int64] | None
-    truncated: frozenset[int] = frozenset()  # positions of texts of which the end is missing
-    words: tuple[Words, ...] | None = None  # of texts whose words are answered
+    truncated: frozenset[int] = frozenset()  # positions of texts that were cut at the end
+    words: tuple[Words, ...] | None = None  # the words of each text, if words are answered
 
 
 class Encoder(Protocol):
@@ -29,7 +32,7 @@ class Encoder(Protocol):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that the network reads of a text; None: it reads images."""
+        """The largest number of tokens in a text; None for a network that reads images."""
         ...
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded: ...
@@ -39,8 +42,8 @@ class Encoder(Protocol):
 class TextEncoder:
     """Texts, or pairs of texts, one token after another.
 
-    `types`: the network tells the texts of a pair apart by the types of their tokens. Others may have a tokenizer that
-    gives types all the same, as DistilBERT with that of BERT, and do not take them.
+    `types`: the network takes token types, which tell the texts of a pair apart. Some networks take none although their
+    tokenizer gives types, such as DistilBERT with BERT's tokenizer.
     """
 
     tokenizer: Any
@@ -66,13 +69,13 @@ class TextEncoder:
     def encoded(self, tokens: Any, inputs: Sequence[Any]) -> Encoded:
         arrays = {name: np.fromiter(chain.from_iterable(rows), np.int64) for name, rows in tokens.items()}
         lengths = np.fromiter(map(len, tokens["input_ids"]), np.int64)
-        if not lengths.all():  # the tokenizer puts nothing around a text
+        if not lengths.all():  # possible if the tokenizer adds no special tokens
             raise UserError(f"text {int(lengths.argmin())} is empty: this network's tokenizer makes no token of it")
         return Encoded(arrays, lengths, self._truncated(inputs, lengths))
 
     def _truncated(self, inputs: Sequence[Any], lengths: NDArray[np.int64]) -> frozenset[int]:
-        """Only a text that fills the network, or that is cut off before it is read, is looked at again."""
-        most = CHARACTERS_A_TOKEN * self.longest
+        """Positions of truncated texts. Only texts with the largest number of tokens are tokenized a second time."""
+        most = CHARACTERS_PER_TOKEN * self.longest
         full = {int(position) for position in np.flatnonzero(lengths >= self.longest)}
         cut = {position for position, value in enumerate(inputs) if _characters(value) > most}
         return frozenset(cut | {position for position in full - cut if self._overflows(inputs[position])})
@@ -83,8 +86,8 @@ class TextEncoder:
         return len(tokens["input_ids"][0]) > self.longest
 
     def _text_pair(self, value: Any) -> tuple[str, str | None]:
-        """What lies beyond the last token that is read is cut off before it costs anything, not after."""
-        most = CHARACTERS_A_TOKEN * self.longest
+        """The texts of an input, cut before tokenization, so that a huge text costs no more than the longest."""
+        most = CHARACTERS_PER_TOKEN * self.longest
         match value:
             case str():
                 return value[:most], None
@@ -95,10 +98,10 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class WordEncoder:
-    """Texts whose words are answered, each at the first of its tokens. `texts` must know where tokens come from.
+    """Texts whose words are answered, each word at its first token. The tokenizer of `texts` must give offsets.
 
-    A text is cut into words as its tokenizer does it, unless it comes as a list of words: then they are joined by
-    blanks, and a word is all that stands between two of these.
+    The tokenizer splits a text into words. An input may also be a list of words: they are joined by blanks, and the
+    words of the list are answered.
     """
 
     texts: TextEncoder
@@ -108,58 +111,62 @@ class WordEncoder:
         return self.texts.longest
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
-        joined = [_joined(value) for value in inputs]
+        joined = [_as_text(value) for value in inputs]
         tokens = self.texts.tokens(joined)
-        asked, words = [], []
-        for value, text, each in zip(inputs, joined, tokens.encodings, strict=True):
-            places = list(_trimmed(text, each.offsets))
-            whose = each.word_ids if isinstance(value, str) else _given(value, places, each.word_ids)
-            firsts = _firsts(whose, places)
-            asked.append(np.isin(np.arange(len(places)), list(firsts.values())))
-            ends = {word: end for word, (_, end) in zip(whose, places, strict=True) if word is not None}
-            begins = tuple(places[at][0] for at in firsts.values())
+        answered, words = [], []
+        for value, text, encoding in zip(inputs, joined, tokens.encodings, strict=True):
+            offsets = list(_trimmed(text, encoding.offsets))
+            word_ids = encoding.word_ids
+            word_of_token = word_ids if isinstance(value, str) else _word_numbers(value, offsets, word_ids)
+            firsts = _first_tokens(word_of_token, offsets)
+            answered.append(np.isin(np.arange(len(offsets)), list(firsts.values())))
+            ends = {word: end for word, (_, end) in zip(word_of_token, offsets, strict=True) if word is not None}
+            begins = tuple(offsets[token][0] for token in firsts.values())
             words.append(Words(text, begins, tuple(ends[word] for word in firsts), tuple(firsts)))
         encoded = self.texts.encoded(tokens, joined)
-        return replace(encoded, arrays={**encoded.arrays, ASKED: np.concatenate(asked)}, words=tuple(words))
+        arrays = {**encoded.arrays, ANSWERED_TOKENS: np.concatenate(answered)}
+        return replace(encoded, arrays=arrays, words=tuple(words))
 
 
-def _joined(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if not (isinstance(value, list | tuple) and value and all(isinstance(word, str) and word for word in value)):
-        there = "an empty word" if isinstance(value, list | tuple) and "" in value else type(value).__name__
-        raise UserError(f"an input must be a text or a list of words, got {there}")
+        problem = "an empty word" if isinstance(value, list | tuple) and "" in value else type(value).__name__
+        raise UserError(f"an input must be a text or a list of words, got {problem}")
     return " ".join(value)
 
 
 def _trimmed(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Where tokens stand, without the blanks before them that some tokenizers count to them."""
+    """The offsets of tokens without leading blanks, which some tokenizers include."""
     for start, end in offsets:
         while start < end and text[start].isspace():
             start += 1
         yield start, end
 
 
-def _given(words: Sequence[str], places: Sequence[tuple[int, int]], own: Sequence[int | None]) -> list[int | None]:
-    """The number of the given word that each token belongs to; None: it surrounds the text."""
+def _word_numbers(
+    words: Sequence[str], offsets: Sequence[tuple[int, int]], word_ids: Sequence[int | None]
+) -> list[int | None]:
+    """The number of each token's word in the list of words; None for a special token."""
     begins = np.cumsum([0, *(len(word) + 1 for word in words)])
     return [
         None if word is None else int(np.searchsorted(begins, start, side="right")) - 1
-        for word, (start, _) in zip(own, places, strict=True)
+        for word, (start, _) in zip(word_ids, offsets, strict=True)
     ]
 
 
-def _firsts(whose: Sequence[int | None], places: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """The first token of each word, of those that stand for something."""
+def _first_tokens(word_of_token: Sequence[int | None], offsets: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """The first token of each word. Tokens without any character do not count."""
     firsts: dict[int, int] = {}
-    for at, (word, (start, end)) in enumerate(zip(whose, places, strict=True)):
+    for token, (word, (start, end)) in enumerate(zip(word_of_token, offsets, strict=True)):
         if word is not None and start < end:
-            firsts.setdefault(word, at)
+            firsts.setdefault(word, token)
     return firsts
 
 
 def _characters(text: str | Sequence[str]) -> int:
-    """Of a text, or of the longer text of a pair."""
+    """The number of characters of a text, or of the longer text of a pair."""
     return len(text) if isinstance(text, str) else max(map(len, text))
 
 
@@ -169,12 +176,12 @@ class ImageEncoder:
 
     processor: Any
     channels: int
-    size: tuple[int, int] | None = None  # the height and width that the network was built for, if it is for one only
+    size: tuple[int, int] | None = None  # height and width of all images; None: the network takes any size
     longest: None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded:
         images = [self._image(position, value) for position, value in enumerate(inputs)]
-        # One by one: images of different sizes are no list until each has the network's.
+        # One by one, as images may have different sizes until the preprocessor resizes them.
         arrays = [self._processed(position, image) for position, image in enumerate(images)]
         self._check_sizes([array.shape[-2:] for array in arrays])
         for position, array in enumerate(arrays):
@@ -184,11 +191,11 @@ class ImageEncoder:
 
     def _processed(self, position: int, image: NDArray[np.float32]) -> NDArray[np.float32]:
         try:
-            made = self.processor(images=image, return_tensors="np", input_data_format="channels_last")
-        except ValueError as error:  # such as of a range that it cannot resize
+            processed = self.processor(images=image, return_tensors="np", input_data_format="channels_last")
+        except ValueError as error:  # for example values in a range that it cannot resize
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
-        pixels: NDArray[np.float32] = made["pixel_values"]
+        pixels: NDArray[np.float32] = processed["pixel_values"]
         return pixels
 
     def _check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
@@ -198,9 +205,10 @@ class ImageEncoder:
                 raise UserError(f"image {position} is {size[0]} x {size[1]}, it must be {wanted[0]} x {wanted[1]}")
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
-        self._check_pixels(position, _first_sizes(value))  # first, as millions of empty rows would take numpy seconds
+        # Before numpy reads the image, as millions of empty rows take seconds.
+        self._check_pixels(position, _first_sizes(value))
         try:
-            with np.errstate(over="ignore"):  # what is too large is found below
+            with np.errstate(over="ignore"):  # numbers that are too large are refused below
                 image = np.asarray(value, np.float32)
         except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"an image must be an array of numbers: {error}") from error
@@ -212,12 +220,12 @@ class ImageEncoder:
         return image[:, :, None].repeat(self.channels, axis=2) if image.ndim == 2 else image
 
     def _check_pixels(self, position: int, sizes: Sequence[int]) -> None:
-        if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MOST_PIXELS:
-            raise UserError(f"image {position} is {sizes[0]} x {sizes[1]}: 1 to {MOST_PIXELS} pixels are allowed")
+        if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MAX_PIXELS:
+            raise UserError(f"image {position} is {sizes[0]} x {sizes[1]}: 1 to {MAX_PIXELS} pixels are allowed")
 
 
 def _first_sizes(value: Any) -> Sequence[int]:
-    """Height and width of nested lists, as far as their first row tells.
+    """Height and width of nested lists, by their first row.
 
     >>> _first_sizes([[1, 2, 3], [4, 5, 6]]), _first_sizes([[], []]), _first_sizes("text")
     ((2, 3), (2, 0), ())

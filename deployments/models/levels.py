@@ -1,4 +1,4 @@
-"""cascade.json: the networks of a cascade from first to last, each a checkpoint in a folder beside the file."""
+"""cascade.json: the levels of a cascade from first to last. Each is a checkpoint in a folder beside the file."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -12,35 +12,38 @@ CASCADE = "cascade.json"
 
 
 class LevelRule(BaseModel):
-    """One level as it stands in cascade.json."""
+    """One level in cascade.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: str = Field(pattern=r"^level-\d+$", description="Where its checkpoint lies, beside this file.")
-    model: str = Field("", description="What the checkpoint was called.")
-    blocks: int = Field(ge=1, description="How many blocks it has.")
+    folder: str = Field(pattern=r"^level-\d+$", description="The folder of its checkpoint, beside this file.")
+    model: str = Field("", description="The name of its checkpoint.")
+    blocks: int = Field(ge=1, description="The number of its blocks.")
     weight: float = Field(
-        1.0, ge=0, le=1, description="Of its own probabilities in its answer; the rest is what the levels before say."
+        1.0,
+        ge=0,
+        le=1,
+        description="The weight of its own probabilities in its answer; the earlier levels have the rest.",
     )
 
 
 class CascadeRules(BaseModel):
-    """cascade.json: which networks answer one behind the other, and how what they say is put together."""
+    """cascade.json: the levels in their order, and the weights by which their answers are combined."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = 1
-    levels: tuple[LevelRule, ...] = Field(min_length=2, description="The first is asked first.")
-    notes: dict[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
+    levels: tuple[LevelRule, ...] = Field(min_length=2, description="In the order in which inputs run through them.")
+    notes: dict[str, str | int | float] = Field(default_factory=dict, description="How the cascade was made.")
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first block of each level, and last the number of all blocks."""
+        """The first block of each level, followed by the number of all blocks."""
         return tuple(accumulate((level.blocks for level in self.levels), initial=0))
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The blocks at which a level begins behind another."""
+        """The first blocks of all levels but the first."""
         return self.starts[1:-1]
 
 
@@ -62,10 +65,10 @@ def write_levels(folder: Path, rules: CascadeRules) -> None:
 
 
 def last_of(folder: Path) -> Path:
-    """The checkpoint whose labels are answered: the last level's, or the directory's own where it is no cascade."""
+    """The checkpoint whose labels are answered: that of a cascade's last level, or the directory itself."""
     return folder / read_levels(folder).levels[-1].folder if is_cascade(folder) else folder
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """The checkpoints in a directory: one a level, or the directory itself."""
+    """The checkpoints in a directory: one per level of a cascade, or the directory itself."""
     return [folder / level.folder for level in read_levels(folder).levels] if is_cascade(folder) else [folder]

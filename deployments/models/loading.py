@@ -1,4 +1,4 @@
-"""From a checkpoint (a directory or a hub id) to a network that can be cut."""
+"""Loads a checkpoint (a directory or a hub id) as a network that can be cut."""
 
 import logging
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from deployments.models.anatomy import Anatomy, Family, each_token
+from deployments.models.anatomy import Anatomy, Family, token_anatomy
 from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config, task_in
 from deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
 from deployments.models.families import family_of
@@ -31,9 +31,9 @@ def load(
 ) -> TorchModel:
     """A network from a local directory or a hub id, with its ramps if `isobatch prepare` has made some.
 
-    `family` overrides the one found by the checkpoint's `model_type`: bring your own with one small object.
+    `family` replaces the family of the checkpoint's `model_type`, for architectures that isobatch does not know.
     """
-    place, precision = resolve_device(device), resolve_dtype(dtype)
+    torch_device, precision = resolve_device(device), resolve_dtype(dtype)
     folder = locate(checkpoint)
     if is_cascade(folder):
         raise UserError(f"{folder}: is a cascade, made of several networks: give one of them")
@@ -43,16 +43,16 @@ def load(
         check_preprocessor(folder, family.reads)
         check_head(folder, config)
         model = _read_network(folder, task_in(config), family, precision).eval()
-        if place.type != "cpu":
-            move_when_used(model, place)
+        if torch_device.type != "cpu":
+            move_when_used(model, torch_device)
         encoder = read_encoder(folder, family)
-    anatomy = dissected(model, family, task_in(config))
+    anatomy = anatomy_of_task(model, family, task_in(config))
     return TorchModel(
         anatomy,
         encoder,
-        _read_ramps(folder, anatomy, config.num_labels, place),
+        _read_ramps(folder, anatomy, config.num_labels, torch_device),
         [config.id2label[index] for index in range(config.num_labels)],
-        place,
+        torch_device,
         model.dtype,
     )
 
@@ -70,7 +70,7 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not known; use auto, cpu or cuda:0") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {name!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices")
-    return torch.empty(0, device=device).device  # with its number
+    return torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
 
 
 def resolve_dtype(name: str) -> torch.dtype:
@@ -79,23 +79,25 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def dissected(model: Any, family: Family, task: Task) -> Anatomy:
+def anatomy_of_task(model: Any, family: Family, task: Task) -> Anatomy:
     anatomy = family.dissect(model)
-    return each_token(anatomy, model) if task.by_token else anatomy
+    return token_anatomy(anatomy, model) if task.by_token else anatomy
 
 
 def move_when_used(network: torch.nn.Module, device: torch.device) -> None:
-    """Leave the weights on the host, where they are read from their file as they are needed, and move those of each
-    module to the device when it first runs. So a replica holds there what the blocks that it runs weigh, as plans say.
+    """Move the weights of each module to the device when it first runs.
+
+    Until then they are mapped from their file on the host. So a replica's device holds the weights of the blocks that
+    the replica runs, as the plan expects.
     """
-    alone = Lock()  # threads that compute at the same time share the weights
+    moving = Lock()  # threads that compute at the same time share the weights
 
     def move(module: torch.nn.Module, _: Any) -> None:
-        with alone, torch.inference_mode(False):
+        with moving, torch.inference_mode(False):
             module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
-            waiting[module].remove()
+            hooks[module].remove()
 
-    waiting = {module: module.register_forward_pre_hook(move) for module in network.modules()}
+    hooks = {module: module.register_forward_pre_hook(move) for module in network.modules()}
 
 
 def _read_network(folder: Path, task: Task, family: Family, dtype: torch.dtype) -> Any:
@@ -122,12 +124,12 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     if not task_in(config).by_token:
         return texts
     if not tokenizer.is_fast:
-        raise UserError(f"{folder}: its tokenizer does not say where tokens stand in a text: it needs a tokenizer.json")
+        raise UserError(f"{folder}: its tokenizer does not give the offsets of tokens: it needs a tokenizer.json")
     return WordEncoder(texts)
 
 
 def _positions(config: Any) -> int:
-    """RoBERTa numbers its positions from behind the padding token's id, so fewer are left."""
+    """The number of usable positions. RoBERTa starts counting after the padding token's id, so it has fewer."""
     roberta = "roberta" in config.model_type or config.model_type in ("camembert", "mpnet")
     offset = (config.pad_token_id or 0) + 1 if roberta else 0
     return int(config.max_position_embeddings - offset)
@@ -148,7 +150,7 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep Hugging Face's own bars and advice off the screen."""
+    """Hide Hugging Face's progress bars and warnings."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

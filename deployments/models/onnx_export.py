@@ -1,7 +1,7 @@
-"""From a stretch of a network on torch to an ONNX graph: its blocks fused into one, with ramps and head inside.
+"""Exports a block range of a network on torch as one ONNX graph, which includes its ramps and the head.
 
-Torch's TorchScript exporter is used, not the newer one: on BERT, ViT and ResNet it took half as long or less, its
-graphs ran as fast or faster, and it needs `onnx` only.
+The exporter is torch's older one, which traces TorchScript: on BERT, ViT and ResNet it took half as long as the newer
+one or less, its graphs ran as fast or faster, and it needs `onnx` only.
 """
 
 import warnings
@@ -14,35 +14,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deployments.models.interface import BlockRange, RangeOutput
+from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
 
+# The version of ONNX operators that graphs are written in.
 OPSET = 17
-HIDDEN, AFTER, HEAD = "hidden", "after", "head"
+# Names of a graph's inputs and outputs: the hidden state before its blocks, the one after them, the head's logits.
+HIDDEN = "hidden"
+AFTER = "after"
+HEAD = "head"
 Compute = Callable[[BlockRange, Mapping[str, Tensor], Spans | None, MaskOf], RangeOutput]
 
-
-_one_at_a_time = Lock()  # the exporter keeps its state in globals, and so does the hook that notes modules
+# Exports run one at a time: the exporter keeps its state in globals, and so does the hook that records modules.
+_export_lock = Lock()
 
 
 def ramp_name(block: int) -> str:
     return f"ramp{block}"
 
 
-def export(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Write the graph. `inputs` are an example of what it reads: how many inputs and tokens may vary, nothing else."""
-    with _one_at_a_time:
-        _export(compute, stretch, inputs, path)
+def export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
+    """Write the graph. `inputs` is an example of its inputs: only the numbers of inputs and tokens may vary later."""
+    with _export_lock:
+        _export(compute, block_range, inputs, path)
 
 
-def _export(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
-    inputs = _unspecial(inputs)
+def _export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
+    inputs = _generic_example(inputs)
     with torch.no_grad(), _modules() as modules:
-        passed = _call(compute, stretch, inputs)
-    outputs = flat(passed)
-    traced = _Traced(compute, stretch, list(inputs), list(modules))
+        output = _call(compute, block_range, inputs)
+    outputs = named_outputs(output)
+    traced = _Traced(compute, block_range, list(inputs), list(modules))
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tracing and of this exporter's age
+        warnings.simplefilter("ignore")  # the exporter warns of tracing and of its own deprecation
         torch.onnx.export(
             traced,
             tuple(inputs.values()),
@@ -51,67 +55,67 @@ def _export(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor],
             opset_version=OPSET,
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_axes=_free_axes({**inputs, **outputs}, texts=_reads_texts(inputs)),
+            dynamic_axes=_free_axes({**inputs, **outputs}, texts=_has_texts(inputs)),
         )
 
 
-def flat(passed: RangeOutput) -> dict[str, Tensor]:
-    """What a graph gives, by name."""
-    hidden = {} if passed.hidden is None else {AFTER: passed.hidden}
-    head = {} if passed.head is None else {HEAD: passed.head}
-    return hidden | {ramp_name(block): logits for block, logits in passed.ramps.items()} | head
+def named_outputs(output: RangeOutput) -> dict[str, Tensor]:
+    """The outputs of a graph by name."""
+    hidden = {} if output.hidden is None else {AFTER: output.hidden}
+    head = {} if output.head is None else {HEAD: output.head}
+    return hidden | {ramp_name(block): logits for block, logits in output.ramps.items()} | head
 
 
 class _Traced(nn.Module):
-    """Holds the modules that run, so that their weights become the graph's own instead of constants in its nodes."""
+    """Owns the modules that run, so that their weights become initializers of the graph instead of constants."""
 
-    def __init__(self, compute: Compute, stretch: BlockRange, names: list[str], modules: list[nn.Module]) -> None:
+    def __init__(self, compute: Compute, block_range: BlockRange, names: list[str], modules: list[nn.Module]) -> None:
         super().__init__()
         self.owned = nn.ModuleList(modules)
-        self._compute, self._stretch, self._names = compute, stretch, names
+        self._compute, self._block_range, self._names = compute, block_range, names
         self.eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         inputs = dict(zip(self._names, tensors, strict=True))
-        return tuple(flat(_call(self._compute, self._stretch, inputs)).values())
+        return tuple(named_outputs(_call(self._compute, self._block_range, inputs)).values())
 
 
-def _call(compute: Compute, stretch: BlockRange, inputs: Mapping[str, Tensor]) -> RangeOutput:
-    return compute(stretch, *as_given(inputs), _added)
+def _call(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor]) -> RangeOutput:
+    return compute(block_range, *split_graph_inputs(inputs), _additive_mask)
 
 
-def as_read(arrays: Mapping[str, Tensor], spans: Spans | None) -> Mapping[str, Tensor]:
-    """What a graph reads, by name."""
+def graph_inputs(arrays: Mapping[str, Tensor], spans: Spans | None) -> Mapping[str, Tensor]:
+    """The inputs of a graph by name."""
     return arrays if spans is None else {**arrays, **spans.tensors()}
 
 
-def as_given(inputs: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Spans | None]:
-    """The inverse of `as_read`."""
+def split_graph_inputs(inputs: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Spans | None]:
+    """Arrays and spans from the inputs of a graph: the inverse of `graph_inputs`."""
     arrays = {name: tensor for name, tensor in inputs.items() if not is_of_spans(name)}
-    return arrays, Spans.of(inputs) if _reads_texts(inputs) else None
+    return arrays, Spans.of(inputs) if _has_texts(inputs) else None
 
 
-def _reads_texts(inputs: Mapping[str, Tensor]) -> bool:
+def _has_texts(inputs: Mapping[str, Tensor]) -> bool:
     return any(is_of_spans(name) for name in inputs)
 
 
-def _unspecial(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """An example in which nothing looks special to the tracer: no batch of one, no band of nobody."""
-    if not _reads_texts(inputs):
+def _generic_example(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """An example without special cases that the tracer would freeze: no batch of one, no empty band."""
+    if not _has_texts(inputs):
         return {name: torch.cat((tensor, tensor)) for name, tensor in inputs.items()}
-    arrays, _ = as_given(inputs)
+    arrays, _ = split_graph_inputs(inputs)
     count = sum(name.startswith(PLACES) for name in inputs)
     spans, tokens = example(next(iter(arrays.values())).device, count)
-    return as_read({name: torch.cat([each[:1]] * tokens) for name, each in arrays.items()}, spans)
+    return graph_inputs({name: torch.cat([each[:1]] * tokens) for name, each in arrays.items()}, spans)
 
 
-def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to be added to the scores: of one that says yes or no, the exporter makes float32 in any network."""
+def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask that is added to the scores, as the exporter turns a boolean mask into float32 in any network."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int, str]]:
-    """Axis 0 counts tokens where one row is a token, else inputs; pictures may have any height and width."""
+    """The axes whose size may vary: axis 0 counts tokens or inputs, and images may have any height and width."""
     axes, tokens = {}, len(tensors[POSITIONS]) if texts else None
     for name, tensor in tensors.items():
         axes[name] = {0: "tokens" if len(tensor) == tokens else "inputs"}
@@ -124,14 +128,14 @@ def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int
 
 @contextmanager
 def _modules() -> Iterator[dict[nn.Module, None]]:
-    """The modules that run meanwhile, each once, in order."""
-    found: dict[nn.Module, None] = {}
+    """The modules that run inside this context, each once, in order."""
+    modules: dict[nn.Module, None] = {}
 
     def note(module: nn.Module, *_: Any) -> None:
-        found[module] = None
+        modules[module] = None
 
     hook = torch.nn.modules.module.register_module_forward_hook(note)
     try:
-        yield found
+        yield modules
     finally:
         hook.remove()

@@ -1,38 +1,43 @@
-"""CUDA graphs that ONNX Runtime records: a session is bound to fixed memory, and run again."""
+"""CUDA graphs that ONNX Runtime records: a session is bound to fixed memory, and replayed there."""
 
 from collections.abc import Callable
 
-from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, without_cuda
-from deployments.models.interface import BackedModel, BlockRange, Fingerprint
-from deployments.models.onnx_export import as_given, as_read
-from deployments.models.onnx_model import OnnxModel, as_passed, unexportable
-from deployments.models.onnx_pieces import UNDISTURBED
+from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, without_cuda
+from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.onnx_export import graph_inputs, split_graph_inputs
+from deployments.models.onnx_model import OnnxModel, range_output, unexportable
+from deployments.models.onnx_ranges import EXCLUSIVE
+from deployments.models.served_model import BlockRange
 from deployments.models.torch_model import TorchModel
 
 
 class OnnxRecorder:
-    """Records a stretch as soon as it is exported; until then the model serves it unrecorded."""
+    """Records a block range as soon as it is exported; until then the model serves it unrecorded."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
 
-    def __call__(self, stretch: BlockRange, buffers: Callable[[], Inputs]) -> Recording | None:
-        session = self._model.pieces.get(stretch)
-        if session is None or not UNDISTURBED.acquire(blocking=False):
+    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording | None:
+        session = self._model.exported.get(block_range)
+        if session is None or not EXCLUSIVE.acquire(blocking=False):
             return None
         try:
             if not session.records:
                 raise RuntimeError("ONNX Runtime cannot record it: part of it runs on the host")
-            reads = buffers()
-            read = as_read(reads.arrays, reads.spans)
-            fixed = session.fixed(read)
+            range_inputs = buffers()
+            inputs = graph_inputs(range_inputs.arrays, range_inputs.spans)
+            fixed = session.fixed(inputs)
         finally:
-            UNDISTURBED.release()
-        return Recording(Inputs(*as_given({**read, **fixed.reads})), as_passed(fixed.gives, stretch), fixed.again)
+            EXCLUSIVE.release()
+        return Recording(
+            RangeInputs(*split_graph_inputs({**inputs, **fixed.inputs})),
+            range_output(fixed.outputs, block_range),
+            fixed.replay,
+        )
 
 
 class _OnnxGraphs:
-    """The backend `onnx-graphs`: ONNX Runtime, recorded."""
+    """The backend `onnx-graphs`: recordings of ONNX Runtime."""
 
     tried_by_auto = True
 

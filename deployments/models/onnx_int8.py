@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def in_8_bits(graph: Path) -> None:
-    """Weights of the blocks' dense layers become 8-bit integers, one scale a channel; activations scale at run time.
+    """Turn the weights of the blocks' dense layers into 8-bit integers with one scale per channel.
 
-    Ramps and head stay as they are: they cost next to nothing, and decide. A ramp's weights hold the
-    scales of its features, which lie so far apart that 8 bits would leave nothing of the small ones.
+    Activations are scaled at run time. Ramps and head stay as they are: they decide, and cost next to nothing. A ramp's
+    weights include the scales of its features, whose range is so wide that 8 bits would round the small ones to zero.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -18,7 +18,7 @@ def in_8_bits(graph: Path) -> None:
     exact = graph.with_name("exact.onnx")
     graph.rename(exact)
     nodes = onnx.load(exact, load_external_data=False).graph.node
-    # What is not run by token is a Gemm here, and a MatMul of this name to the quantiser.
+    # Layers that do not run per token are Gemm nodes in the graph; the quantiser renames them to MatMul first.
     heads = [f"{node.name}{suffix}" for node in nodes if node.op_type == "Gemm" for suffix in ("", "_MatMul")]
     with _without_advice():
         quantize_dynamic(
@@ -34,7 +34,7 @@ def in_8_bits(graph: Path) -> None:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """The quantiser recommends a preparation that brings nothing here, through everybody's logger."""
+    """Hide the quantiser's advice to preprocess graphs, which brings nothing here. It goes to the root logger."""
     root = logging.getLogger()
     root.addFilter(_is_no_advice)
     try:

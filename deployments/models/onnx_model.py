@@ -1,4 +1,4 @@
-"""Runs any torch network on ONNX Runtime. Torch serves what is not exported yet, and decides who leaves."""
+"""Runs any torch network on ONNX Runtime. Torch runs block ranges that are not exported yet, and decides on exits."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -7,20 +7,23 @@ import torch
 from torch import Tensor
 
 from deployments.folders import cache_directory
-from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
-from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, as_read, ramp_name
-from deployments.models.onnx_pieces import Origin, Pieces
+from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, graph_inputs, ramp_name
+from deployments.models.onnx_ranges import ExportedRanges, GraphSource
+from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import Integers, Spans, in_bands
 from deployments.models.torch_model import TorchModel
 from deployments.progress import show
 from profiles.model import Batch
 
-RUNS = (torch.float32, torch.float16)
-BANDS = 2  # in every graph, used or not: a third and fourth cost small launches more than they spare large ones
+# Precisions that ONNX Runtime runs.
+DTYPES = (torch.float32, torch.float16)
+# Bands of texts in every graph, used or not: more bands cost small launches more than they save in large ones.
+BANDS = 2
 
 
 class OnnxModel(TorchModel):
-    """The same network with the same answers; a call's blocks are one graph, whatever the plan has cut."""
+    """The same network with the same answers. All blocks of a launch are one graph, wherever the plan cuts."""
 
     backend = "onnx"
     exports = True
@@ -35,68 +38,69 @@ class OnnxModel(TorchModel):
     ) -> None:
         super().__init__(inner.anatomy, inner.encoder, inner.ramps, inner.labels, inner.device, inner.dtype)
         self.inner = inner
-        origin = Origin(fingerprint, inner.device, inner.dtype, int8)
+        source = GraphSource(fingerprint, inner.device, inner.dtype, int8)
         self._bands = 1 if records else BANDS  # a recording has one shape
-        self.pieces = Pieces(inner.compute, origin, cache or cache_directory() / "onnx", records)
+        self.exported = ExportedRanges(inner.compute, source, cache or cache_directory() / "onnx", records)
 
     @property
     def exact(self) -> TorchModel:
         return self.inner.exact
 
     def twin(self) -> TorchModel:
-        """On a host threads share sessions. On CUDA a session has one stream, and weights of its own."""
+        """On a CPU threads share sessions. On CUDA each thread needs a session with its own stream and weights."""
         if self.device.type != "cuda":
             return self
-        origin = self.pieces.origin
-        return OnnxModel(self.inner, origin.fingerprint, origin.int8, self.pieces.cache)
+        source = self.exported.source
+        return OnnxModel(self.inner, source.fingerprint, source.int8, self.exported.cache)
 
     def _spans(self, lengths: Integers) -> Spans:
-        """One graph serves texts of any lengths."""
+        """A fixed number of bands, so that one graph serves texts of any lengths."""
         return in_bands(lengths, self.device, self._bands)
 
     @torch.inference_mode()
-    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
+    def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         arrays, spans = self._enter(example)
-        at, wanted = 0, sorted(each for each in set(stretches) if not self.pieces.get(each))
-        for stretch in show(wanted, "exporting to ONNX"):
-            if stretch.start > at:
-                arrays = _hidden(self.inner.through(BlockRange(at, stretch.start), arrays, spans))
-                at = stretch.start
-            self.pieces.make(stretch, as_read(arrays, spans))
+        block, wanted = 0, sorted(each for each in set(block_ranges) if not self.exported.get(each))
+        for block_range in show(wanted, "exporting to ONNX"):
+            if block_range.start > block:
+                arrays = _hidden(self.inner.through(BlockRange(block, block_range.start), arrays, spans))
+                block = block_range.start
+            self.exported.make(block_range, graph_inputs(arrays, spans))
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Exports everything first, since ramps that are made from features must not depend on how far exporting is."""
+        """Export all blocks first, so that the features do not depend on how far exporting has come."""
         self.prepare([BlockRange(block, block + 1) for block in range(self.num_blocks)], batch)
         return super().features(batch)
 
-    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
-        inputs = as_read(arrays, spans)
-        if session := self.pieces.get(stretch):
-            return as_passed(session.run(inputs), stretch)
-        self.pieces.order(stretch, inputs)
-        return self._piecewise(stretch, arrays, spans)
+    def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
+        inputs = graph_inputs(arrays, spans)
+        if session := self.exported.get(block_range):
+            return range_output(session.run(inputs), block_range)
+        self.exported.request(block_range, inputs)
+        return self._piecewise(block_range, arrays, spans)
 
-    def _piecewise(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
-        """Run a stretch by the pieces that are ready, and by torch in between."""
-        at, logits, head = stretch.start, dict[int, Tensor](), None
-        while at < stretch.stop:
-            passed, at = self._next(stretch, at, arrays, spans)
-            logits |= {block: each for block, each in passed.ramps.items() if block in stretch.ramps}
-            arrays, head = _hidden(passed), passed.head
+    def _piecewise(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
+        """Run a block range with the exported ranges that are ready, and with torch in between."""
+        block, logits, head = block_range.start, dict[int, Tensor](), None
+        while block < block_range.stop:
+            output, block = self._next(block_range, block, arrays, spans)
+            logits |= {ramp: ramp_logits for ramp, ramp_logits in output.ramps.items() if ramp in block_range.ramps}
+            arrays, head = _hidden(output), output.head
         return RangeOutput(arrays.get(HIDDEN), logits, head)
 
     def _next(
-        self, stretch: BlockRange, at: int, arrays: Mapping[str, Tensor], spans: Spans | None
+        self, block_range: BlockRange, start: int, arrays: Mapping[str, Tensor], spans: Spans | None
     ) -> tuple[RangeOutput, int]:
-        if found := self.pieces.within(stretch, at):
-            piece, session = found
-            return as_passed(session.run(as_read(arrays, spans)), piece), piece.stop
-        one = BlockRange(at, at + 1, tuple(ramp for ramp in stretch.ramps if ramp == at))
-        return self.inner.through(one, arrays, spans), at + 1
+        """The output of the longest exported range from here, or of the next block on torch, and where it ends."""
+        if longest := self.exported.longest_from(start, block_range):
+            exported, session = longest
+            return range_output(session.run(graph_inputs(arrays, spans)), exported), exported.stop
+        block = BlockRange(start, start + 1, tuple(ramp for ramp in block_range.ramps if ramp == start))
+        return self.inner.through(block, arrays, spans), start + 1
 
 
 class _OnOnnx:
-    """The backend `onnx`: ONNX Runtime, one graph a stretch."""
+    """The backend `onnx`: ONNX Runtime, with one graph per block range."""
 
     tried_by_auto = True
 
@@ -112,7 +116,7 @@ ONNX = _OnOnnx()
 
 def unexportable(model: TorchModel, int8: bool) -> str | None:
     """Why ONNX Runtime cannot run a network in this precision on this device."""
-    if model.dtype not in RUNS:
+    if model.dtype not in DTYPES:
         dtype = str(model.dtype).removeprefix("torch.")
         return f"ONNX Runtime does not run {dtype}: use float16 or float32, or backend: torch"
     if int8 and model.device.type != "cpu":
@@ -120,10 +124,11 @@ def unexportable(model: TorchModel, int8: bool) -> str | None:
     return None
 
 
-def as_passed(given: Mapping[str, Tensor], stretch: BlockRange) -> RangeOutput:
-    ramps = {block: given[ramp_name(block)] for block in stretch.ramps}
-    return RangeOutput(given.get(AFTER), ramps, given.get(HEAD))
+def range_output(outputs: Mapping[str, Tensor], block_range: BlockRange) -> RangeOutput:
+    """The output of a block range from the outputs of its graph."""
+    ramps = {block: outputs[ramp_name(block)] for block in block_range.ramps}
+    return RangeOutput(outputs.get(AFTER), ramps, outputs.get(HEAD))
 
 
-def _hidden(passed: RangeOutput) -> Mapping[str, Tensor]:
-    return {} if passed.hidden is None else {HIDDEN: passed.hidden}
+def _hidden(output: RangeOutput) -> Mapping[str, Tensor]:
+    return {} if output.hidden is None else {HIDDEN: output.hidden}

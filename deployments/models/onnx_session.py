@@ -1,4 +1,4 @@
-"""One ONNX graph ready to run: tensors are read and given where they lie, on host or device, and never copied."""
+"""One ONNX graph ready to run: it reads and writes tensors in place, on host or device, without copies."""
 
 import logging
 from collections.abc import Callable, Hashable, Mapping
@@ -18,7 +18,7 @@ from deployments.models.streams import SideStream
 
 log = logging.getLogger(__name__)
 
-_BFLOAT16 = 16  # ONNX's number for what numpy does not have
+_BFLOAT16 = 16  # ONNX's number for the type, which numpy does not have
 _ELEMENTS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float16: np.float16,
@@ -28,70 +28,74 @@ _ELEMENTS: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
 }
 Provider = tuple[str, dict[str, str]]
-NOT_RECORDED = -1  # a "gpu_graph_id"
+# The "gpu_graph_id" of a launch that ONNX Runtime does not record.
+NOT_RECORDED = -1
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedLaunch:
     """A launch that reads and writes the same memory each time."""
 
-    reads: Mapping[str, Tensor]
-    gives: dict[str, Tensor]
-    again: Callable[[], None]
+    inputs: Mapping[str, Tensor]
+    outputs: dict[str, Tensor]
+    replay: Callable[[], None]
 
 
 class Session:
-    """On CUDA for one thread at a time, on a host for any. `records`: fixed launches are replayed as CUDA graphs."""
+    """A graph that one thread at a time may run on CUDA, any number on a CPU.
+
+    `records`: fixed launches are replayed as CUDA graphs.
+    """
 
     def __init__(self, path: Path, device: torch.device, records: bool = False) -> None:
-        self._device, self._where, self._side_stream = device, (device.type, device.index or 0), SideStream(device)
+        self._device, self._location, self._side_stream = device, (device.type, device.index or 0), SideStream(device)
         self._session, self.records = self._open(path, records)
-        self._reads = {each.name for each in self._session.get_inputs()}
-        self._gives = [each.name for each in self._session.get_outputs()]
+        self._input_names = {each.name for each in self._session.get_inputs()}
+        self._output_names = [each.name for each in self._session.get_outputs()]
         self._unrecorded = run_options(device, NOT_RECORDED if self.records else None)
-        self._fixed: dict[Hashable, Fixed] = {}
-        self._numbers = count(1)  # 0 is ONNX Runtime's own
+        self._fixed: dict[Hashable, FixedLaunch] = {}
+        self._numbers = count(1)  # ONNX Runtime uses 0 itself
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        tensors = self._read(inputs)
-        binding = self._bound(tensors)
-        for name in self._gives:
-            binding.bind_output(name, *self._where)
+        tensors = self._needed(inputs)
+        binding = self._binding(tensors)
+        for name in self._output_names:
+            binding.bind_output(name, *self._location)
         with self._side_stream.in_turn():
             self._session.run_with_iobinding(binding, self._unrecorded)
         values = binding.get_outputs()
-        return {name: from_dlpack(value._ortvalue) for name, value in zip(self._gives, values, strict=True)}
+        return {name: from_dlpack(value._ortvalue) for name, value in zip(self._output_names, values, strict=True)}
 
-    def fixed(self, inputs: Mapping[str, Tensor]) -> Fixed:
-        """A launch for inputs of these shapes. ONNX Runtime keeps its recordings for as long as a session lives, and so
-        they are kept here: no shape is recorded twice."""
+    def fixed(self, inputs: Mapping[str, Tensor]) -> FixedLaunch:
+        """The launch for inputs of these shapes. Each shape is recorded once, as ONNX Runtime never frees a recording
+        while its session lives."""
         key = tuple((name, tensor.shape) for name, tensor in sorted(inputs.items()))
         if key not in self._fixed:
-            self._fixed[key] = self._fix(inputs)
+            self._fixed[key] = self._record(inputs)
         return self._fixed[key]
 
-    def _fix(self, inputs: Mapping[str, Tensor]) -> Fixed:
-        reads = self._read(inputs)
-        gives = {name: torch.empty_like(tensor) for name, tensor in self.run(reads).items()}
-        binding = self._bound(reads)
-        for name, tensor in gives.items():
-            binding.bind_output(name, *self._where, _ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
+    def _record(self, inputs: Mapping[str, Tensor]) -> FixedLaunch:
+        buffers = self._needed(inputs)
+        outputs = {name: torch.empty_like(tensor) for name, tensor in self.run(buffers).items()}
+        binding = self._binding(buffers)
+        for name, tensor in outputs.items():
+            binding.bind_output(name, *self._location, _ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         options = run_options(self._device, next(self._numbers) if self.records else None)
 
-        def again() -> None:
+        def replay() -> None:
             with self._side_stream.in_turn():
                 self._session.run_with_iobinding(binding, options)
 
-        again()  # ONNX Runtime repeats it until all memory is there, then records it
-        return Fixed(reads, gives, again)
+        replay()  # ONNX Runtime repeats the first launch until all memory is allocated, then records it
+        return FixedLaunch(buffers, outputs, replay)
 
-    def _read(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.contiguous() for name, tensor in inputs.items() if name in self._reads}
+    def _needed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.contiguous() for name, tensor in inputs.items() if name in self._input_names}
 
-    def _bound(self, tensors: Mapping[str, Tensor]) -> Any:
+    def _binding(self, tensors: Mapping[str, Tensor]) -> Any:
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
-            binding.bind_input(name, *self._where, _ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
+            binding.bind_input(name, *self._location, _ELEMENTS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
         return binding
 
     def _open(self, path: Path, records: bool) -> tuple[Any, bool]:
@@ -107,7 +111,7 @@ class Session:
 
 
 def providers(device: torch.device, cache: Path, stream: int, records: bool) -> list[Provider]:
-    """Who computes, the best first: each takes the nodes that it can, and leaves the others to the next.
+    """ONNX Runtime's execution providers, the fastest first: each runs the nodes that it can, the next one the others.
 
     >>> providers(torch.device("cpu"), Path("cache"), stream=0, records=False)
     [('CPUExecutionProvider', {})]
@@ -117,16 +121,16 @@ def providers(device: torch.device, cache: Path, stream: int, records: bool) -> 
         return [host]
     common = {"device_id": str(device.index or 0), "user_compute_stream": str(stream)}
     cuda = common | {"arena_extend_strategy": "kSameAsRequested"}
-    if records:  # a graph is recorded whole, by one provider
+    if records:  # only a graph that a single provider runs can be recorded
         return [("CUDAExecutionProvider", cuda | {"enable_cuda_graph": "1"}), host]
     return [*_tensorrt(common, cache), ("CUDAExecutionProvider", cuda), host]
 
 
 def run_options(device: torch.device, graph: int | None) -> Any:
-    """`graph`: the number of the recording, of a session that records."""
+    """Options of a launch. `graph`: the number of its recording, in a session that records."""
     options = ort.RunOptions()
     if device.type == "cuda":
-        # What follows is queued behind it (`SideStream`): nobody has to wait.
+        # The host need not wait: later work is queued behind this launch (`SideStream`).
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if graph is not None:
             options.add_run_config_entry("gpu_graph_id", str(graph))
@@ -134,7 +138,7 @@ def run_options(device: torch.device, graph: int | None) -> Any:
 
 
 def _tensorrt(common: Mapping[str, str], cache: Path) -> list[Provider]:
-    """Where its package is installed; its engines take minutes to build, and are kept beside the graph."""
+    """TensorRT, if it is installed. Its engines take minutes to build, so they are cached beside the graph."""
     if find_spec("tensorrt") is None or "TensorrtExecutionProvider" not in ort.get_available_providers():
         return []
     engines = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(cache), "trt_timing_cache_enable": "1"}
@@ -142,7 +146,7 @@ def _tensorrt(common: Mapping[str, str], cache: Path) -> list[Provider]:
 
 
 def _options() -> Any:
-    """As many threads as torch has: what Ray gives a replica. They sleep when idle, since replicas share cores."""
+    """As many threads as torch has, which Ray sets for a replica. Idle threads sleep, as replicas share cores."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1

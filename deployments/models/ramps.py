@@ -1,6 +1,7 @@
-"""Ramps: the small heads after a block that may answer. Their weights and rules stand beside the checkpoint.
+"""Ramps: small heads after blocks, at which inputs may leave. Their weights and rules stand beside the checkpoint.
 
-`ramps.safetensors` holds the weights; `exits.json` says how they are used and what they reached, and may be edited.
+`ramps.safetensors` holds the weights; `exits.json` holds the rules by which inputs leave and the figures that were
+measured, and may be edited.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +28,7 @@ RampDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 
 class RampRule(BaseModel):
-    """One ramp as it stands in exits.json."""
+    """One ramp in exits.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,12 +43,12 @@ class RampRule(BaseModel):
 
 
 class ClassFigures(BaseModel):
-    """What exits do to the inputs of one class. `recall`: of these inputs, how many are answered so."""
+    """The effect of exits on the inputs of one class. `recall`: the share of these inputs that get this class."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     label: int = Field(ge=0, description="The class, as the head numbers it.")
-    inputs: int = Field(ge=0, description="So many were looked at.")
+    inputs: int = Field(ge=0, description="The number of inputs of this class in the test.")
     full_recall: float = Field(ge=0, le=1, description="Of the full network.")
     recall: float = Field(ge=0, le=1, description="With exits.")
     full_f1: float = Field(ge=0, le=1, description="Of the full network: precision and recall in one.")
@@ -57,25 +58,31 @@ class ClassFigures(BaseModel):
 
 
 class ExitRules(BaseModel):
-    """exits.json: how the ramps are used, and what was measured when they were made."""
+    """exits.json: the rules by which inputs leave at ramps, and the figures measured when the ramps were made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1, 2] = Field(2, description="Version 1 could promise nothing.")
+    version: Literal[1, 2] = Field(2, description="Version 1 has no promise.")
     kind: RampKind = Field("light", description="The shape of every ramp.")
-    policy: str = Field("deployments.exits:entropy", description="Who leaves: a policy's import path.")
+    policy: str = Field(
+        "deployments.exits:entropy", description="The policy that decides which inputs leave: an import path."
+    )
     dtype: RampDtype = Field("float32", description="The precision of the network that the ramps were made for.")
     ramps: tuple[RampRule, ...] = ()
-    head_temperature: float = Field(1.0, gt=0, description="The same for the network's own head.")
-    most_unsure: int = Field(0, ge=0, description="Of a text whose words are answered: so many need not be sure.")
+    head_temperature: float = Field(1.0, gt=0, description="The temperature of the network's own head.")
+    most_unsure: int = Field(
+        0, ge=0, description="A text whose words are answered leaves with up to this number of words that are not sure."
+    )
     full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
-    agreement: float | None = Field(None, ge=0, le=1, description="Measured: answers that are the full network's.")
-    mean_depth_share: float | None = Field(None, ge=0, le=1, description="Measured: blocks run per input, of all.")
+    agreement: float | None = Field(None, ge=0, le=1, description="Measured: the share of the full network's answers.")
+    mean_depth_share: float | None = Field(
+        None, ge=0, le=1, description="Measured: the share of blocks that inputs run."
+    )
     classes: tuple[ClassFigures, ...] = Field((), description="Measured: class by class.")
     entities: EntityF1 | None = Field(None, description="Measured: of whole entities, where words are labelled.")
-    promise: ExitPromise | None = Field(None, description="What other inputs lose at most; none: nothing is promised.")
-    notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
+    promise: ExitPromise | None = Field(None, description="The most that other inputs lose; none: nothing is promised.")
+    notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="How the ramps were made.")
 
     @field_validator("ramps")
     @classmethod
@@ -108,34 +115,32 @@ class Ramps:
         return self.rules.head_temperature
 
     def idle(self, num_labels: int) -> list[str]:
-        """A sentence about each threshold that never or always fires, which is allowed but hardly meant."""
-        reached = {
+        """A sentence about each threshold that never or always fires, which is allowed but rarely intended."""
+        fires = {
             rule.block: reach(self.policy, rule.threshold, num_labels, len(self.blocks)) for rule in self.rules.ramps
         }
-        return [
-            f"the ramp after block {block} {verdict} fires" for block, verdict in reached.items() if verdict != USUAL
-        ]
+        return [f"the ramp after block {block} {often} fires" for block, often in fires.items() if often != USUAL]
 
     def memory_width(self, num_labels: int) -> int:
         return memory_width(self.policy, num_labels) if self._rule_of else 0
 
     def observed(self, active: Collection[int]) -> frozenset[int]:
-        """The ramps that must be computed.
+        """The ramps whose logits must be computed.
 
-        A dependent policy must have seen every ramp before an active one, or switching a ramp off would change what
-        happens at the others.
+        A policy with memory needs every ramp before an active one: otherwise switching a ramp off would change the
+        decisions at the others.
         """
         if not active or self.memory_width(num_labels=1) == 0:
             return frozenset(active)
         return frozenset(block for block in self.blocks if block <= max(active))
 
     def logits(self, block: int, pooled: Tensor) -> Tensor:
-        """Calibrated logits, in float32 whatever the network runs in, since decisions are made of them."""
+        """Calibrated logits, in float32 for a network of any precision, as the policy decides by them."""
         logits: Tensor = self.heads[block](pooled.float())
         return logits / self._rule_of[block].temperature
 
     def decide(self, block: int, logits: Tensor, memory: Tensor, threshold: float | None = None) -> Decision:
-        """`threshold`: in place of the ramp's own."""
+        """The policy's decision. `threshold` replaces the ramp's own threshold."""
         return self.policy(logits, self._rule_of[block].threshold if threshold is None else threshold, memory)
 
 
@@ -147,7 +152,7 @@ def make_head(kind: RampKind, width: int, num_labels: int) -> nn.Module:
 
 
 def policy_at(path: str) -> Policy:
-    """The policy of this name, tried once on two inputs and two labels: what is none is found before it is needed.
+    """The policy at an import path. It is called once with two inputs and two labels, so that errors show early.
 
     >>> policy_at("deployments.exits:margin").__name__
     'margin'
@@ -159,19 +164,19 @@ def policy_at(path: str) -> Policy:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"policy {path!r} cannot be imported ({error}); write it as module:function") from error
     try:
-        made: object = policy(torch.zeros(2, 2), 0.5, torch.zeros(2, memory_width(policy, num_labels=2)))
+        decision: object = policy(torch.zeros(2, 2), 0.5, torch.zeros(2, memory_width(policy, num_labels=2)))
     except Exception as error:
         raise UserError(f"policy {path!r} failed when tried on two inputs: {_one_line(error)}") from error
-    if not isinstance(made, Decision):
-        raise UserError(f"policy {path!r} must return a deployments.exits.Decision, not {type(made).__name__}")
+    if not isinstance(decision, Decision):
+        raise UserError(f"policy {path!r} must return a deployments.exits.Decision, not {type(decision).__name__}")
     return policy
 
 
-def check_forgets(policy: Policy, told_in: object) -> None:
-    """Raise UserError for a policy that cannot decide of single words."""
+def check_forgets(policy: Policy, source: object) -> None:
+    """Raise UserError for a policy with memory, which cannot decide on single words. `source`: where it was chosen."""
     if memory_width(policy, num_labels=2):
         raise UserError(
-            f"{told_in}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, but this "
+            f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, but this "
             "network answers its words: use entropy, confidence, margin, or one of your own that remembers nothing"
         )
 
@@ -207,7 +212,7 @@ def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[i
 def ramps_of(
     rules: ExitRules, rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int
 ) -> Ramps:
-    """Ramps by these rules, which stand in a file or are made of what stands there."""
+    """Ramps with these rules, which come from the file at `rules_path`, and with weights from another file."""
     widths = list(pooled_widths)
     try:
         weights = load_file(weights_path)

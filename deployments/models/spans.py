@@ -1,8 +1,8 @@
 """Where the texts of a packed batch lie, and how attention sees them: the only place where texts are padded.
 
-Everything else in a network looks at one token at a time, so it is given tokens and no padding. Attention wants texts
-side by side. They are padded for it alone, in a few bands of like length, so that a long text does not stretch the
-short ones.
+All other parts of a network look at one token at a time, so they get tokens without padding. Attention needs texts side
+by side. For attention alone, texts are padded in a few bands of similar length, so that short texts are not padded to
+the length of a long one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +17,26 @@ from torch import Tensor
 
 Integers = NDArray[np.int64]
 
-MOST_BANDS = 4
-# What attention takes, in pairs of tokens that look at each other: a padded token as many as its row is long and some
-# for being gathered, and every band some for its own calls.
-PAIRS_A_TOKEN, PAIRS_A_BAND = 16, 512
-LEAST_STEP = 8  # between numbers of rows that are compiled
-POSITIONS = "positions"  # of all tensors, the one that has a row for each token in every layout
-PLACES, PRESENT = "places", "present"  # in names of tensors, before the band's number
+# More bands than this save hardly any padding.
+MAX_BANDS = 4
+# The cost of attention, in pairs of tokens: each padded token costs one pair per token of its row, and these for being
+# gathered.
+PAIRS_PER_TOKEN = 16
+# The fixed cost of one band, for its own kernel calls.
+PAIRS_PER_BAND = 512
+# Smallest step between numbers of rows that are compiled.
+MIN_STEP = 8
+# Names of tensors. In every layout `positions` has a row for each token; the other two stand before a band's number.
+POSITIONS = "positions"
+PLACES = "places"
+PRESENT = "present"
 
-# From which keys are visible (texts x heads x queries x keys) to what attention is given, in the hidden state's dtype.
+# Makes attention's mask, in the hidden state's dtype, from the visible keys (texts x heads x queries x keys).
 MaskOf = Callable[[Tensor, torch.dtype], Tensor]
 
 
-class Room(NamedTuple):
-    """How much fits into a recording's buffers: inputs, and for texts how many tokens together and of the longest."""
+class RecordingShape(NamedTuple):
+    """The size of a recording's buffers: inputs; for texts also all tokens together and tokens of the longest text."""
 
     inputs: int
     tokens: int | None = None
@@ -41,9 +47,9 @@ class Room(NamedTuple):
 class Band:
     """Texts side by side: one row a text, padded to the longest of them."""
 
-    places: Tensor  # of each token in the batch; behind a text's end its first token stands again
-    present: Tensor  # which of them are real
-    mask: Tensor | None = None  # the same for attention; None: all are real
+    places: Tensor  # the place of each token in the batch; padding repeats a text's first token
+    present: Tensor  # False for padding
+    mask: Tensor | None = None  # the same as attention takes it; None: there is no padding
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,22 @@ class Spans:
     """The texts of a packed batch. All tensors lie on the device that computes."""
 
     count: int
-    positions: Tensor  # of each token in its text
+    positions: Tensor  # the position of each token in its text
     starts: Tensor  # the place of each text's first token
-    bands: tuple[Band, ...] = ()  # none: all texts are equally long, and lie as attention wants them
+    bands: tuple[Band, ...] = ()  # none: all texts are equally long, so attention needs no padding
     back: Tensor | None = None  # the place of each token in the rows of all bands, laid one after another
-    order: Tensor | None = None  # the place of each text in all bands; None: there is one, in the batch's order
-    edges: Tensor | None = None  # where texts begin and end, for a kernel that needs no bands; None: there is none
+    order: Tensor | None = None  # the place of each text in all bands; None: there is one band, in the batch's order
+    edges: Tensor | None = None  # where texts begin and end, for a fused kernel; None: there is no such kernel
     longest: int = 0
-    spare: int = 0  # rows behind the last token that are nobody's
+    spare: int = 0  # unused rows after the last token
 
     def masked(self, mask_of: MaskOf, dtype: torch.dtype) -> "Spans":
-        """With the masks that attention wants, made once for all blocks."""
+        """The same spans with masks for attention, which are made once for all blocks."""
         bands = (replace(band, mask=mask_of(band.present[:, None, None, :], dtype)) for band in self.bands)
         return replace(self, bands=tuple(bands))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name."""
+        """All tensors by name."""
         named = {POSITIONS: self.positions, "starts": self.starts}
         named |= {name: tensor for name in ("back", "order", "edges") if (tensor := getattr(self, name)) is not None}
         for number, band in enumerate(self.bands):
@@ -74,12 +80,12 @@ class Spans:
         return named
 
     def with_tensors(self, named: Mapping[str, Tensor]) -> "Spans":
-        """The same from other memory."""
+        """The same spans with other tensors, of the same shapes."""
         return replace(Spans.of(named), count=self.count, longest=self.longest)
 
     @staticmethod
     def of(named: Mapping[str, Tensor]) -> "Spans":
-        """The inverse of `tensors`."""
+        """Spans from their tensors by name: the inverse of `tensors`."""
         count = sum(name.startswith(PLACES) for name in named)
         return Spans(
             len(named["starts"]),
@@ -92,13 +98,13 @@ class Spans:
         )
 
     @property
-    def room(self) -> Room:
-        """The shape of a recording, of what was laid out for one."""
-        return Room(len(self.starts), len(self.positions), self.bands[0].places.shape[1])
+    def shape(self) -> RecordingShape:
+        """The shape of the recording that these spans were made for."""
+        return RecordingShape(len(self.starts), len(self.positions), self.bands[0].places.shape[1])
 
     def trimmed(self, tokens: int) -> "Spans":
-        """Without the room that is left, of what was laid out for a recording."""
-        assert self.back is not None, "This is a bug: what is laid out for a recording has a band."
+        """The same spans without unused rows, if they were made for a recording."""
+        assert self.back is not None, "This is a bug: spans for a recording have a band."
         return replace(
             self,
             positions=self.positions[:tokens],
@@ -120,7 +126,7 @@ class Spans:
 
 
 def is_of_spans(name: str) -> bool:
-    """Whether a tensor of this name says where texts lie.
+    """Whether this is the name of a tensor of `Spans`.
 
     >>> [is_of_spans(name) for name in ("starts", "places0", "hidden", "input_ids")]
     [True, True, False, False]
@@ -129,92 +135,92 @@ def is_of_spans(name: str) -> bool:
 
 
 def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare: int = 0) -> Spans:
-    """As torch wants it. `fused`: there is a kernel that needs no bands."""
+    """Spans for torch. `fused`: there is a kernel that needs no bands."""
     if fused:
-        return in_room(lengths, device, Room(len(lengths), int(lengths.sum()), int(lengths.max())), fused)
+        return in_shape(lengths, device, RecordingShape(len(lengths), int(lengths.sum()), int(lengths.max())), fused)
     if not spare and (lengths == lengths[0]).all():
-        return Spans(len(lengths), _there(_positions(lengths), device), _there(_starts(lengths), device))
-    return _laid_out(lengths, alike(lengths, MOST_BANDS), device, spare)
+        return Spans(len(lengths), _on_device(_positions(lengths), device), _on_device(_starts(lengths), device))
+    return _in_these_bands(lengths, similar_lengths(lengths, MAX_BANDS), device, spare)
 
 
 def rows_for(tokens: int) -> int:
-    """The rows that so many tokens are computed with where each number of rows is compiled: 1/32 or seven more at most.
+    """The number of rows for this number of tokens, where each number of rows is compiled: at most 1/32 or seven more.
 
     >>> [rows_for(tokens) for tokens in (1, 13, 400, 403, 520, 5000)]
     [8, 16, 400, 408, 528, 5120]
     """
-    step = max(LEAST_STEP, 1 << (tokens.bit_length() - 6 if tokens >= 64 else 0))
+    step = max(MIN_STEP, 1 << (tokens.bit_length() - 6 if tokens >= 64 else 0))
     return -(-tokens // step) * step
 
 
 def in_bands(lengths: Integers, device: torch.device, count: int) -> Spans:
-    """In exactly so many bands, for a graph that knows no other number: some may hold nobody."""
-    found = alike(lengths, count)
-    return _laid_out(lengths, [*found, *(np.empty(0, np.int64) for _ in range(count - len(found)))], device)
+    """Spans with exactly `count` bands, as an exported graph has a fixed number of them. Some may be empty."""
+    bands = similar_lengths(lengths, count)
+    return _in_these_bands(lengths, [*bands, *(np.empty(0, np.int64) for _ in range(count - len(bands)))], device)
 
 
 def example(device: torch.device, count: int) -> tuple[Spans, int]:
-    """Two short texts in each of so many bands, and how many tokens they have: what no tracer finds special."""
+    """Two short texts in each of `count` bands, and their number of tokens: an example without special cases."""
     lengths = np.repeat(np.arange(2, 2 + count), 2)
     bands = np.arange(2 * count).reshape(count, 2)
-    return _laid_out(lengths, list(bands), device), int(lengths.sum())
+    return _in_these_bands(lengths, list(bands), device), int(lengths.sum())
 
 
-def in_room(lengths: Integers, device: torch.device, room: Room, fused: bool) -> Spans:
-    """In one band of a recording's shape. Texts that are not there consist of the first token alone."""
+def in_shape(lengths: Integers, device: torch.device, shape: RecordingShape, fused: bool) -> Spans:
+    """Spans in one band of a recording's shape. Missing texts consist of the first token alone."""
     count, tokens = len(lengths), int(lengths.sum())
-    assert room.tokens is not None, "This is a bug: a recording of texts has room for tokens."
-    assert room.longest is not None, "This is a bug: a recording of texts has room for the longest."
-    nobody = np.zeros(room.inputs - count, np.int64)
-    starts = np.append(_starts(lengths), nobody)
-    places, present = _side_by_side(starts, np.append(lengths, nobody + 1), room.longest)
-    positions, back = np.zeros((2, room.tokens), np.int64)
+    assert shape.tokens is not None, "This is a bug: a recording of texts has a number of tokens."
+    assert shape.longest is not None, "This is a bug: a recording of texts has a longest text."
+    missing = np.zeros(shape.inputs - count, np.int64)
+    starts = np.append(_starts(lengths), missing)
+    places, present = _side_by_side(starts, np.append(lengths, missing + 1), shape.longest)
+    positions, back = np.zeros((2, shape.tokens), np.int64)
     positions[:tokens], back[:tokens] = _positions(lengths), np.flatnonzero(present[:count])
-    edges = np.concatenate([[0], np.cumsum(lengths), nobody + tokens]).astype(np.int32)
+    edges = np.concatenate([[0], np.cumsum(lengths), missing + tokens]).astype(np.int32)
     return Spans(
         count,
-        _there(positions, device),
-        _there(starts, device),
-        (Band(_there(places, device), _there(present, device)),),
-        _there(back, device),
-        edges=_there(edges, device) if fused else None,
-        longest=room.longest,
+        _on_device(positions, device),
+        _on_device(starts, device),
+        (Band(_on_device(places, device), _on_device(present, device)),),
+        _on_device(back, device),
+        edges=_on_device(edges, device) if fused else None,
+        longest=shape.longest,
     )
 
 
-def alike(lengths: Integers, most: int) -> list[Integers]:
-    """Texts of like length together, in at most so many bands, so that attention takes the least time.
+def similar_lengths(lengths: Integers, most: int) -> list[Integers]:
+    """The texts of each band: at most `most` bands of similar length, by which attention takes the least time.
 
-    >>> [band.tolist() for band in alike(np.array([40, 8, 41, 9, 8]), most=4)]
+    >>> [band.tolist() for band in similar_lengths(np.array([40, 8, 41, 9, 8]), most=4)]
     [[1, 4, 3], [0, 2]]
-    >>> [band.tolist() for band in alike(np.array([9, 8, 9]), most=4)]
+    >>> [band.tolist() for band in similar_lengths(np.array([9, 8, 9]), most=4)]
     [[0, 1, 2]]
     """
-    everybody = np.arange(len(lengths))
-    if most == 1 or len(lengths) * _pairs(lengths.max()) <= _pairs(lengths).sum() + PAIRS_A_BAND:
-        return [everybody]  # a second band could not pay
+    all_texts = np.arange(len(lengths))
+    if most == 1 or len(lengths) * _pairs(lengths.max()) <= _pairs(lengths).sum() + PAIRS_PER_BAND:
+        return [all_texts]  # a second band costs more than it saves
     order = np.argsort(lengths, kind="stable")
     cuts = _cuts(_pairs(lengths[order]), most)
-    return [everybody] if len(cuts) == 2 else [order[a:b] for a, b in pairwise(cuts)]
+    return [all_texts] if len(cuts) == 2 else [order[a:b] for a, b in pairwise(cuts)]
 
 
 def _pairs(lengths: Integers) -> Integers:
-    of_each: Integers = lengths * (lengths + PAIRS_A_TOKEN)
-    return of_each
+    pairs: Integers = lengths * (lengths + PAIRS_PER_TOKEN)
+    return pairs
 
 
 def _cuts(pairs: Integers, most: int) -> list[int]:
     """Where bands of ascending texts begin and end, by dynamic programming over the last band's first text."""
     count = len(pairs)
     ends = np.arange(count + 1)
-    cost = (ends[None, :] - ends[:, None]) * np.append(0, pairs)[None, :] + float(PAIRS_A_BAND)
-    cost[ends[:, None] >= ends[None, :]] = np.inf  # a band holds somebody
+    cost = (ends[None, :] - ends[:, None]) * np.append(0, pairs)[None, :] + float(PAIRS_PER_BAND)
+    cost[ends[:, None] >= ends[None, :]] = np.inf  # a band holds at least one text
     least, firsts = cost[0], [np.zeros(count + 1, np.int64)]
     for _ in range(most - 1):
         with_one_more = least[:, None] + cost
         first = with_one_more.argmin(axis=0)
         better = with_one_more.min(axis=0) < least
-        firsts.append(np.where(better, first, -1))  # -1: as without one more
+        firsts.append(np.where(better, first, -1))  # -1: one more band does not help
         least = np.where(better, with_one_more.min(axis=0), least)
     cuts, level = [count], len(firsts) - 1
     while cuts[0] > 0:
@@ -225,33 +231,33 @@ def _cuts(pairs: Integers, most: int) -> list[int]:
     return cuts
 
 
-def _laid_out(lengths: Integers, bands: Sequence[Integers], device: torch.device, spare: int = 0) -> Spans:
+def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.device, spare: int = 0) -> Spans:
     starts = _starts(lengths)
     back, order = np.zeros(lengths.sum() + spare, np.int64), np.empty(len(lengths), np.int64)
-    made, tokens, texts = [], 0, 0
+    finished, tokens, texts = [], 0, 0
     for members in bands:
         places, present = _side_by_side(starts[members], lengths[members], int(lengths[members].max(initial=0)))
         back[places[present]] = tokens + np.flatnonzero(present)
         order[members] = texts + np.arange(len(members))
-        if len(members) == 0:  # a row is needed all the same, and nobody reads what becomes of it
+        if len(members) == 0:  # attention needs at least one row, whose output is not used
             places, present = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        made.append(Band(_there(places, device), _there(present, device)))
+        finished.append(Band(_on_device(places, device), _on_device(present, device)))
         tokens, texts = tokens + places.size, texts + len(places)
     return Spans(
         len(lengths),
-        _there(np.append(_positions(lengths), np.zeros(spare, np.int64)), device),
-        _there(starts, device),
-        tuple(made),
-        _there(back, device),
-        None if len(bands) == 1 else _there(order, device),
+        _on_device(np.append(_positions(lengths), np.zeros(spare, np.int64)), device),
+        _on_device(starts, device),
+        tuple(finished),
+        _on_device(back, device),
+        None if len(bands) == 1 else _on_device(order, device),
         spare=spare,
     )
 
 
 def _side_by_side(starts: Integers, lengths: Integers, longest: int) -> tuple[Integers, NDArray[np.bool_]]:
-    at = np.arange(longest)
-    present: NDArray[np.bool_] = at < lengths[:, None]
-    return starts[:, None] + np.where(present, at, 0), present
+    positions = np.arange(longest)
+    present: NDArray[np.bool_] = positions < lengths[:, None]
+    return starts[:, None] + np.where(present, positions, 0), present
 
 
 def _starts(lengths: Integers) -> Integers:
@@ -268,5 +274,5 @@ def _positions(lengths: Integers) -> Integers:
     return positions
 
 
-def _there(array: NDArray[np.generic], device: torch.device) -> Tensor:
+def _on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""CUDA streams: beside torch's own, in order with it on the device; or one for each thread that computes."""
+"""CUDA streams: one beside torch's own and in order with it, or one for each thread that computes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,10 @@ import torch
 
 
 class SideStream:
-    """A stream for a library that must not queue its work on torch's; on the host there is none, and none is needed.
+    """A stream for a library that must not queue its work on torch's stream. A CPU has no streams and needs none.
 
-    Torch's stream is mostly the default one, whose handle is 0. ONNX Runtime takes 0 for "none given" and would compute
-    on a stream that is not in order with torch's; and nothing can be recorded on the default stream.
+    Torch's stream is usually the default one, whose handle is 0. ONNX Runtime takes 0 for "no stream" and would compute
+    on a stream that is not in order with torch's. Also, nothing can be recorded on the default stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,24 +22,21 @@ class SideStream:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Work that is queued inside comes after all that torch has queued, and before all that it will queue."""
+        """Work queued inside runs after all work that torch has queued, and before work that it queues later."""
         if self._stream is None:
             yield
             return
-        here = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(here)
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
         try:
             yield
         finally:
-            here.wait_stream(self._stream)
+            current.wait_stream(self._stream)
 
 
 @contextmanager
 def beside_others(device: torch.device, threads: int) -> Iterator[None]:
-    """Give a thread that computes while others do a stream of its own, or on the host so many threads to compute with.
-
-    Torch keeps both for each thread.
-    """
+    """Give the current thread its own stream on CUDA, and its number of CPU threads. Torch stores both per thread."""
     torch.set_num_threads(threads)
     if device.type != "cuda":
         yield
@@ -49,11 +46,11 @@ def beside_others(device: torch.device, threads: int) -> Iterator[None]:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for the stream of this thread, so that other threads may use what was made there, and free what was read.
+    """Wait for this thread's own stream, so that other threads may use its outputs and free its inputs.
 
-    On the default stream all is in order, whoever queues it.
+    The default stream needs no wait: the work of all threads is in order there.
     """
     if device.type == "cuda":
-        here = torch.cuda.current_stream(device)
-        if here != torch.cuda.default_stream(device):
-            here.synchronize()
+        current = torch.cuda.current_stream(device)
+        if current != torch.cuda.default_stream(device):
+            current.synchronize()

@@ -12,12 +12,12 @@ from torch import Tensor
 from deployments.models import batches
 from deployments.models.anatomy import Anatomy
 from deployments.models.attention import is_fused
-from deployments.models.departures import Departures, TokenDepartures, Tokens
-from deployments.models.encode import ASKED, Encoder
-from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
-from deployments.models.predict import Predicted, predict
+from deployments.models.departures import AnsweredTokens, Departures, TokenDepartures
+from deployments.models.encode import ANSWERED_TOKENS, Encoder
+from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import Ramps
-from deployments.models.spans import LEAST_STEP, MaskOf, Spans, rows_for, spans_of
+from deployments.models.served_model import BlockRange, RangeOutput
+from deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
 from deployments.models.streams import finish
 from deployments.tasks import Task
 from profiles.lengths import WORD
@@ -27,7 +27,7 @@ from profiles.model import NOBODY, Array, Batch, Launched
 class TorchModel:
     """A Hugging Face classifier, cut at will.
 
-    The parts in `anatomy` are the checkpoint's own modules; `ramps` are read beside them and may be none.
+    The parts in `anatomy` are the checkpoint's own modules; `ramps` come from files beside it and may be empty.
     """
 
     backend = "torch"
@@ -50,11 +50,11 @@ class TorchModel:
         self.encoder = encoder
 
     def with_ramps(self, ramps: Ramps) -> "TorchModel":
-        """The same blocks and weights under other rules."""
+        """The same blocks and weights with other ramps."""
         return TorchModel(self.anatomy, self.encoder, ramps, self.labels, self.device, self.dtype)
 
-    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[Predicted]:
-        """The answers in the order of the inputs, as they are served; without `exits` all run to the last block."""
+    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
+        """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
         return predict(self, inputs, exits)
 
     @property
@@ -79,27 +79,27 @@ class TorchModel:
 
     @property
     def exact(self) -> "TorchModel":
-        """The network whose modules hold the weights, whatever else computes."""
+        """The network whose modules hold the weights, for any backend."""
         return self
 
     @property
     def compiles_shapes(self) -> bool:
-        """Whether the first launch with a number of rows takes longer: oneDNN compiles products in half precision."""
+        """Whether the first launch with each number of rows is slow, as oneDNN compiles products in half precision."""
         return self.device.type == "cpu" and self.dtype != torch.float32
 
     def twin(self) -> "TorchModel":
-        """The same network, same weights, for another thread that computes at the same time. Nothing else is shared."""
+        """The same network for another thread that computes at the same time: only the weights are shared."""
         return self
 
-    def prepare(self, stretches: Iterable[BlockRange], example: Batch) -> None:
-        """Do nothing: on torch every stretch is ready."""
+    def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
+        """Do nothing: on torch every block range is ready."""
 
     @torch.inference_mode()
     def compile_shapes(self, inputs: int, tokens: int, within_s: float, clock: Callable[[], float]) -> None:
-        """Run the head and a block with every number of rows that launches of so many inputs and tokens may have.
+        """Run the head and one block with every number of rows that launches up to this size may have.
 
-        Then no launch waits for oneDNN. The blocks of an encoder have one shape. Sizes that are not reached within the
-        time are compiled when they come.
+        After that no launch waits for oneDNN. One block is enough, as all blocks of an encoder have the same shape.
+        Sizes that are not reached within `within_s` are compiled when they occur.
         """
         if not (self.compiles_shapes and self.reads_text):
             return
@@ -109,13 +109,13 @@ class TorchModel:
             self.anatomy.head(word.expand(count, 1, -1))
         while rows < tokens and clock() < until_s:
             rows = rows_for(rows + 1)
-            spans = spans_of(np.full(rows // LEAST_STEP, LEAST_STEP), self.device)
+            spans = spans_of(np.full(rows // MIN_STEP, MIN_STEP), self.device)
             hidden = self.anatomy.blocks[0](word.expand(rows, -1).contiguous(), spans)
             if self.task.by_token:
                 self.anatomy.head(hidden)
 
     def _hidden_word(self) -> Tensor:
-        """One token as the first block reads it."""
+        """The hidden state of one token before the first block."""
         arrays, spans = self._enter(self.encode([WORD]))
         return self._before(0, arrays, spans)[:1]
 
@@ -140,14 +140,14 @@ class TorchModel:
         arrays, spans = self._enter(batch)
         departures = self._departures(batch, kept)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
-        passed = self.through(BlockRange(batch.cursor, stop, tuple(observed)), arrays, spans)
+        output = self.through(BlockRange(batch.cursor, stop, tuple(observed)), arrays, spans)
         thresholds = ramps if isinstance(ramps, Mapping) else {}
-        for block, logits in passed.ramps.items():
+        for block, logits in output.ramps.items():
             decision = self.ramps.decide(block, logits, departures.memory, thresholds.get(block))
             departures.note(block, decision, may_leave=block in ramps)
-        if passed.head is not None:
-            departures.close(stop - 1, passed.head)
-        return self._settle(batch, stop, passed.hidden, departures)
+        if output.head is not None:
+            departures.close(stop - 1, output.head)
+        return self._launched(batch, stop, output.hidden, departures)
 
     def _departures(self, batch: Batch, kept: NDArray[np.int64]) -> Departures:
         memory = self._on_device(batch.memory)
@@ -155,27 +155,27 @@ class TorchModel:
             return Departures(memory, self.num_labels, kept)
         assert batch.lengths is not None, "This is a bug: texts have lengths."
         text = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.lengths)).to(self.device, non_blocking=True)
-        asked = self._on_device(batch.arrays[ASKED])
-        tokens = Tokens(batch.lengths, text, asked, self.ramps.rules.most_unsure)
+        answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
+        tokens = AnsweredTokens(batch.lengths, text, answered, self.ramps.rules.most_unsure)
         return TokenDepartures(memory, self.num_labels, kept, tokens)
 
-    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
-        """Run a stretch without deciding who leaves. Another backend replaces this one method."""
-        return self.compute(stretch, arrays, spans, lambda visible, dtype: visible)
+    def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
+        """Run a block range without deciding on exits. Another backend overrides this method."""
+        return self.compute(block_range, arrays, spans, lambda visible, dtype: visible)
 
     def compute(
-        self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None, mask_of: MaskOf
+        self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None, mask_of: MaskOf
     ) -> RangeOutput:
-        """Run a stretch on torch, whatever the backend is."""
+        """Run a block range on torch, for any backend."""
         spare = 0 if spans is None else spans.spare
-        rows, logits = self._before(stretch.start, arrays, spans), {}
+        rows, logits = self._before(block_range.start, arrays, spans), {}
         spans = None if spans is None else spans.masked(mask_of, rows.dtype)
-        for block in range(stretch.start, stretch.stop):
+        for block in range(block_range.start, block_range.stop):
             rows = self.anatomy.blocks[block](rows, spans)
             hidden = rows[: len(rows) - spare] if spare else rows
-            if block in stretch.ramps:
+            if block in block_range.ramps:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
-        if stretch.stop < self.num_blocks:
+        if block_range.stop < self.num_blocks:
             return RangeOutput(hidden, logits, None)
         read = rows if spans is None else self.anatomy.gather(rows, spans)
         answer = self.anatomy.head(read)
@@ -185,9 +185,9 @@ class TorchModel:
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """What ramps are made from: what one after each block but the last reads, and the network's own logits.
+        """What ramps are trained on: the pooled state after each block but the last, and the network's own logits.
 
-        Where tokens are answered, there is a row for each that is asked for.
+        Where words are answered, there is one row for each answered token.
         """
         arrays, spans = self._enter(batch)
         pooled = []
@@ -198,11 +198,11 @@ class TorchModel:
             arrays = {"hidden": hidden}
         head = self.through(BlockRange(self.num_blocks - 1, self.num_blocks), arrays, spans).head
         assert head is not None, "This is a bug: the network ends here."
-        found = pooled, head * self.ramps.head_temperature
-        if ASKED not in batch.arrays:
-            return found
-        asked = self._on_device(batch.arrays[ASKED])
-        return [each[asked] for each in pooled], found[1][asked]
+        logits = head * self.ramps.head_temperature
+        if ANSWERED_TOKENS not in batch.arrays:
+            return pooled, logits
+        answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
+        return [features[answered] for features in pooled], logits[answered]
 
     def _check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
         if not batch.cursor < stop <= self.num_blocks:
@@ -211,9 +211,12 @@ class TorchModel:
             raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
 
     def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Spans | None]:
-        """What the next block reads, on the device, and where its texts lie (None: it reads no texts)."""
-        read = {name: array for name, array in batch.arrays.items() if name != ASKED}
-        arrays = {name: self._in_precision(self._on_device(array)) for name, array in read.items()}
+        """The arrays that the next block reads, on the device, and where its texts lie (None for images)."""
+        arrays = {
+            name: self._in_precision(self._on_device(array))
+            for name, array in batch.arrays.items()
+            if name != ANSWERED_TOKENS
+        }
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
@@ -237,11 +240,11 @@ class TorchModel:
     def _in_precision(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-    def _settle(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
-        exits, staying = departures.settle()
+    def _launched(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
+        exits, staying = departures.finish()
         if hidden is None or len(staying) == 0:
             return Launched(exits, None)
-        along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ASKED}
+        along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ANSWERED_TOKENS}
         after = replace(batch, cursor=stop, arrays={"hidden": hidden, **along}, memory=departures.memory)
         survivors = after if len(staying) == len(batch) else batches.select(after, staying)
         finish(self.device)
@@ -249,7 +252,7 @@ class TorchModel:
 
 
 def _with_spare(arrays: Mapping[str, Tensor], spare: int) -> Mapping[str, Tensor]:
-    """The arrays with so many rows of zeros behind them."""
+    """The arrays with `spare` rows of zeros added at the end."""
     if not spare:
         return arrays
     return {name: torch.cat((array, array.new_zeros(spare, *array.shape[1:]))) for name, array in arrays.items()}
@@ -258,12 +261,12 @@ def _with_spare(arrays: Mapping[str, Tensor], spare: int) -> Mapping[str, Tensor
 class _OnTorch:
     """The backend `torch`: every network as it was loaded."""
 
-    tried_by_auto = False  # it is what others are measured against
+    tried_by_auto = False  # the others are measured against it
 
     def obstacle(self, model: TorchModel, int8: bool) -> str | None:
         return None
 
-    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
+    def serve(self, model: TorchModel, fingerprint: object, int8: bool) -> TorchModel:
         return model
 
 

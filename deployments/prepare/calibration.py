@@ -1,4 +1,4 @@
-"""Calibrates each ramp by a temperature, so that 0.9 means right nine times in ten, and measures what error is left."""
+"""Calibrates ramps by a temperature each, so that 0.9 means right nine times in ten, and measures the error left."""
 
 import math
 
@@ -6,7 +6,9 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-COLDEST, HOTTEST = 0.05, 20.0
+# Bounds of the search for a temperature. Ramps beyond them are useless: sure of everything, or of nothing.
+MIN_TEMPERATURE = 0.05
+MAX_TEMPERATURE = 20.0
 
 
 def temperature(logits: Tensor, targets: Tensor) -> float:
@@ -22,13 +24,13 @@ def temperature(logits: Tensor, targets: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         return torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), targets).item()
 
-    bounds = (math.log(COLDEST), math.log(HOTTEST))
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-    return round(math.exp(found.x), 4)
+    bounds = (math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE))
+    result = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return round(math.exp(result.x), 4)
 
 
 def calibration_error(logits: Tensor, targets: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: how far confidence is from accuracy, over equally wide bins of confidence.
+    """Expected calibration error: the mean difference of confidence and accuracy, over equally wide confidence bins.
 
     >>> round(calibration_error(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.eye(2)), 3)
     0.0

@@ -1,4 +1,4 @@
-"""What exits do to every class by itself: a mean over all inputs may hide that a rare one pays for the others."""
+"""The effect of exits on each class: a mean over all inputs may hide that a rare class pays for the others."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,30 +11,33 @@ from rich.text import Text
 from deployments.models.ramps import ClassFigures
 from profiles.losses import EntityF1, Labels
 
-SURE = 2.0  # standard errors
-MOST_SHOWN = 20  # classes in the table: those that lose most
-PAYS = 0.02  # of its recall, that a class must lose beyond the mean loss before it is worth a warning
+# Standard errors beyond which a difference is not chance.
+SURE = 2.0
+# Rows of the table: the classes that lose most.
+MAX_SHOWN = 20
+# A class is worth a warning if its recall falls by this much more than the mean over all inputs.
+NOTABLE_DROP = 0.02
 
 
 def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, ...]:
-    """The figures of every class that occurs; `full` and `exits` are the answers without exits and with them."""
+    """The figures of every class in `truth`; `full` and `exits` are the answers without and with exits."""
     return tuple(
         ClassFigures(
             label=label,
-            inputs=int((here := truth == label).sum()),
-            full_recall=float((full[here] == label).mean()),
-            recall=float((exits[here] == label).mean()),
-            full_f1=_f1(here, full == label),
-            f1=_f1(here, exits == label),
-            lost=int((here & (full == label) & (exits != label)).sum()),
-            won=int((here & (full != label) & (exits == label)).sum()),
+            inputs=int((members := truth == label).sum()),
+            full_recall=float((full[members] == label).mean()),
+            recall=float((exits[members] == label).mean()),
+            full_f1=_f1(members, full == label),
+            f1=_f1(members, exits == label),
+            lost=int((members & (full == label) & (exits != label)).sum()),
+            won=int((members & (full != label) & (exits == label)).sum()),
         )
         for label in np.unique(truth).tolist()
     )
 
 
-def _f1(here: NDArray[np.bool_], said: NDArray[np.bool_]) -> float:
-    return float(2 * (here & said).sum() / (here.sum() + said.sum()))
+def _f1(members: NDArray[np.bool_], answered_so: NDArray[np.bool_]) -> float:
+    return float(2 * (members & answered_so).sum() / (members.sum() + answered_so.sum()))
 
 
 def class_table(
@@ -43,15 +46,15 @@ def class_table(
     answered: str = "inputs",
     entities: EntityF1 | None = None,
 ) -> Table:
-    """One row a class; of many, those whose recall falls most. `answered`: what has a label."""
-    shown = sorted(classes, key=lambda each: each.recall - each.full_recall)[:MOST_SHOWN]
+    """One row per class: at most 20, those whose recall falls most. `answered`: the plural of what has a label."""
+    shown = sorted(classes, key=lambda each: each.recall - each.full_recall)[:MAX_SHOWN]
     title = "by class" if len(shown) == len(classes) else f"by class: the {len(shown)} of {len(classes)} that lose most"
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left")
     table.caption, table.caption_justify = str(entities) if entities else None, "left"
     table.add_column("class")
     for heading in (answered, "recall\nin full", "recall\nwith exits", "F1\nin full", "F1\nwith exits"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for each in sorted(shown, key=lambda one: one.label):
+    for each in sorted(shown, key=lambda figures: figures.label):
         figures = (each.full_recall, each.recall, each.full_f1, each.f1)
         table.add_row(Text(names[each.label]), f"{each.inputs:,}", *(f"{figure:.1%}" for figure in figures))
     return table
@@ -60,13 +63,13 @@ def class_table(
 def warnings(
     classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True, answered: str = "inputs"
 ) -> Iterator[str]:
-    """What a mean over all inputs would hide: a network that knows no better than to guess, and classes that pay."""
+    """Warnings that a mean over all inputs hides: a network no better than guessing, and classes that lose most."""
     count = sum(each.inputs for each in classes)
     right = sum(each.full_recall * each.inputs for each in classes) / count
     most = max(classes, key=lambda each: each.inputs)
     if not labelled:
         if len(classes) == 1:
-            yield f"the network answers {names[most.label]!r} to every input: there is nothing for exits to keep"
+            yield f"the network answers {names[most.label]!r} to every input: exits have nothing to keep"
         return
     guessed = most.inputs / count
     if right - guessed <= SURE * (right * (1 - right) / count) ** 0.5:
@@ -77,7 +80,7 @@ def warnings(
     mean_lost = sum(each.lost - each.won for each in classes) / count
     for each in classes:
         drop = each.full_recall - each.recall
-        if drop > mean_lost + PAYS and each.lost - each.won > SURE * (each.lost + each.won) ** 0.5:
+        if drop > mean_lost + NOTABLE_DROP and each.lost - each.won > SURE * (each.lost + each.won) ** 0.5:
             of_all = f"{each.full_recall:.1%} of its {each.inputs:,} {answered}"
             yield (
                 f"{names[each.label]!r} pays for the others: {of_all} are answered right in full, "
@@ -86,7 +89,7 @@ def warnings(
 
 
 def unseen(classes: Sequence[ClassFigures], names: Sequence[str]) -> str | None:
-    """What a promise about classes says nothing of.
+    """A sentence on the classes that a promise does not cover, if there are any.
 
     >>> unseen((), ["good", "bad"])
     "nothing is promised of 'good', 'bad': the promise was tested on no input of this class"

@@ -1,4 +1,4 @@
-"""Labelled or merely recorded inputs: which columns of a file hold them, and what stands in each row."""
+"""Reads inputs from files, with or without labels: finds the columns that hold them, and reads row by row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,33 +22,36 @@ from deployments.prepare.records import (
 )
 from profiles.errors import UserError
 
+# Usual names of columns, in lower case, the most specific first.
 WORD_NAMES = (WORDS, "words")
 TAG_NAMES = (LABELS, "tags", "labels", "label", "ner")
 TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", "content", "input")
-PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passage"))  # QNLI, QQP, rankers
+# Two columns that make a pair wherever both exist: those of QNLI, of QQP, and of rankers.
+PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passage"))
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
-ANY = 0  # number of channels, where it is not known
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
+# The number of channels if it is not known.
+ANY = 0
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read (None: found by the usual names), and how the file is laid out."""
+    """The columns to read (None: the usual names are tried), and the layout of the file."""
 
     text: str | None = None
     pair: str | None = None
     image: str | None = None
     label: str | None = None
     layout: Layout = field(default_factory=Layout)
-    words: str | None = None  # found where a column holds lists of words
+    words: str | None = None  # set if a column holds lists of words
 
 
 @dataclass(frozen=True)
 class Row:
     """One input as a network's `encode` takes it, and its label as the file writes it (None: the file has none).
 
-    A text whose words are given is a list of these, and its label a list of theirs.
+    A text with labelled words is a list of words, and its label the list of their labels.
     """
 
     number: int
@@ -57,10 +60,10 @@ class Row:
 
 
 def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> Iterator[Row]:
-    """Every row in order, holding one at a time. Row numbers start at 1 and do not count a header.
+    """Every row in order, one at a time in memory. Row numbers start at 1 and do not count a header.
 
-    `channels` are those of the images that the network takes (`ANY`: it is not known); None: it takes texts. `pairs`
-    says whether it takes two of them at once, so that a second column of texts is looked for.
+    `channels`: the channels of the network's images (`ANY`: unknown); None for a network that takes texts. `pairs`:
+    the network takes pairs of texts, so a second column of texts is read if there is one.
     """
     _check(path, columns, channels, pairs)
     with one_line_errors(path, columns.layout):
@@ -71,10 +74,10 @@ def rows(path: Path, columns: Columns = Columns(), *, channels: int | None = Non
 
 
 def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = None, pairs: bool = True) -> str:
-    """A sentence that says which columns of a file are read, as its first row decides it."""
+    """A sentence on the columns of a file that are read, which its first row decides."""
     _check(path, columns, channels, pairs)
     if suffix_of(path) == ".npz":
-        return f"{path.name}: reading the arrays 'images' and, if it is there, 'labels'"
+        return f"{path.name}: reading the arrays 'images' and, if it exists, 'labels'"
     with one_line_errors(path, columns.layout):
         first = next(iter(records(path, columns.layout)), None)
         if first is None:
@@ -104,78 +107,78 @@ def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> 
 
 
 def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> None:
-    """Refuse a file, or columns, that cannot be of the kind that the network reads."""
+    """Refuse a file or columns that the network cannot read."""
     check_format(path, columns.layout)
     if channels is not None and (columns.text or columns.pair):
-        raise UserError(f"{path}: the network reads images, which --image-column names, no column of texts")
+        raise UserError(f"{path}: the network reads images: name their column with --image-column, not one of texts")
     if channels is None and (columns.image or suffix_of(path) == ".npz"):
-        raise UserError(f"{path}: the network reads texts, no images")
+        raise UserError(f"{path}: the network reads texts, not images")
     if not pairs and columns.pair:
         raise UserError(f"{path}: the network reads single texts, so --text-pair-column has no use")
 
 
 def _check_row(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
-    """Refuse rows that would be misread: a cell without a column (csv: under None), or a label where row 1 has none."""
+    """Refuse rows that would be misread: a cell without a column (csv: under None), or a label if row 1 has none."""
     if None in record:
-        mend = "a text holds no tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
-        raise UserError(f"{path}: row {number} has more cells than the header; {mend}")
+        remedy = "a text must not hold tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
+        raise UserError(f"{path}: row {number} has more cells than the header; {remedy}")
     if chosen.label is None and (label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)):
         raise UserError(f"{path}: row {number} has a label ({label!r}) but row 1 has none; label all rows or none")
 
 
 def _of_words(path: Path, number: int, record: Mapping[str, Any], words: str, labels: str | None) -> Row:
-    """A text whose words are given, each with its label where there are some."""
-    where, given = f"{path}: row {number}", _cell(path, number, record, words)
-    if not isinstance(given, list) or not given or not all(isinstance(word, str) for word in given):
-        raise UserError(f"{where}: {words!r} must be a list of words, got {_kind(given)}")
-    if empty := next((place for place, word in enumerate(given, start=1) if not word.strip()), None):
+    """A text as a list of words, with their labels if the file has a column of labels."""
+    where, values = f"{path}: row {number}", _cell(path, number, record, words)
+    if not isinstance(values, list) or not values or not all(isinstance(word, str) for word in values):
+        raise UserError(f"{where}: {words!r} must be a list of words, got {_kind(values)}")
+    if empty := next((place for place, word in enumerate(values, start=1) if not word.strip()), None):
         raise UserError(f"{where}: {words!r}: word {empty} is empty")
-    _check_characters(f"{where}: {words!r}", "".join(given))
+    _check_characters(f"{where}: {words!r}", "".join(values))
     if labels is None:
-        return Row(number, given, None)
-    told = _cell(path, number, record, labels)
-    if not isinstance(told, list):
-        raise UserError(f"{where}: {labels!r} must be a list with a label for each word, got {_kind(told)}")
-    if len(told) != len(given):
-        raise UserError(f"{where}: has {len(given)} words but {len(told)} labels")
-    return Row(number, given, told)
+        return Row(number, values, None)
+    word_labels = _cell(path, number, record, labels)
+    if not isinstance(word_labels, list):
+        raise UserError(f"{where}: {labels!r} must be a list with a label for each word, got {_kind(word_labels)}")
+    if len(word_labels) != len(values):
+        raise UserError(f"{where}: has {len(values)} words but {len(word_labels)} labels")
+    return Row(number, values, word_labels)
 
 
 def _kind(value: Any) -> str:
     return "an empty list" if value == [] else type(value).__name__
 
 
-def _choose(path: Path, record: Mapping[Any, Any], asked: Columns, images: bool, pairs: bool) -> Columns:
-    """Every asked column must exist; the input's must be found; label and pair may be absent."""
+def _choose(path: Path, record: Mapping[Any, Any], requested: Columns, images: bool, pairs: bool) -> Columns:
+    """The columns to read. Every requested column must exist, and one with inputs; others may be absent."""
     names = list(record)
-    for name in (asked.text, asked.pair, asked.image, asked.label):
+    for name in (requested.text, requested.pair, requested.image, requested.label):
         if name is not None and name not in names:
             raise _no_column(path, f"no column {name!r}", names)
     if images:
-        image = asked.image or _usual(names, IMAGE_NAMES)
+        image = requested.image or _usual(names, IMAGE_NAMES)
         if image is None:
             raise _no_column(path, "no column of images found (name it with --image-column)", names)
-        return Columns(image=image, label=asked.label or _usual(names, LABEL_NAMES))
-    words = asked.text or _usual(names, WORD_NAMES)
+        return Columns(image=image, label=requested.label or _usual(names, LABEL_NAMES))
+    words = requested.text or _usual(names, WORD_NAMES)
     if words and isinstance(record[words], list):
-        return Columns(words=words, label=asked.label or _usual(names, TAG_NAMES))
-    looked_for = pairs and not asked.text
-    first, second = _usual_pair(names) if looked_for else (None, None)
-    text = asked.text or first or _usual(names, TEXT_NAMES)
+        return Columns(words=words, label=requested.label or _usual(names, TAG_NAMES))
+    may_pair = pairs and not requested.text
+    first, second = _usual_pair(names) if may_pair else (None, None)
+    text = requested.text or first or _usual(names, TEXT_NAMES)
     if text is None:
         raise _no_column(path, "no column of texts found (name it with --text-column)", names)
-    pair = asked.pair or second or (_usual(names, PAIR_NAMES) if looked_for else None)
-    return Columns(text=text, pair=pair, label=asked.label or _usual(names, LABEL_NAMES))
+    pair = requested.pair or second or (_usual(names, PAIR_NAMES) if may_pair else None)
+    return Columns(text=text, pair=pair, label=requested.label or _usual(names, LABEL_NAMES))
 
 
 def _usual_pair(names: Sequence[Any]) -> tuple[str | None, str | None]:
-    """Two columns that make a pair wherever both are there, though one of them alone may be the text.
+    """Two columns that make a pair if both exist, although one of them alone may be the text.
 
     >>> _usual_pair(["index", "question", "sentence", "label"])
     ('question', 'sentence')
     """
-    found = ((_usual(names, [one]), _usual(names, [other])) for one, other in PAIRS)
-    return next((pair for pair in found if all(pair)), (None, None))
+    matches = ((_usual(names, [first]), _usual(names, [second])) for first, second in PAIRS)
+    return next((pair for pair in matches if all(pair)), (None, None))
 
 
 def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
@@ -187,16 +190,16 @@ def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
     return next((folded[name] for name in usual if name in folded), None)
 
 
-def _no_column(path: Path, what: str, names: Sequence[Any]) -> UserError:
-    there = ", ".join(repr(name)[:40] for name in names[:20])
-    return UserError(f"{path}: {what}; it has: {there or 'nothing'}{_hint(path, names)}")
+def _no_column(path: Path, problem: str, names: Sequence[Any]) -> UserError:
+    existing = ", ".join(repr(name)[:40] for name in names[:20])
+    return UserError(f"{path}: {problem}; it has: {existing or 'nothing'}{_hint(path, names)}")
 
 
 def _hint(path: Path, names: Sequence[Any]) -> str:
     if suffix_of(path) not in TABLES:
         return ""
-    if len(names) == 1 and (found := next((each for each in ";|\t," if each in str(names[0])), None)):
-        return f". Are its columns divided by {found!r}? Then give --delimiter {found!r}"
+    if len(names) == 1 and (delimiter := next((sign for sign in ";|\t," if sign in str(names[0])), None)):
+        return f". Are its columns divided by {delimiter!r}? Then give --delimiter {delimiter!r}"
     return ". A file without a header needs --columns"
 
 
@@ -218,7 +221,7 @@ def _text(path: Path, number: int, record: Mapping[str, Any], chosen: Columns) -
 
 
 def _check_characters(where: str, text: str) -> None:
-    """Refuse what JSON can write and no tokenizer can read: one half of a character that takes two."""
+    """Refuse half of a surrogate pair, which JSON can write and no tokenizer can read."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -235,7 +238,7 @@ def _image(path: Path, number: int, record: Mapping[str, Any], name: str, channe
 
 
 def _pixels(path: Path, where: str, name: str, cell: Any) -> NDArray[Any]:
-    if isinstance(cell, dict) and cell.get("bytes"):  # as `datasets` keeps pictures
+    if isinstance(cell, dict) and cell.get("bytes"):  # the library `datasets` stores pictures in this way
         return _picture(where, BytesIO(cell["bytes"]), "in it")
     if isinstance(cell, str) and not cell.lstrip().startswith("["):
         return _picture(where, path.parent / cell, repr(cell))
@@ -272,8 +275,8 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
         images = file["images"]
         labels = file["labels"] if "labels" in file else np.full(images.shape[:1], None)
     if images.ndim not in (3, 4) or images.dtype.kind not in "buif":
-        there = f"{images.dtype} {images.shape}"
-        raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {there}")
+        actual = f"{images.dtype} {images.shape}"
+        raise UserError(f"{path}: 'images' must be numbers, count x height x width (x channels), got {actual}")
     if 0 in images.shape:
         raise UserError(f"{path} holds no inputs: 'images' has the shape {images.shape}")
     _check_channels(f"{path}: each of 'images'", images.shape[1:], channels)

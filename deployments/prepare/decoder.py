@@ -1,7 +1,7 @@
-"""Ramps for a decoder: where its head may be read early, how sure it has to be there, and what that costs.
+"""Ramps for a decoder: after which block its head is read early, from which threshold on, and at what loss.
 
-The full network writes on from prompts. One pass over what it wrote shows what its head would have said after every
-block: with `recompute`, a ramp never sees anything else, as long as tokens are those of the full network.
+The full network continues prompts. One pass over its texts gives the output of its head after every block. With exits
+by `recompute`, a ramp gets exactly these outputs, as long as all tokens are those of the full network.
 """
 
 import time
@@ -28,16 +28,23 @@ from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-LEAST_PROMPTS = 20
-AT_ONCE = 32
-MEASURED = 16  # launches
-LENGTHS = 200  # texts whose lengths are kept, for plans
+# Fewer prompts show too little of a decoder to choose a threshold from.
+MIN_PROMPTS = 20
+# Sequences that are written at the same time.
+BATCH = 32
+# Launches that are timed.
+TIMED_LAUNCHES = 16
+# Texts whose lengths are stored beside the rules, for plans.
+MAX_LENGTHS = 200
 
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """`allowed_loss`: of the tokens, those that may be others than the full network's. `max_tokens`: for a prompt.
-    `calibrate`: of the prompts; thresholds come from these, figures from the others."""
+    """Options of preparing a decoder.
+
+    `allowed_loss`: the share of tokens that may differ from the full network's. `max_tokens`: tokens written for each
+    prompt. `calibrate`: the share of prompts that thresholds come from; figures come from the other prompts.
+    """
 
     allowed_loss: float = 0.005
     max_tokens: int = 64
@@ -45,16 +52,16 @@ class DecoderOptions:
 
 
 @dataclass(frozen=True)
-class Readings:
-    """What the head says after every block but the last: blocks x tokens."""
+class EarlyHeadOutputs:
+    """The outputs of the head after every block but the last: blocks x tokens."""
 
-    sure: Floats  # the probability of its most probable token
-    agrees: Flags  # that this is the full network's token
+    sure: Floats  # the probability of the most probable token
+    agrees: Flags  # whether that token is the full network's
 
 
 @dataclass(frozen=True)
 class DecoderReport:
-    """What exits cost and bring, on prompts that no threshold was chosen from."""
+    """The loss and the gain of exits, on prompts that no threshold was chosen from."""
 
     rules: DecoderRules
     rhythm: DeepRhythm
@@ -65,60 +72,62 @@ class DecoderReport:
 def ramps_for(
     model: Any, prompts: Sequence[Sequence[int]], stop: frozenset[int], options: DecoderOptions
 ) -> DecoderReport:
-    """The rules of the ramp that brings most, at no more than the allowed loss."""
-    if len(prompts) < LEAST_PROMPTS:
-        raise UserError(f"{len(prompts)} prompts: at least {LEAST_PROMPTS} are needed")
+    """The rules of the ramp with the largest gain, at no more than the allowed loss."""
+    if len(prompts) < MIN_PROMPTS:
+        raise UserError(f"{len(prompts)} prompts: at least {MIN_PROMPTS} are needed")
     shape = shape_of(model.config)
     requests = [shape.request(prompt, options.max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), requests)
     cut = round(options.calibrate * len(requests))
-    seen = readings(model, requests[:cut], full[:cut])
+    calibration = early_head_outputs(model, requests[:cut], full[:cut])
     thresholds = [
-        threshold(seen.sure[block], seen.agrees[block], options.allowed_loss) for block in range(len(seen.sure))
+        threshold(calibration.sure[block], calibration.agrees[block], options.allowed_loss)
+        for block in range(len(calibration.sure))
     ]
-    survival = [float((seen.sure[block] < each).mean()) for block, each in enumerate(thresholds)]
+    survival = [float((calibration.sure[block] < value).mean()) for block, value in enumerate(thresholds)]
     depth = len(thresholds) + 1
     fixed = fixed_share(model, prompts[0])
-    place, found = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
-    unseen = readings(model, requests[cut:], full[cut:])
-    ramp = _measured(place, thresholds[place], unseen)
-    others = [_measured(block, each, unseen) for block, each in enumerate(thresholds) if block != place]
-    lengths = TextLengths(prompts=_tokens(prompts), outputs=_tokens(full))
-    rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(found.share, 3))
+    best_block, best = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
+    test = early_head_outputs(model, requests[cut:], full[cut:])
+    ramp = _measured(best_block, thresholds[best_block], test)
+    others = [_measured(block, value, test) for block, value in enumerate(thresholds) if block != best_block]
+    lengths = TextLengths(prompts=_text_lengths(prompts), outputs=_text_lengths(full))
+    rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(best.share, 3))
     exits = texts(model, rules, requests[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
-    leaves = unseen.sure[place] >= ramp.threshold
-    agreement = float((unseen.agrees[place] | ~leaves).mean())
+    leaves = test.sure[best_block] >= ramp.threshold
+    agreement = float((test.agrees[best_block] | ~leaves).mean())
     project = projected(model, rules, requests[cut:], full[cut:], fixed)
     rules = rules.model_copy(update={"agreement": agreement, "same_texts": same, "project": project})
-    return DecoderReport(rules, found, depth, len(leaves))
+    return DecoderReport(rules, best, depth, len(leaves))
 
 
 def projected(
     model: Any, rules: DecoderRules, requests: Sequence[TextRequest], full: Sequence[Sequence[int]], fixed: float
 ) -> ProjectedTexts:
-    """What becomes of texts whose KV is projected: only writing them freely shows it, as each token changes the next.
+    """The texts that come from exits by `project`. They must be written, as each token changes the next ones.
 
-    Where the deep part runs is the rhythm for as many as go on, and `fixed` is what a launch costs beside its rows.
+    The deep part runs at the rhythm for the share of tokens that go on. `fixed` is the cost of a launch beside its
+    rows.
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks
-    found = _engine(model, rules, exits="project").write_with_depths(requests)
-    depths = [depth for _, each in found for depth in each]
+    written = _engine(model, rules, exits="project").write_with_depths(requests)
+    depths = [depth for _, text_depths in written for depth in text_depths]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
     fill = _projection_share(anatomy_of(model), ramp.block + 1)
     best = rhythm((ramp.block + 1) / num_blocks, survival, fixed, fill)
     return ProjectedTexts(
         survival=survival,
-        same_tokens=sum(map(_same_until, (tokens for tokens, _ in found), full)) / sum(map(len, full)),
-        same_texts=float(np.mean([tokens == other for (tokens, _), other in zip(found, full, strict=True)])),
+        same_tokens=sum(map(_same_until, (tokens for tokens, _ in written), full)) / sum(map(len, full)),
+        same_texts=float(np.mean([tokens == other for (tokens, _), other in zip(written, full, strict=True)])),
         deep_share=max(0.01, round(best.share, 3)),
         gain=best.gain,
     )
 
 
 def _same_until(written: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens there are before the first that differs.
+    """The number of tokens before the first one that differs.
 
     >>> _same_until([1, 2, 3], [1, 2, 4, 5])
     2
@@ -127,13 +136,13 @@ def _same_until(written: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _projection_share(anatomy: DecoderAnatomy, block: int) -> float:
-    """What a row costs that only leaves its KV, of one that runs through a block: by the weights that it meets."""
+    """The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights."""
     weights = sum(each.numel() for each in anatomy.blocks[block].parameters() if each.dim() > 1)
     return 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
 
 
 def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
-    """The lowest at which those who leave cost no more than the allowed loss, of all tokens.
+    """The lowest threshold at which the tokens that leave cost at most the allowed loss, as a share of all tokens.
 
     >>> threshold(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, True, False, True]), 0.0)
     0.8
@@ -141,19 +150,20 @@ def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
     order = np.argsort(-sure, kind="stable")
     lost = np.cumsum(~agrees[order]) / len(sure)
     fits = np.flatnonzero(lost <= allowed_loss)
-    # Tokens that are as sure as each other leave together.
+    # Equally sure tokens leave together.
     ends = [place for place in fits if place + 1 == len(sure) or sure[order[place + 1]] < sure[order[place]]]
     return float(sure[order[ends[-1]]]) if ends else 1.01
 
 
-def _tokens(texts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """How long the first of these are."""
-    return tuple(len(text) for text in texts[:LENGTHS])
+def _text_lengths(texts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The lengths of the first texts."""
+    return tuple(len(text) for text in texts[:MAX_LENGTHS])
 
 
-def _measured(block: int, value: float, seen: Readings) -> DecoderRamp:
-    leaves = seen.sure[block] >= value
-    agrees = seen.agrees[block]
+def _measured(block: int, value: float, outputs: EarlyHeadOutputs) -> DecoderRamp:
+    """A ramp with this threshold and its measured figures."""
+    leaves = outputs.sure[block] >= value
+    agrees = outputs.agrees[block]
     return DecoderRamp(
         block=block,
         threshold=value,
@@ -164,66 +174,66 @@ def _measured(block: int, value: float, seen: Readings) -> DecoderRamp:
 
 
 def texts(model: Any, rules: DecoderRules, requests: Sequence[TextRequest]) -> list[list[int]]:
-    """What is written, in full batches."""
+    """The texts that the network writes under these rules."""
     return _engine(model, rules).write_all(requests)
 
 
 def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine:
-    """An engine in which any number may wait for ever."""
-    told = {"exits": exits, "max_residents": AT_ONCE, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
-    return engine_of(model, rules, DecoderConfig.model_validate({"model": "", **told}))
+    """An engine without limits on the number of waiting sequences and on their times."""
+    limits = {"exits": exits, "max_residents": BATCH, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}
+    return engine_of(model, rules, DecoderConfig.model_validate({"model": "", **limits}))
 
 
 @torch.inference_mode()
-def readings(model: Any, requests: Sequence[TextRequest], written: Sequence[Sequence[int]]) -> Readings:
-    """What the head says early wherever the full network has written a token."""
+def early_head_outputs(model: Any, requests: Sequence[TextRequest], written: Sequence[Sequence[int]]) -> EarlyHeadOutputs:
+    """The outputs of the head after every block but the last, for each token that the full network has written."""
     sure, agrees = [], []
     anatomy = anatomy_of(model)
-    for asked, tokens in zip(requests, written, strict=True):
-        states = _states(anatomy, asked, tokens)
-        said = [at_least_float32(anatomy.head(each[len(asked.prompt) - 1 :])) for each in states]
+    for text, tokens in zip(requests, written, strict=True):
+        states = _states(anatomy, text, tokens)
+        head_logits = [at_least_float32(anatomy.head(state[len(text.prompt) - 1 :])) for state in states]
         full = torch.tensor(tokens, device=states[0].device)
-        sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in said]))
-        agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in said]))
-    return Readings(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
+        sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in head_logits]))
+        agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in head_logits]))
+    return EarlyHeadOutputs(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
 
 
-def _states(anatomy: DecoderAnatomy, asked: TextRequest, tokens: Sequence[int]) -> list[torch.Tensor]:
-    """The states after every block but the last."""
-    with states_after(anatomy.blocks[:-1]) as found:
-        anatomy.whole(asked, [*asked.prompt, *tokens[:-1]])
-    return [states[0] for states in found]
+def _states(anatomy: DecoderAnatomy, text: TextRequest, tokens: Sequence[int]) -> list[torch.Tensor]:
+    """The hidden states after every block but the last."""
+    with states_after(anatomy.blocks[:-1]) as outputs:
+        anatomy.whole(text, [*text.prompt, *tokens[:-1]])
+    return [states[0] for states in outputs]
 
 
 @contextmanager
 def states_after(blocks: Iterable[nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """What comes out of these blocks, texts x positions x width, while the model runs."""
-    found: list[torch.Tensor] = []
+    """The outputs of these blocks, texts x positions x width, while the model runs in this context."""
+    outputs: list[torch.Tensor] = []
 
-    def find(_: object, __: object, out: Any) -> None:
-        found.append(out[0] if isinstance(out, tuple) else out)
+    def collect(_: object, __: object, output: Any) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    hooks = [block.register_forward_hook(find) for block in blocks]
+    hooks = [block.register_forward_hook(collect) for block in blocks]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def fixed_share(model: Any, prompt: Sequence[int], clock: Callable[[], float] = time.process_time) -> float:
-    """What a launch costs beside its rows, in units of what a full one costs for them, on this device."""
-    alone_s, together_s = (min(_launch_s(model, prompt, count, clock) for _ in range(3)) for count in (1, AT_ONCE))
-    row_s = max(together_s - alone_s, 1e-9) / (AT_ONCE - 1)
-    return max(alone_s - row_s, 0.0) / (AT_ONCE * row_s)
+    """The cost of a launch beside its rows on this device, as a share of the cost of a full launch's rows."""
+    alone_s, together_s = (min(_launch_s(model, prompt, count, clock) for _ in range(3)) for count in (1, BATCH))
+    row_s = max(together_s - alone_s, 1e-9) / (BATCH - 1)
+    return max(alone_s - row_s, 0.0) / (BATCH * row_s)
 
 
 def _launch_s(model: Any, prompt: Sequence[int], count: int, clock: Callable[[], float]) -> float:
-    """What one launch takes through the whole network that writes a token of so many sequences."""
+    """The time of one launch through the whole network that writes a token of each of `count` sequences."""
     shape, engine = shape_of(model.config), _engine(model, DecoderRules())
     moments_s = [clock()]
-    for tokens in (1, MEASURED + 1):  # the first also reads the prompts
+    for tokens in (1, TIMED_LAUNCHES + 1):  # the first also reads the prompts
         engine.write_all([shape.request(prompt, tokens)] * count)
         moments_s.append(clock())
     first_s, all_s = (later - earlier for earlier, later in pairwise(moments_s))
-    return max(0.0, all_s - first_s) / MEASURED
+    return max(0.0, all_s - first_s) / TIMED_LAUNCHES

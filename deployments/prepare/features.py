@@ -1,4 +1,4 @@
-"""What the ramps are made from: every block's pooled state and the head's logits, computed once and kept on disk."""
+"""The features that ramps are trained on: every block's pooled state and the head's logits, cached on disk."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,14 @@ from deployments.tasks import task_of
 from deployments.transport.packed import rows_of
 from profiles.errors import UserError
 
+# The size of the cache; the features of one sample must fit into it.
 LIMIT_BYTES = 16 << 30
+# Inputs per batch.
 BATCH = 64
+# Part of every cache key. Raise it when a change to the features changes the files.
 FORMAT = "2"
-
-WORDS = ("counts", "numbers")  # files that are there where words are answered
+# Names of files that exist if words are answered.
+WORDS = ("counts", "numbers")
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -31,10 +34,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Features:
-    """One row an input, in the order of the sample. `pooled[k]` is what a ramp after block k reads (memory-mapped).
+    """One row per input, in the order of the sample. `pooled[k]` is the state that a ramp after block k reads.
 
-    Where the words of texts are answered, there is one row a word: each text has so many (`counts`), and `numbers` are
-    those of the words in their texts.
+    The arrays are mapped from files. Where words are answered, there is one row per word: `counts` is the number of
+    words of each text, and `numbers` are the numbers of the words in their texts.
     """
 
     pooled: Sequence[Floats]
@@ -48,7 +51,7 @@ class Features:
 
 
 def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache: Path) -> Features:
-    """Features of these inputs: from the cache when the same network has seen the same inputs before."""
+    """Features of these inputs, from the cache if this network has run over these inputs before."""
     entry = cache / _key(fingerprint, values)
     with alone(entry):
         if not entry.is_dir():
@@ -72,14 +75,14 @@ def _key(fingerprint: str, values: Sequence[Any]) -> str:
 
 
 def _words(model: BackedModel, values: Sequence[Any]) -> tuple[Indices, Indices] | None:
-    """How many words each text has that are answered, and their numbers; None: texts are answered as a whole."""
+    """The number of answered words of each text, and their numbers; None if whole inputs are answered."""
     if not task_of(model).by_token:
         return None
     counts, numbers = np.zeros(len(values), np.int64), [np.empty(0, np.int64)]
     for start in show(range(0, len(values), BATCH), "reading words"):
-        for place, each in enumerate(model.encode(values[start : start + BATCH]).words or (), start=start):
-            counts[place] = len(each.numbers)
-            numbers.append(np.array(each.numbers, np.int64))
+        for place, words in enumerate(model.encode(values[start : start + BATCH]).words or (), start=start):
+            counts[place] = len(words.numbers)
+            numbers.append(np.array(words.numbers, np.int64))
     return counts, np.concatenate(numbers)
 
 
@@ -110,14 +113,14 @@ def _compute(
         if not torch.isfinite(logits).all():
             raise UserError("the network's answers are not finite (NaN or infinite): are its weights whole?")
         rows = rows_of(words[0], chosen) if words else chosen
-        for array, found in zip(maps, [*pooled, logits], strict=True):
-            array[rows] = found.cpu().numpy()
+        for array, tensor in zip(maps, [*pooled, logits], strict=True):
+            array[rows] = tensor.cpu().numpy()
     for array in maps:
         array.flush()
 
 
 def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:
-    """Texts of like length together, which attention likes best."""
+    """Positions of inputs, with texts of similar length in one batch, which attention runs fastest."""
     order = sorted(range(len(values)), key=lambda index: len(str(values[index])) if _is_text(values[index]) else 0)
     for start in range(0, len(order), BATCH):
         yield np.array(order[start : start + BATCH], np.int64)

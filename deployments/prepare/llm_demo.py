@@ -1,8 +1,8 @@
 """Makes the demo's decoder that is shipped with the package: `make llm-demo`, some minutes.
 
-A small Llama learns to say sums in words (deployments/demo/sums.py). Its head is read after every block, and every
-reading counts in training, later ones more: so a ramp needs no weights of its own. Then ramps are made as `isobatch
-prepare` makes them for any decoder.
+A small Llama learns to write sums as words (deployments/demo/sums.py). In training its head reads the state after every
+block, and later blocks have more weight in the loss: so a ramp needs no weights of its own. Then ramps are made as
+`isobatch prepare` makes them for any decoder.
 """
 
 import sys
@@ -25,16 +25,22 @@ from deployments.prepare.decoder import DecoderOptions, ramps_for
 from deployments.progress import show
 from profiles.promise import RULES
 
-IGNORED = -100  # torch's own mark for a position that is not learned from
+# Torch ignores positions with this label in its losses.
+IGNORED = -100
+# Positions of the network, far more than a sum needs.
 CONTEXT = 64
+# Held-out sums that nothing is made from; the other held-out sums are for the ramps.
 PROMPTS = 500
-# Of the tokens of so large a part of the prompts: where none of 400 texts is another, at most 0.75 % are (95 % sure).
-ALLOWED, CALIBRATE = 0.0, 0.8
+# The share of tokens that may differ from the full network's. If none of 400 texts differs, at most 0.75 % of all texts
+# do, with 95 % confidence.
+ALLOWED_LOSS = 0.0
+# The share of prompts that thresholds come from.
+CALIBRATE = 0.8
 
 
 @dataclass(frozen=True)
 class SumsRecipe:
-    """The shape of the network and how it is trained."""
+    """The shape of the network and its training."""
 
     num_blocks: int = 8
     width: int = 64
@@ -47,15 +53,15 @@ RECIPE = SumsRecipe()
 
 
 def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
-    """A network that has seen no held-out sum."""
+    """A network that was trained without the held-out sums."""
     torch.manual_seed(seed)
     model = _network(recipe)
     tokens, labels = examples(sums(held_out=False))
-    return fitted(model, lambda chosen: _losses(model, tokens[chosen], labels[chosen]), len(tokens), recipe, seed)
+    return trained(model, lambda chosen: _losses(model, tokens[chosen], labels[chosen]), len(tokens), recipe, seed)
 
 
-def fitted(model: Any, losses: Callable[[Tensor], Tensor], count: int, recipe: SumsRecipe, seed: int) -> Any:
-    """The model, once it has learned. `losses`: of some of so many examples, those of the head after each block."""
+def trained(model: Any, losses: Callable[[Tensor], Tensor], count: int, recipe: SumsRecipe, seed: int) -> Any:
+    """The model after training on `count` examples. `losses`: the losses of the head after each block, for a batch."""
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, weight_decay=0.05, betas=(0.9, 0.98), fused=True
     )
@@ -80,21 +86,21 @@ def fitted(model: Any, losses: Callable[[Tensor], Tensor], count: int, recipe: S
 def _losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """The cross-entropy of the head after each block."""
     states = model.model(tokens, output_hidden_states=True).hidden_states
-    read = [*(model.model.norm(state) for state in states[1:-1]), states[-1]]  # the last one is normed already
+    read = [*(model.model.norm(state) for state in states[1:-1]), states[-1]]  # the last state is already normed
     return torch.stack([functional.cross_entropy(model.lm_head(each).flatten(0, 1), labels.flatten()) for each in read])
 
 
 def examples(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Tokens, padded with ends, and what is to be written after each of them."""
+    """Tokens, padded with end tokens, and the token to be written after each of them."""
     number = {character: place for place, character in enumerate(vocabulary())}
     length = max(len(prompt_of(*pair) + answer_to(*pair)) for pair in pairs) + 1
     tokens = np.full((len(pairs), length), number[END])
     labels = np.full((len(pairs), length), IGNORED)
     for row, pair in enumerate(pairs):
         prompt, answer = prompt_of(*pair), answer_to(*pair)
-        told = [number[each] for each in prompt + answer] + [number[END]]
-        tokens[row, : len(told)] = told
-        labels[row, len(prompt) - 1 : len(told) - 1] = told[len(prompt) :]
+        text = [number[character] for character in prompt + answer] + [number[END]]
+        tokens[row, : len(text)] = text
+        labels[row, len(prompt) - 1 : len(text) - 1] = text[len(prompt) :]
     return torch.from_numpy(tokens), torch.from_numpy(labels)
 
 
@@ -117,30 +123,30 @@ def _network(recipe: SumsRecipe) -> Any:
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=0,
-        # The usual 0.02 suits wide layers: these are narrow, and would hardly learn in so few steps.
+        # The usual 0.02 suits wide layers; these are narrow, and would hardly learn in these few steps.
         initializer_range=recipe.width**-0.5,
     )
     return LlamaForCausalLM(config).train()
 
 
 def save(model: Any, folder: Path) -> None:
-    """In half precision: that is what is shipped, and what is measured."""
+    """Save the network in half precision, in which it is shipped and measured."""
     model.half().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
 
 
 def tokenizer() -> Any:
-    """One token for each character. A chat is its last message, as a sum that is to be answered."""
-    made = characters()
-    made.chat_template = (
+    """A tokenizer with one token for each character. A chat is read as its last message, which must be a sum."""
+    with_chats = characters()
+    with_chats.chat_template = (
         "{% set asked = messages[-1]['content'] | replace(' ', '') %}"
         "{{ asked if asked.endswith('=') else asked + '=' }}"
     )
-    return made
+    return with_chats
 
 
 def characters() -> Any:
-    """The same without chats."""
+    """The same tokenizer without a chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -153,22 +159,24 @@ def characters() -> Any:
 
 
 def add_ramps(folder: Path) -> None:
-    """Ramps by half of the sums that the network has not seen; the other half is for others to judge by."""
+    """Make ramps from half of the held-out sums; the other half is left for tests and experiments."""
     model, words = load_decoder(folder), tokenizer()
     prompts = [words(prompt_of(*pair))["input_ids"] for pair in sums(held_out=True)[PROMPTS:]]
-    report = ramps_for(model, prompts, stop_tokens(folder), DecoderOptions(ALLOWED, max_tokens=24, calibrate=CALIBRATE))
+    report = ramps_for(
+        model, prompts, stop_tokens(folder), DecoderOptions(ALLOWED_LOSS, max_tokens=24, calibrate=CALIBRATE)
+    )
     rules = report.rules.model_copy(update={"notes": {"data": "sums in words"}})
     (folder / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
 
 
 def main() -> None:
-    """Replace the demo that is shipped."""
-    with TemporaryDirectory() as folder:
-        made = Path(folder)
-        save(train(), made)
-        add_ramps(made)
+    """Replace the shipped demo."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save(train(), folder)
+        add_ramps(folder)
         rmtree(llm_demo_directory(), ignore_errors=True)
-        copytree(made, llm_demo_directory())
+        copytree(folder, llm_demo_directory())
 
 
 if __name__ == "__main__":

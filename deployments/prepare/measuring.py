@@ -1,8 +1,8 @@
-"""From features to ramps that are trained, calibrated, given thresholds, and tested on inputs kept for that alone.
+"""Makes ramps from features: trains and calibrates them, chooses thresholds, and tests these on separate inputs.
 
-The promise (profiles/promise.py) is kept by testing a fixed sequence: how thresholds are loosened, step by step, is
-decided on some inputs. Others decide how far: the first step that fails the test ends it. So no
-matter how many steps there are, a promise that is too bold passes no more often than its confidence says.
+The promise (profiles/promise.py) rests on the test of a fixed sequence. Some inputs decide the order in which
+thresholds are loosened, step by step. Other inputs decide the number of steps: the first step that fails the test ends
+the sequence. So, for any number of steps, a false promise passes no more often than its confidence allows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from deployments.prepare.entities import entity_f1
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
 from deployments.prepare.thresholds import replay
-from deployments.prepare.training import answers, train
+from deployments.prepare.training import head_logits, train
 from deployments.prepare.words import MOST_UNSURE, of_texts, of_words
 from deployments.progress import busy
 from profiles.confidence import bound
@@ -34,9 +34,10 @@ from profiles.promise import ExitPromise
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What a user may choose. `metric` is what may be lost (profiles/losses.py).
+    """Options of preparing a network. `metric`: the measure of what exits lose (profiles/losses.py).
 
-    `threshold`: this one at every ramp, instead of those that a search finds for what may be lost. It promises nothing.
+    `threshold`: one threshold for every ramp, instead of a search for thresholds that keep the allowed loss. Nothing is
+    promised for it.
     """
 
     policy: str = "deployments.exits:entropy"
@@ -50,111 +51,115 @@ class PrepareOptions:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The logits of ramps and head for some inputs, calibrated or not yet, and the true labels (one-hot)."""
+class RampLogits:
+    """The logits of ramps and head for some inputs, before or after calibration, and the true labels (one-hot)."""
 
     ramps: Tensor
     head: Tensor
     truth: Tensor
-    counts: Indices | None = None  # words of each text, where words are answered
+    counts: Indices | None = None  # the number of words of each text, if words are answered
 
     def temperatures(self) -> list[float]:
-        """The temperature that calibrates each ramp, and the head's last."""
+        """The temperature that calibrates each ramp, followed by the head's temperature."""
         return [temperature(logits, self.truth) for logits in self.heads()]
 
-    def calibrated(self, temperatures: Sequence[float]) -> "Seen":
-        """The same, calibrated by one temperature a ramp and the head's last."""
+    def calibrated(self, temperatures: Sequence[float]) -> "RampLogits":
+        """The logits after calibration by one temperature per ramp, followed by the head's temperature."""
         ramps = [logits / value for logits, value in zip(self.ramps, temperatures, strict=False)]
         return replace(self, ramps=torch.stack(ramps), head=self.head / temperatures[-1])
 
     def heads(self) -> list[Tensor]:
         return [*self.ramps, self.head]
 
-    def and_also(self, others: Iterable["Seen"]) -> "Seen":
-        """These inputs and others."""
+    def joined(self, others: Iterable["RampLogits"]) -> "RampLogits":
+        """The logits of these inputs and of others together."""
         every = [self, *others]
         ramps = torch.cat([each.ramps for each in every], dim=1)
         counts = (
             None if self.counts is None else np.concatenate([each.counts for each in every if each.counts is not None])
         )
-        return Seen(ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]), counts)
+        return RampLogits(
+            ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]), counts
+        )
 
-    def believed(self) -> Tensor:
-        """The truth, half of it as the head believes it: labels of few inputs alone are a noisy guide."""
+    def softened_truth(self) -> Tensor:
+        """The mean of the true labels and the head's probabilities, as labels of few inputs alone are noisy."""
         return (self.truth + self.head.softmax(dim=1)) / 2
 
 
 @dataclass(frozen=True)
-class Made:
-    """Ramps after every block but the last, the rules by which inputs leave at them, and what the promise rests on."""
+class TrainedRamps:
+    """Ramps after every block but the last, the rules by which inputs leave, and the evidence for the promise."""
 
     rules: ExitRules
     heads: Mapping[int, nn.Module]
     evidence: Evidence | None
 
 
-def make_ramps(found: Features, sample: Sample, options: PrepareOptions, names: Sequence[str] = ()) -> Made:
-    """`names`: of the labels, by which words make up entities."""
-    if found.counts is not None and not all(len(found.of(part)) for part in sample.parts.each):
-        raise UserError("hardly any text has a word that the network answers: give more that have")
-    wanted, truth = targets_of(found, sample)
-    heads = train(found.pooled, wanted, found.of(sample.parts.train), options.ramp, options.seed)
-    shape = look(heads, found, truth, sample.parts.calibrate)
+def make_ramps(features: Features, sample: Sample, options: PrepareOptions, names: Sequence[str] = ()) -> TrainedRamps:
+    """Ramps that are trained, calibrated and tested. `names`: the names of labels, which decide on entities."""
+    if features.counts is not None and not all(len(features.of(part)) for part in sample.parts.each):
+        raise UserError("hardly any text has a word that the network answers: give more texts with such words")
+    targets, truth = targets_of(features, sample)
+    heads = train(features.pooled, targets, features.of(sample.parts.train), options.ramp, options.seed)
+    shape = ramp_logits(heads, features, truth, sample.parts.calibrate)
     if options.threshold is None:
-        shape = shape.and_also(_unlearnt(found, wanted, truth, sample.parts.train, options))
-    test = look(heads, found, truth, sample.parts.test)
+        shape = shape.joined(_cross_fitted(features, targets, truth, sample.parts.train, options))
+    test = ramp_logits(heads, features, truth, sample.parts.test)
     with busy("choosing temperatures and thresholds"):
         temperatures = shape.temperatures()
         calibrated = test.calibrated(temperatures)
-        reached = _choose(shape.calibrated(temperatures), calibrated, options)
+        tested = _choose(shape.calibrated(temperatures), calibrated, options)
     errors = [
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    rules = _rules(options, temperatures, reached, errors)
-    if reached.words and sample.labels is not None:
-        rules = rules.model_copy(update={"entities": reached.words.entities(reached.outcome.places, names)})
-    return Made(rules, dict(enumerate(heads)), reached.evidence)
+    rules = _rules(options, temperatures, tested, errors)
+    if tested.words and sample.labels is not None:
+        rules = rules.model_copy(update={"entities": tested.words.entities(tested.outcome.places, names)})
+    return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)
 
 
-def targets_of(found: Features, sample: Sample) -> tuple[Floats, Tensor]:
-    """What ramps are trained towards, and what counts as right: the labels, or what the full network says."""
-    num_labels = found.logits.shape[1]
-    labels = _labels(found, sample)
+def targets_of(features: Features, sample: Sample) -> tuple[Floats, Tensor]:
+    """The targets of training, and the right answers: the labels, or the answers of the full network."""
+    num_labels = features.logits.shape[1]
+    labels = _labels(features, sample)
     truth = np.eye(num_labels, dtype=np.float32)[labels]
-    wanted = torch.from_numpy(found.logits).softmax(dim=1).numpy() if sample.labels is None else truth
-    return wanted, torch.from_numpy(truth)
+    targets = torch.from_numpy(features.logits).softmax(dim=1).numpy() if sample.labels is None else truth
+    return targets, torch.from_numpy(truth)
 
 
-def _labels(found: Features, sample: Sample) -> Indices:
-    """What counts as right, in each row of the features."""
+def _labels(features: Features, sample: Sample) -> Indices:
+    """The right label in each row of the features."""
     if sample.labels is None:
-        said: Indices = found.logits.argmax(axis=1)
-        return said
-    if sample.words is None or found.counts is None or found.numbers is None:
+        answers: Indices = features.logits.argmax(axis=1)
+        return answers
+    if sample.words is None or features.counts is None or features.numbers is None:
         return sample.labels
-    return of_words(sample.labels, sample.words, found.counts, found.numbers)
+    return of_words(sample.labels, sample.words, features.counts, features.numbers)
 
 
-def look(heads: list[nn.Module], found: Features, truth: Tensor, inputs: Indices) -> Seen:
-    rows, counts = found.of(inputs), None if found.counts is None else found.counts[inputs]
-    return Seen(answers(heads, found.pooled, rows), torch.from_numpy(found.logits[rows]), truth[rows], counts)
+def ramp_logits(heads: list[nn.Module], features: Features, truth: Tensor, inputs: Indices) -> RampLogits:
+    """The logits of ramps and head for these inputs."""
+    rows, counts = features.of(inputs), None if features.counts is None else features.counts[inputs]
+    head = torch.from_numpy(features.logits[rows])
+    return RampLogits(head_logits(heads, features.pooled, rows), head, truth[rows], counts)
 
 
 @dataclass(frozen=True)
-class Reached:
-    """What thresholds do to the inputs that are kept for the test, and what they promise for others."""
+class ThresholdOutcome:
+    """The outcome of thresholds on the inputs of the test, and their promise for other inputs."""
 
     thresholds: Sequence[float]
     table: ExitTable
     outcome: Leaving
     promise: ExitPromise | None
     evidence: Evidence | None = None
-    words: "WordsReached | None" = None
+    words: "WordOutcome | None" = None
 
     @property
     def classes(self) -> tuple[ClassFigures, ...]:
-        """Class by class; where words are answered, as far as these are known one by one."""
+        """The figures of each class; none if words are answered and only figures of whole texts are known."""
         if self.words:
             return self.words.classes(self.outcome.places)
         if self.table.agreed is not None:
@@ -163,107 +168,108 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class WordsReached:
-    """The words of the texts of the test, and how many of a text's words need not be sure."""
+class WordOutcome:
+    """The words of the tested texts, and the number of words of a text that need not be sure."""
 
     table: ExitTable
     counts: Indices
     most_unsure: int
 
     def classes(self, places: Indices) -> tuple[ClassFigures, ...]:
-        """The figures of every label, where texts leave at these ramps."""
+        """The figures of every label if the texts leave at these ramps."""
         return by_class(self.table.truth, self.table.said[-1], self._answers(places))
 
     def entities(self, places: Indices, names: Sequence[str]) -> EntityF1 | None:
-        """F1 of whole entities, where labels of these names make up any."""
+        """F1 of whole entities if the texts leave at these ramps; None if these labels form no entities."""
         return entity_f1(self.table.truth, self.table.said[-1], self._answers(places), self.counts, names)
 
     def _answers(self, places: Indices) -> Labels:
         return self.table.answers(np.repeat(places, self.counts))
 
 
-def _unlearnt(
-    found: Features, wanted: Floats, truth: Tensor, rows: Indices, options: PrepareOptions
-) -> Iterator["Seen"]:
-    """What ramps say of the rows that ramps learn from: of either half, by ramps that learn from the other.
+def _cross_fitted(
+    features: Features, targets: Floats, truth: Tensor, rows: Indices, options: PrepareOptions
+) -> Iterator["RampLogits"]:
+    """The logits of the training rows by other ramps: those of each half by ramps that learn from the other half.
 
-    A ramp is too sure of rows that it has learnt from, and those that no ramp learns from are few.
+    A ramp is too sure of rows that it has learned from, and rows that no ramp learns from are few.
     """
     halves = np.array_split(np.random.default_rng(options.seed).permutation(rows), 2)
-    for learnt, other in (halves, halves[::-1]):
-        heads = train(found.pooled, wanted, found.of(learnt), options.ramp, options.seed, "ramps of a half")
-        yield look(heads, found, truth, other)
+    for learned, other in (halves, halves[::-1]):
+        heads = train(features.pooled, targets, features.of(learned), options.ramp, options.seed, "ramps of a half")
+        yield ramp_logits(heads, features, truth, other)
 
 
-def _choose(shape: Seen, test: Seen, options: PrepareOptions) -> Reached:
-    """The thresholds of a ladder that cost least of those that pass the test; or the one that was told."""
+def _choose(shape: RampLogits, test: RampLogits, options: PrepareOptions) -> ThresholdOutcome:
+    """The cheapest thresholds of the sequence that pass the test, or the one threshold in the options."""
     policy, num_ramps = policy_at(options.policy), len(test.ramps)
     costs = [(block + 1) / (num_ramps + 1) for block in range(num_ramps)]
     tested = replay(policy, test.ramps, test.head, test.truth, costs, options.threshold)
     if test.counts is not None:
         return _choose_of_texts(policy, shape, tested, test.counts, options)
     if options.threshold is not None:
-        told = outcome(tested, tested.strictest, options.metric)
-        return Reached([options.threshold] * num_ramps, tested, told, None)
-    shaping = replay(policy, shape.ramps, shape.head, shape.believed(), costs)
+        fixed = outcome(tested, tested.strictest, options.metric)
+        return ThresholdOutcome([options.threshold] * num_ramps, tested, fixed, None)
+    shaping = replay(policy, shape.ramps, shape.head, shape.softened_truth(), costs)
     return _tested(Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence))
 
 
-def _tested(evidence: Evidence, words: WordsReached | None = None) -> Reached:
+def _tested(evidence: Evidence, words: WordOutcome | None = None) -> ThresholdOutcome:
     tested = evidence.test
     chosen = evidence.prepared
-    found = outcome(tested, chosen, evidence.metric)
-    return Reached(tested.candidates[chosen].tolist(), tested, found, promised(evidence, chosen), evidence, words)
+    leaving = outcome(tested, chosen, evidence.metric)
+    promise = proven_promise(evidence, chosen)
+    return ThresholdOutcome(tested.candidates[chosen].tolist(), tested, leaving, promise, evidence, words)
 
 
 def _choose_of_texts(
-    policy: Policy, shape: Seen, tested: ExitTable, counts: Indices, options: PrepareOptions
-) -> Reached:
-    """The same for texts that leave with all of their words. How many need not be sure is decided before the test."""
+    policy: Policy, shape: RampLogits, tested: ExitTable, counts: Indices, options: PrepareOptions
+) -> ThresholdOutcome:
+    """Thresholds for texts that leave with all their words. The number of unsure words is chosen before the test."""
     assert shape.counts is not None, "This is a bug: words are words in every part."
-    shaping = replay(policy, shape.ramps, shape.head, shape.believed(), tested.costs[:-1].tolist())
+    shaping = replay(policy, shape.ramps, shape.head, shape.softened_truth(), tested.costs[:-1].tolist())
     of_shape = {most: of_texts(shaping, shape.counts, most) for most in MOST_UNSURE}
 
-    def told(most: int, test: ExitTable) -> Evidence:
+    def evidence_of(most: int, test: ExitTable) -> Evidence:
         return Evidence(of_shape[most], test, options.metric, options.max_accuracy_loss, options.confidence)
 
-    def hoped(most: int) -> float:
-        evidence = told(most, of_shape[most])
+    def expected_cost(most: int) -> float:
+        evidence = evidence_of(most, of_shape[most])
         return outcome(evidence.shape, evidence.prepared, options.metric).cost
 
-    most = min(MOST_UNSURE, key=hoped)
-    return _tested(told(most, of_texts(tested, counts, most)), WordsReached(tested, counts, most))
+    most = min(MOST_UNSURE, key=expected_cost)
+    return _tested(evidence_of(most, of_texts(tested, counts, most)), WordOutcome(tested, counts, most))
 
 
-def promised(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
-    """What has passed the test; that nothing is lost where nobody leaves needs none."""
-    found = outcome(evidence.test, chosen, evidence.metric)
-    may_lose = found.cost < 1.0 or evidence.test.reference is not None
-    if may_lose and not all(map(evidence.shows, found.losses)):
+def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
+    """The promise, if these thresholds pass the test. If no input leaves, nothing is lost, and no test is needed."""
+    leaving = outcome(evidence.test, chosen, evidence.metric)
+    may_lose = leaving.cost < 1.0 or evidence.test.reference is not None
+    if may_lose and not all(map(evidence.shows, leaving.losses)):
         return None
-    most = max(bound(each, evidence.confidence, evidence.metric) for each in found.losses) if may_lose else 0.0
+    most = max(bound(loss, evidence.confidence, evidence.metric) for loss in leaving.losses) if may_lose else 0.0
     return ExitPromise(
         metric=evidence.metric,
         max_loss=evidence.max_loss,
         confidence=evidence.confidence,
         rows=evidence.test.num_inputs,
-        counted=None if evidence.metric in OF_ALL else min(each.counted for each in found.losses),
-        lost=found.lost.mean,
+        counted=None if evidence.metric in OF_ALL else min(loss.counted for loss in leaving.losses),
+        lost=leaving.lost.mean,
         bound=min(most, evidence.max_loss),
     )
 
 
 def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
-    """The same ramps with other thresholds; what is measured of them is measured again, on the inputs of the test."""
-    found = outcome(evidence.test, chosen, evidence.metric)
-    reached = Reached(evidence.test.candidates[chosen].tolist(), evidence.test, found, promised(evidence, chosen))
-    ramps = tuple(_retuned(rules.ramps, reached))
-    return rules.model_copy(update={**_measured(reached), "ramps": ramps})
+    """The same ramps with other thresholds, and with figures that are measured again on the inputs of the test."""
+    leaving = outcome(evidence.test, chosen, evidence.metric)
+    thresholds = evidence.test.candidates[chosen].tolist()
+    tested = ThresholdOutcome(thresholds, evidence.test, leaving, proven_promise(evidence, chosen))
+    return rules.model_copy(update={**_measured(tested), "ramps": tuple(_retuned(rules.ramps, tested))})
 
 
-def _retuned(ramps: Sequence[RampRule], reached: Reached) -> Iterator[RampRule]:
-    right, places = reached.table.right, reached.outcome.places
-    for ramp, (rule, threshold) in enumerate(zip(ramps, reached.thresholds, strict=True)):
+def _retuned(ramps: Sequence[RampRule], tested: ThresholdOutcome) -> Iterator[RampRule]:
+    right, places = tested.table.right, tested.outcome.places
+    for ramp, (rule, threshold) in enumerate(zip(ramps, tested.thresholds, strict=True)):
         leaving = right[ramp][places == ramp]
         measured = {
             "threshold": threshold,
@@ -273,40 +279,40 @@ def _retuned(ramps: Sequence[RampRule], reached: Reached) -> Iterator[RampRule]:
         yield rule.model_copy(update=measured)
 
 
-def _measured(reached: Reached) -> dict[str, Any]:
-    right, places = reached.table.right, reached.outcome.places
-    everyone = np.arange(len(places))
+def _measured(tested: ThresholdOutcome) -> dict[str, Any]:
+    right, places = tested.table.right, tested.outcome.places
+    inputs = np.arange(len(places))
     return {
         "full_accuracy": float(right[-1].mean()),
-        "exit_accuracy": float(right[places, everyone].mean()),
-        "agreement": float(reached.table.agrees[places, everyone].mean()),
-        "mean_depth_share": reached.outcome.cost,
-        "promise": reached.promise,
-        "classes": reached.classes,
+        "exit_accuracy": float(right[places, inputs].mean()),
+        "agreement": float(tested.table.agrees[places, inputs].mean()),
+        "mean_depth_share": tested.outcome.cost,
+        "promise": tested.promise,
+        "classes": tested.classes,
         "entities": None,
     }
 
 
 def _rules(
-    options: PrepareOptions, temperatures: list[float], reached: Reached, errors: list[tuple[float, float]]
+    options: PrepareOptions, temperatures: list[float], tested: ThresholdOutcome, errors: list[tuple[float, float]]
 ) -> ExitRules:
     ramps = [
         RampRule(
             block=ramp,
             threshold=threshold,
             temperature=temperatures[ramp],
-            accuracy=float(reached.table.right[ramp].mean()),
+            accuracy=float(tested.table.right[ramp].mean()),
             ece_before=errors[ramp][0],
             ece_after=errors[ramp][1],
         )
-        for ramp, threshold in enumerate(reached.thresholds)
+        for ramp, threshold in enumerate(tested.thresholds)
     ]
     return ExitRules(
         kind=options.ramp,
         policy=options.policy,
         dtype=options.dtype,
-        ramps=tuple(_retuned(ramps, reached)),
+        ramps=tuple(_retuned(ramps, tested)),
         head_temperature=temperatures[-1],
-        most_unsure=reached.words.most_unsure if reached.words else 0,
-        **_measured(reached),
+        most_unsure=tested.words.most_unsure if tested.words else 0,
+        **_measured(tested),
     )

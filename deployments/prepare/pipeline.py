@@ -1,4 +1,4 @@
-"""The whole of `isobatch prepare`: features, ramps, thresholds, and a directory that is still a checkpoint."""
+"""All of `isobatch prepare`: features, ramps, thresholds, and a directory that is still a checkpoint."""
 
 import os
 import shutil
@@ -31,22 +31,22 @@ def prepare(
     device: str = "cpu",
     force: bool = False,
 ) -> ExitRules:
-    """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of what they reach."""
+    """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of their figures."""
     check_free(out, force)
     cache = cache_directory()
     model = _served(source, device, options.dtype)
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     fingerprint = checkpoint.fingerprint(source)
-    found = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    made = make_ramps(found, sample, options, model.labels)
-    rules = made.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
-    check_free(out, force)  # again, as much may have happened since
+    cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
+    ramps = make_ramps(cached, sample, options, model.labels)
+    rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
+    check_free(out, force)  # a second time, as another process may have written there meanwhile
     with whole(out) as draft:
         checkpoint.copy(source, draft)
-        save_ramps(draft, rules, made.heads)
-        if made.evidence:
-            made.evidence.save(draft / EVIDENCE)
+        save_ramps(draft, rules, ramps.heads)
+        if ramps.evidence:
+            ramps.evidence.save(draft / EVIDENCE)
         draw_exits(rules, draft / PICTURE)
     return rules
 
@@ -65,13 +65,13 @@ def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bo
 
 
 def _served(source: Path, device: str, dtype: RampDtype) -> BackedModel:
-    """The network in the precision in which it will be served, as ramps must learn from what its blocks give then."""
+    """The network in the precision of serving, as ramps must learn from the features of that precision."""
     model = load(source, device, weights_dtype(dtype)).with_ramps(Ramps())
     return on_backend(model, source, "onnx", int8=True) if dtype == INT8 else model
 
 
 def check_free(out: Path, force: bool) -> None:
-    """Refuse to overwrite anything unasked, or what isobatch did not write, and to begin where it cannot write."""
+    """Raise UserError if `out` exists and may not be replaced, or if it cannot be written."""
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; --force replaces it")
     if out.exists() and not _replaceable(out):
@@ -84,7 +84,7 @@ def _replaceable(out: Path) -> bool:
 
 
 def _check_place(out: Path) -> None:
-    """Try to make a directory there. Permissions alone do not tell: nobody can in /proc, root can anywhere else."""
+    """Raise UserError if no directory can be made. It is tried, as permissions alone do not show it (root, /proc)."""
     nearest = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     try:
         with TemporaryDirectory(prefix=".isobatch-", dir=nearest):

@@ -1,4 +1,4 @@
-"""Records of a file of inputs, whatever its format: csv, tsv and jsonl row by row, json, Parquet and Arrow."""
+"""Reads the records of a file of inputs in any format: csv, tsv and jsonl row by row, json, Parquet and Arrow."""
 
 import csv
 import json
@@ -13,13 +13,18 @@ from zipfile import BadZipFile
 from profiles.errors import UserError
 
 TABLES = (".csv", ".tsv")
-CONLL = (".conll", ".iob", ".bio", ".txt")  # a word and its label a line, a blank line behind each text
+# One word and its label per line, and a blank line after each text.
+CONLL = (".conll", ".iob", ".bio", ".txt")
 TEXTS = (*TABLES, ".jsonl", ".json", *CONLL)
 ARROW = (".parquet", ".arrow")
 FORMATS = (*TEXTS, *ARROW, ".npz")
-UTF8 = "utf-8-sig"  # with the mark that some programs put before it, or without
+# UTF-8 with or without a byte order mark, which some programs write.
+UTF8 = "utf-8-sig"
 
-WORDS, LABELS = "tokens", "ner_tags"  # as `datasets` calls them
+# The columns of labelled words, with the names that the library `datasets` uses.
+WORDS = "tokens"
+LABELS = "ner_tags"
+# CoNLL files have this word between documents.
 BETWEEN_DOCUMENTS = "-DOCSTART-"
 
 Record = Mapping[Any, Any]
@@ -27,7 +32,7 @@ Record = Mapping[Any, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file of text is laid out. `header` names its columns where its first row does not."""
+    """The layout of a text file. `header`: the names of its columns, if its first row does not hold them."""
 
     header: tuple[str, ...] | None = None
     delimiter: str | None = None  # None: commas in csv, tabs in tsv
@@ -35,7 +40,7 @@ class Layout:
 
 
 def records(path: Path, layout: Layout) -> Iterator[Record]:
-    """Every record in order, by the names of its columns. A directory is one that `datasets` has saved."""
+    """Every record in order, as a mapping from column names. A directory must be one that `datasets` has saved."""
     if path.is_dir():
         for part in _parts(path):
             with one_line_errors(part, layout):
@@ -48,20 +53,20 @@ def records(path: Path, layout: Layout) -> Iterator[Record]:
 
 
 def suffix_of(path: Path) -> str:
-    """What a file's name ends with, in small letters: DATA.CSV is data.csv."""
+    """The suffix of a file's name in lower case."""
     return path.suffix.lower()
 
 
 def check_format(path: Path, layout: Layout = Layout()) -> None:
-    """Raise UserError if such a file cannot be read, or if `layout` says of it what only other files have."""
+    """Raise UserError if files of this format cannot be read, or if `layout` has options for other formats."""
     suffix = suffix_of(path)
-    for option, told, of in (
+    for option, value, formats in (
         ("--columns", layout.header, TABLES),
         ("--delimiter", layout.delimiter, TABLES),
         ("--encoding", layout.encoding != UTF8, TEXTS),
     ):
-        if told and suffix not in of:
-            raise UserError(f"{path}: {option} is only for {', '.join(of)}")
+        if value and suffix not in formats:
+            raise UserError(f"{path}: {option} is only for {', '.join(formats)}")
     if suffix not in FORMATS and not path.exists():
         raise UserError(f"{path}: cannot be read: No such file or directory")
     if suffix not in FORMATS and not path.is_dir():
@@ -77,7 +82,7 @@ def _of_text(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
 
 
 def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
-    # Tab-separated files by custom quote nothing: a lone quotation mark is text (GLUE's own files have them).
+    # Tab-separated files usually have no quoting: a single quotation mark is text, as in GLUE's files.
     csv.field_size_limit(sys.maxsize)
     if suffix_of(path) == ".tsv":
         return csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
@@ -85,7 +90,7 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
 
 
 def _quoted(path: Path, table: "csv.DictReader[Any]") -> Iterator[Record]:
-    """Strictly, as a quotation mark too many would else make one text of all rows up to the next one."""
+    """Rows of a strict csv reader: otherwise one extra quotation mark would join all rows up to the next one."""
     try:
         yield from table
     except csv.Error as error:
@@ -104,13 +109,13 @@ def _json_lines(path: Path, file: IO[str]) -> Iterator[Record]:
 def _json_array(path: Path, file: IO[str]) -> Iterator[Record]:
     content = parsed(str(path), file.read())
     if not isinstance(content, list):
-        raise UserError(f"{path} is no JSON array but {type(content).__name__}; one object per line is .jsonl")
-    for number, each in enumerate(content, start=1):
-        yield _object(f"{path}: item {number}", each)
+        raise UserError(f"{path} is not a JSON array but {type(content).__name__}; one object per line is .jsonl")
+    for number, item in enumerate(content, start=1):
+        yield _object(f"{path}: item {number}", item)
 
 
 def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
-    """Words stand first in a line, labels last; what stands between is not read. Without labels words stand alone."""
+    """Texts of a CoNLL file. A line has a word first and its label last, if labels exist; other columns are ignored."""
     words, labels, columns = list[str](), list[str](), None
     for number, line in enumerate(file, start=1):
         cells = line.split("\t") if "\t" in line else line.split()
@@ -122,8 +127,8 @@ def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
             continue
         columns = columns or len(cells)
         if len(cells) != columns or not all((cells[0], cells[-1])):
-            told = f"line {number} has {len(cells)} columns, those before it {columns}"
-            raise UserError(f"{path}: {told}: {line.strip()[:60]!r}")
+            problem = f"line {number} has {len(cells)} columns, the lines before it {columns}"
+            raise UserError(f"{path}: {problem}: {line.strip()[:60]!r}")
         words.append(cells[0])
         labels += cells[-1:] if columns > 1 else []
     if words:
@@ -134,10 +139,10 @@ def _sentence(words: list[str], labels: list[str]) -> Record:
     return {WORDS: words, LABELS: labels} if labels else {WORDS: words}
 
 
-def _object(where: str, found: Any) -> Record:
-    if not isinstance(found, dict):
-        raise UserError(f"{where} is no JSON object but {type(found).__name__}")
-    return found
+def _object(where: str, value: Any) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is not a JSON object but {type(value).__name__}")
+    return value
 
 
 def parsed(where: str, text: str) -> Any:
@@ -148,9 +153,9 @@ def parsed(where: str, text: str) -> Any:
 
 
 def _parts(folder: Path) -> Sequence[Path]:
-    """The files of a split that `datasets` has saved; of several splits the user chooses one."""
-    if found := sorted(folder.glob("*.arrow")) or sorted(folder.glob("*.parquet")):
-        return found
+    """The files of a split that `datasets` has saved. Of several splits the user must choose one."""
+    if files := sorted(folder.glob("*.arrow")) or sorted(folder.glob("*.parquet")):
+        return files
     splits = [each.name for each in sorted(folder.iterdir()) if each.is_dir() and any(each.glob("*.arrow"))]
     hint = f"; choose one of its splits: {', '.join(f'{folder}/{name}' for name in splits)}" if splits else ""
     raise UserError(f"{folder}: holds no *.arrow or *.parquet{hint}")
@@ -178,8 +183,8 @@ def one_line_errors(path: Path, layout: Layout) -> Iterator[None]:
     except UserError:
         raise
     except UnicodeError as error:
-        told = "UTF-8" if layout.encoding == UTF8 else layout.encoding
-        raise UserError(f"{path}: not {told} text ({error}); --encoding names another, such as cp1252") from error
+        encoding = "UTF-8" if layout.encoding == UTF8 else layout.encoding
+        raise UserError(f"{path}: not {encoding} text ({error}); --encoding names another, such as cp1252") from error
     except LookupError as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     except OSError as error:

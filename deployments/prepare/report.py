@@ -1,4 +1,4 @@
-"""What exits reach, as a table and as a picture."""
+"""The figures of exits as a table, as sentences, and as a picture."""
 
 import math
 from itertools import pairwise
@@ -18,7 +18,7 @@ from profiles.promise import ExitPromise
 
 
 def exit_table(rules: ExitRules, num_labels: int) -> Table:
-    """One row a ramp. A threshold that can never fire, or always does, is marked."""
+    """One row per ramp. A threshold that never or always fires is marked."""
     title = f"exits by {rules.policy.removeprefix('deployments.exits:')}, {rules.kind} ramps"
     table = Table(title=title, caption=summary(rules), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
@@ -36,7 +36,7 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
 
 
 def summary(rules: ExitRules) -> str:
-    """Two lines: what is gained and what it costs."""
+    """Two lines: the accuracy with exits, and the share of blocks that inputs run."""
     full = f"accuracy {_share(rules.exit_accuracy)} with exits, {_share(rules.full_accuracy)} in full"
     parts = [full] if rules.notes.get("targets") == "labels" else []
     if rules.agreement is not None:
@@ -44,22 +44,22 @@ def summary(rules: ExitRules) -> str:
     return f"{', '.join(parts)}\nan input runs {_share(rules.mean_depth_share)} of the blocks on average"
 
 
-def promised(promise: ExitPromise) -> str:
-    """The promise, and what it takes to make one."""
-    said = f"promised of other inputs of this kind: {promise}"
+def promise_text(promise: ExitPromise) -> str:
+    """The promise, and the number of inputs that such a promise needs."""
+    text = f"promised of other inputs of this kind: {promise}"
     if promise.max_loss == 0:
-        return said
+        return text
     least = least_promise(promise.deciding, promise.confidence)
     needed = rows_needed(promise.max_loss, promise.confidence)
     inputs = "inputs" if promise.counted is None else "inputs of each class"
     return (
-        f"{said}\nso sure of at most {_percent(promise.max_loss)} takes {needed:,} {inputs} to test it on, or more; "
-        f"at best {promise.deciding:,} could show {_percent(least)}"
+        f"{text}\nto promise at most {_percent(promise.max_loss)}, at least {needed:,} {inputs} must be tested; "
+        f"{promise.deciding:,} can show {_percent(least)} at best"
     )
 
 
 def advice(rules: ExitRules) -> str | None:
-    """What to say when the thresholds are not what was hoped for: nothing can be promised, or nobody leaves early.
+    """Advice if nothing can be promised, or no input leaves early; None otherwise.
 
     >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=120, lost=0.0, bound=0.0)
     >>> print(advice(ExitRules(mean_depth_share=1.0, promise=promise)))
@@ -91,7 +91,7 @@ def advice(rules: ExitRules) -> str | None:
 
 
 def outdone(rules: ExitRules) -> str | None:
-    """What to say where a ramp alone is clearly better than the whole network: then exits gain what they should not.
+    """A warning if a ramp alone is clearly better than the full network, which then is probably badly trained.
 
     >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=1400, lost=-0.03, bound=0.0)
     >>> ramps = (RampRule(block=0, threshold=0.9, accuracy=0.85), RampRule(block=1, threshold=0.9, accuracy=0.82))
@@ -112,7 +112,7 @@ def outdone(rules: ExitRules) -> str | None:
 
 
 def _percent(share: float) -> str:
-    """Rounded up, as less would be refused.
+    """A share in percent, rounded up, as a smaller allowance would be refused.
 
     >>> _percent(0.01), _percent(0.024656)
     ('1 %', '2.5 %')
@@ -156,7 +156,7 @@ def draw_exits(rules: ExitRules, path: Path) -> None:
     below.set_xticks(range(0, depth, max(1, depth // 12)))
     for axes in (above, below):
         plain(axes)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # with as many digits as tell ticks apart
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # as many digits as needed to tell ticks apart
         axes.grid(axis="y", color="#e4e7eb")
         axes.set_axisbelow(True)
     figure.suptitle(summary(rules), fontsize=11, color=DARK, x=0.01, ha="left")

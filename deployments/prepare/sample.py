@@ -1,4 +1,4 @@
-"""The inputs that ramps are made from: a uniform sample of a file, in three parts that never mix."""
+"""The inputs that ramps are made from: a uniform sample of a file in three disjoint parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,20 @@ Indices = NDArray[np.int64]
 
 Item = TypeVar("Item")
 
+# Fewer rows show too little to make ramps from.
 MIN_ROWS = 50
-TRAIN_SHARE, TEST_SHARE = 0.6, 0.35  # the rest calibrates
+# The shares of rows for training and for the test; the other rows calibrate.
+TRAIN_SHARE = 0.6
+TEST_SHARE = 0.35
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Positions in a sample. Ramps are trained on one part. Temperatures and the order in which thresholds are tried
-    come from it and the second. The promise is tested on the third, and all that is reported is measured there."""
+    """Positions in a sample: ramps are trained on one part, and another part is added for calibration.
+
+    Temperatures and the order in which thresholds are tried come from both. The third part tests the promise, and all
+    reported figures are measured on it.
+    """
 
     train: Indices
     calibrate: Indices
@@ -32,7 +38,7 @@ class Parts:
 
     @classmethod
     def of(cls, count: int, seed: int = 0) -> "Parts":
-        """Six tenths to train, a twentieth to calibrate, the others to test.
+        """A random split: 60 % to train, 5 % to calibrate, 35 % to test.
 
         >>> [len(part) for part in (Parts.of(100).train, Parts.of(100).calibrate, Parts.of(100).test)]
         [60, 5, 35]
@@ -48,9 +54,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs, their labels as the head numbers them (None: not known), and the parts they are in.
+    """Inputs, their labels as the head numbers them (None: unknown), and the parts of the sample.
 
-    Where the words of texts are labelled, `labels` holds those of all words, and each text has so many (`words`).
+    If words are labelled, `labels` holds the labels of all words, and `words` is the number of words of each text.
     """
 
     values: Sequence[Any]
@@ -62,26 +68,26 @@ class Sample:
         return len(self.values)
 
 
-def sampled(found: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
-    """At most so many, each with the same chance, in one pass: a sorted file is no reason for a wrong sample.
+def sampled(items: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
+    """At most `most` items, each with the same chance, in one pass (reservoir sampling), so sorted files do no harm.
 
     >>> sampled(range(10), 20) == list(range(10)), len(sampled(range(1000), 20)), max(sampled(range(1000), 20)) > 500
     (True, 20, True)
     """
-    kept: list[Item] = []
+    sample: list[Item] = []
     random = Random(seed)
-    for count, each in enumerate(found, start=1):
-        place = len(kept) if len(kept) < most else random.randrange(count)
+    for count, item in enumerate(items, start=1):
+        place = len(sample) if len(sample) < most else random.randrange(count)
         if place < most:
-            kept[place : place + 1] = [each]
-    return kept
+            sample[place : place + 1] = [item]
+    return sample
 
 
 @dataclass(frozen=True)
 class LabelNames:
-    """What the labels of a file mean: the head's own names and numbers, and other names that the user has given.
+    """The meaning of a file's labels: the head's own names and numbers, and other names that the user gives.
 
-    Where names are other numbers than the head's ("1" to "5" stars), numbers of a file are names.
+    If the head's names are numbers of their own ("1" to "5" stars), numbers in a file are names.
 
     >>> LabelNames(("NEGATIVE", "POSITIVE"), {"bad": "negative"}).number("Bad")
     0
@@ -91,30 +97,31 @@ class LabelNames:
     others: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for other, told in self.others.items():
-            if self._own(told) is None:
-                raise UserError(f"--labels {other}={told}: the head knows {self.told}")
+        for other, name in self.others.items():
+            if self._own(name) is None:
+                raise UserError(f"--labels {other}={name}: the head knows {self.listed}")
 
     def number(self, label: Any) -> int | None:
         """The head's number of a label, or None if it has none."""
         text = str(label).strip()
-        return self._own({name.lower(): told for name, told in self.others.items()}.get(text.lower(), text))
+        return self._own({other.lower(): name for other, name in self.others.items()}.get(text.lower(), text))
 
     @property
-    def told(self) -> str:
+    def listed(self) -> str:
+        """The labels that the head knows, for error messages."""
         numbers = f" or 0..{len(self.names) - 1}" if self._numbered else ""
         return ", ".join(self.names[:10]) + (" ..." if len(self.names) > 10 else "") + numbers
 
     @property
     def _numbered(self) -> bool:
-        """Whether a number can only be the head's."""
+        """Whether a number in a file is the head's number of a label, not its name."""
         own = all(name == str(number) for number, name in enumerate(self.names))
-        return own or not any(_whole(name).isdecimal() for name in self.names)
+        return own or not any(_without_decimals(name).isdecimal() for name in self.names)
 
     def _own(self, text: str) -> int | None:
-        if text in self.names:  # names may differ in capitals alone
+        if text in self.names:  # exact matches first, as names may differ only in capitals
             return self.names.index(text)
-        folded, number = [name.lower() for name in self.names], _whole(text)
+        folded, number = [name.lower() for name in self.names], _without_decimals(text)
         if text.lower() in folded:
             return folded.index(text.lower())
         if not number.isdecimal():
@@ -124,73 +131,82 @@ class LabelNames:
         return folded.index(number) if number in folded else None
 
 
-def _whole(text: str) -> str:
-    """A number without what pandas writes behind it."""
+def _without_decimals(text: str) -> str:
+    """A whole number without the ".0" that pandas writes."""
     return text.removesuffix(".0")
 
 
 def draw(
-    found: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0, task: Task = CLASSIFICATION
+    rows: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0, task: Task = CLASSIFICATION
 ) -> Sample:
-    """Keep at most this many rows, each with the same chance, in one pass over a file of any size."""
-    kept = sampled(found, most, seed)
-    if len(kept) < MIN_ROWS:
-        raise UserError(f"{source}: has {len(kept) or 'no'} rows; at least {MIN_ROWS} are needed")
-    labels = labels_of(kept, source, names, task)
+    """A sample of at most `most` rows, each with the same chance, in one pass over a file of any size."""
+    chosen_rows = sampled(rows, most, seed)
+    if len(chosen_rows) < MIN_ROWS:
+        raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
+    labels = labels_of(chosen_rows, source, names, task)
     if labels is not None and len(set(labels.tolist())) == 1:
-        raise UserError(f"{source}: every label is {kept[0].label!r}: ramps need at least two classes to tell apart")
-    return Sample([row.value for row in kept], labels, Parts.of(len(kept), seed), words_of(kept, labels, task))
-
-
-def labels_of(kept: Sequence[Row], source: Path, names: LabelNames, task: Task = CLASSIFICATION) -> Indices | None:
-    """The labels of these rows, or of all their words, as the head numbers them; None where the file has none."""
-    if not kept or kept[0].label is None:
-        return None
-    return _of_words(kept, source, names) if task.by_token else _of_rows(kept, source, names)
-
-
-def _of_rows(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices:
-    if several := next((row for row in kept if isinstance(row.label, list)), None):
         raise UserError(
-            f"{source}: row {several.number}: has a label for each word, and this network answers a text as a whole"
+            f"{source}: every label is {chosen_rows[0].label!r}: ramps need at least two classes to tell apart"
         )
-    found = [names.number(row.label) for row in kept]
-    for row, number in zip(kept, found, strict=True):
+    return Sample(
+        [row.value for row in chosen_rows],
+        labels,
+        Parts.of(len(chosen_rows), seed),
+        words_of(chosen_rows, labels, task),
+    )
+
+
+def labels_of(
+    chosen_rows: Sequence[Row], source: Path, names: LabelNames, task: Task = CLASSIFICATION
+) -> Indices | None:
+    """The labels of these rows, or of all their words, as the head numbers them; None if the file has no labels."""
+    if not chosen_rows or chosen_rows[0].label is None:
+        return None
+    return _of_words(chosen_rows, source, names) if task.by_token else _of_rows(chosen_rows, source, names)
+
+
+def _of_rows(chosen_rows: Sequence[Row], source: Path, names: LabelNames) -> Indices:
+    if several := next((row for row in chosen_rows if isinstance(row.label, list)), None):
+        raise UserError(
+            f"{source}: row {several.number}: has a label for each word, but this network gives one label to a text"
+        )
+    numbers = [names.number(row.label) for row in chosen_rows]
+    for row, number in zip(chosen_rows, numbers, strict=True):
         if number is None:
-            there = {str(each.label).strip() for each in kept}
+            in_file = {str(each.label).strip() for each in chosen_rows}
             hint = None
-            if len(there) > len(names.names):
-                hint = f": it has {len(names.names)} classes, the file {len(there)}"
+            if len(in_file) > len(names.names):
+                hint = f": it has {len(names.names)} classes, the file {len(in_file)}"
             raise _no_label(f"{source}: row {row.number}", row.label, names, hint)
-    return np.array(found, np.int64)
+    return np.array(numbers, np.int64)
 
 
-def _of_words(kept: Sequence[Row], source: Path, names: LabelNames) -> Indices:
-    for row in kept:
+def _of_words(chosen_rows: Sequence[Row], source: Path, names: LabelNames) -> Indices:
+    for row in chosen_rows:
         where = f"{source}: row {row.number}"
         if not isinstance(row.label, list):
             raise UserError(
-                f"{where}: has one label for a whole text, and this network labels words: give words with a label "
+                f"{where}: has one label for a whole text, but this network labels words: give words with a label "
                 "each, in columns such as tokens and ner_tags, or in a CoNLL file"
             )
-    return np.concatenate([_numbers(row.label, f"{source}: row {row.number}", names) for row in kept])
+    return np.concatenate([_numbers(row.label, f"{source}: row {row.number}", names) for row in chosen_rows])
 
 
-def words_of(kept: Sequence[Row], labels: Indices | None, task: Task) -> Indices | None:
-    """How many labelled words each row has; None where none are."""
+def words_of(chosen_rows: Sequence[Row], labels: Indices | None, task: Task) -> Indices | None:
+    """The number of labelled words of each row; None if words are not labelled."""
     if labels is None or not task.by_token:
         return None
-    return np.array([len(row.label) for row in kept], np.int64)
+    return np.array([len(row.label) for row in chosen_rows], np.int64)
 
 
 def _numbers(labels: Sequence[Any], where: str, names: LabelNames) -> Indices:
-    found = [names.number(label) for label in labels]
-    for place, (label, number) in enumerate(zip(labels, found, strict=True), start=1):
+    numbers = [names.number(label) for label in labels]
+    for place, (label, number) in enumerate(zip(labels, numbers, strict=True), start=1):
         if number is None:
             raise _no_label(f"{where}: word {place}", label, names)
-    return np.array(found, np.int64)
+    return np.array(numbers, np.int64)
 
 
 def _no_label(where: str, label: Any, names: LabelNames, hint: str | None = None) -> UserError:
-    hint = hint or f"; --labels {label}=NUMBER,OTHER=NUMBER says what its labels are to the head"
-    return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.told}{hint}")
+    hint = hint or f"; --labels {label}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
+    return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.listed}{hint}")

@@ -1,7 +1,7 @@
-"""Makes a small T5 that says sums in words, for trying out: `python -m deployments.prepare.t5_sums DIRECTORY`.
+"""Makes a small T5 that writes sums as words, for trying out: `python -m deployments.prepare.t5_sums DIRECTORY`.
 
-It learns what the demo's decoder learns (llm_demo.py), but an encoder reads the sum. Sums that it has not seen are
-written beside it, as `isobatch prepare` and `isobatch load` take them.
+It learns what the demo's decoder learns (llm_demo.py), but an encoder reads the sum. The held-out sums are written
+beside it, in files for `isobatch prepare` and `isobatch load`.
 """
 
 import csv
@@ -17,15 +17,18 @@ from torch.nn import functional
 from deployments.decoding.anatomy import anatomy_of
 from deployments.demo.sums import END, answer_to, prompt_of, sums
 from deployments.prepare.decoder import states_after
-from deployments.prepare.llm_demo import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, fitted, vocabulary
+from deployments.prepare.llm_demo import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, trained, vocabulary
 
 RECIPE = SumsRecipe(num_blocks=6, steps=1500)
 ENCODER_BLOCKS = 2
-DATA, ASKED = "sums.csv", "prompts.txt"
+# The file with prompts for `isobatch prepare`.
+DATA = "sums.csv"
+# The file with prompts for `isobatch load`.
+PROMPTS_FILE = "prompts.txt"
 
 
 def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
-    """A network that has seen no held-out sum."""
+    """A network that was trained without the held-out sums."""
     torch.manual_seed(seed)
     model = _network(recipe)
     sources, answers = examples(sums(held_out=False))
@@ -34,7 +37,7 @@ def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
     def losses(chosen: Tensor) -> Tensor:
         return _losses(model, head, sources[chosen], answers[chosen])
 
-    return fitted(model, losses, len(sources), recipe, seed)
+    return trained(model, losses, len(sources), recipe, seed)
 
 
 def _losses(model: Any, head: Callable[[Tensor], Tensor], sources: Tensor, answers: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ def _losses(model: Any, head: Callable[[Tensor], Tensor], sources: Tensor, answe
 
 
 def examples(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """What the encoder reads, padded with ends, and what is to be written."""
+    """The tokens that the encoder reads, padded with end tokens, and the tokens to be written."""
     number = {character: place for place, character in enumerate(vocabulary())}
     sources = [torch.tensor([number[each] for each in prompt_of(*pair)]) for pair in pairs]
     answers = [torch.tensor([*(number[each] for each in answer_to(*pair)), number[END]]) for pair in pairs]
@@ -82,12 +85,12 @@ def save(model: Any, folder: Path) -> None:
     unseen = [prompt_of(*pair) for pair in sums(held_out=True)]
     with (folder / DATA).open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([prompt] for prompt in unseen[PROMPTS:])])
-    (folder / ASKED).write_text("\n".join(unseen[:PROMPTS]) + "\n")
+    (folder / PROMPTS_FILE).write_text("\n".join(unseen[:PROMPTS]) + "\n")
 
 
 def main() -> None:
     if len(sys.argv) != 2:
-        raise SystemExit("say where: python -m deployments.prepare.t5_sums DIRECTORY")
+        raise SystemExit("usage: python -m deployments.prepare.t5_sums DIRECTORY")
     save(train(), Path(sys.argv[1]))
 
 

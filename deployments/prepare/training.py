@@ -1,8 +1,8 @@
-"""Train a ramp after every block, on features that do not change: the network's own weights are not touched.
+"""Trains a ramp after every block, on fixed features: the network's own weights are not changed.
 
-A light ramp is a logistic regression, so L-BFGS finds the one best answer for a given penalty on large weights; the
-penalty is lowered until that no longer helps. DeeBERT's pooler has no single best answer: Adam, epoch by epoch, until
-that no longer helps. What helps is judged on a tenth of the rows, which no ramp learns from.
+A light ramp is a logistic regression, so L-BFGS finds the single optimum for a given penalty on large weights; the
+penalty is lowered as long as that helps. DeeBERT's pooler has no single optimum: Adam trains it epoch by epoch, as long
+as that helps. Progress is judged on a tenth of the rows, which no ramp learns from.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,17 @@ from deployments.models.ramps import RampKind, make_head
 from deployments.prepare.features import Floats
 from deployments.progress import show
 
+# Penalties on the squares of weights, in the order in which they are tried.
 PENALTIES = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+# Iterations of L-BFGS per penalty: the start is near the optimum, so few are needed.
 ITERATIONS = 60
+# Epochs of Adam for a pooler, at most.
 EPOCHS = 200
+# Training ends after this number of epochs in a row without a gain.
 EPOCHS_WITHOUT_GAIN = 6
+# Rows per step of Adam.
 BATCH = 128
+# The learning rate of Adam.
 LEARNING_RATE = 1e-3
 
 Rows = NDArray[np.int64]
@@ -33,7 +39,7 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingRows:
     """Standardised features, and their targets as probabilities."""
 
     features: Tensor
@@ -46,9 +52,9 @@ class Lesson:
 def train(
     pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps"
 ) -> list[nn.Module]:
-    """One head a block. `targets` are one-hot labels, or what the network itself believes. `what` names the progress.
+    """One head per block. `targets`: one-hot labels, or the network's own probabilities. `what`: name of the progress.
 
-    BLAS gets one thread: for matrices of so few columns several wait for each other longer than they compute.
+    BLAS gets one thread: on matrices with few columns several threads wait for each other longer than they compute.
     """
     judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
     with threadpool_limits(1, user_api="blas"):
@@ -57,7 +63,9 @@ def train(
 
 def _ramp(features: Floats, targets: Floats, learning: Rows, judging: Rows, kind: RampKind, seed: int) -> nn.Module:
     scale = _standard(features[learning])
-    learn, judge = (Lesson(scale(features[part]), torch.from_numpy(targets[part])) for part in (learning, judging))
+    learn, judge = (
+        TrainingRows(scale(features[part]), torch.from_numpy(targets[part])) for part in (learning, judging)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = make_head(kind, features.shape[1], targets.shape[1])
@@ -68,42 +76,41 @@ def _ramp(features: Floats, targets: Floats, learning: Rows, judging: Rows, kind
     return scale.folded_into(head.eval())
 
 
-def _keep_best(head: nn.Module, stages: Iterator[None], judge: Lesson, stages_without_gain: int) -> None:
-    best, kept, since = np.inf, head.state_dict(), 0
+def _keep_best(head: nn.Module, stages: Iterator[None], judge: TrainingRows, stages_without_gain: int) -> None:
+    best, best_state, since = np.inf, head.state_dict(), 0
     for _ in stages:
         with torch.inference_mode():
             loss = float(judge.loss(head))
         since = 0 if loss < best else since + 1
         if since == 0:
-            best, kept = loss, deepcopy(head.state_dict())
+            best, best_state = loss, deepcopy(head.state_dict())
         if since == stages_without_gain:
             break
-    head.load_state_dict(kept)
+    head.load_state_dict(best_state)
 
 
-def _lower_penalties(head: nn.Module, learn: Lesson) -> Iterator[None]:
-    """Train with ever smaller penalties; each stage starts from the weights of the one before, which are near."""
+def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
+    """Train with smaller and smaller penalties. Each stage starts from the previous weights, which are close."""
     assert isinstance(head, nn.Linear), "This is a bug: a light ramp is one linear layer."
     features, targets = learn.features.numpy(), learn.targets.numpy()
-    at = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().double().numpy().ravel()
+    parameters = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().double().numpy().ravel()
     for penalty in PENALTIES:
-        found = minimize(
-            penalised_loss, at, (features, targets, penalty), "L-BFGS-B", jac=True, options={"maxiter": ITERATIONS}
-        )
-        at = found.x
-        both = torch.from_numpy(at.astype(np.float32)).reshape(targets.shape[1], -1)
+        arguments = (features, targets, penalty)
+        result = minimize(penalised_loss, parameters, arguments, "L-BFGS-B", jac=True, options={"maxiter": ITERATIONS})
+        parameters = result.x
+        weights = torch.from_numpy(parameters.astype(np.float32)).reshape(targets.shape[1], -1)
         with torch.no_grad():
-            head.weight.copy_(both[:, :-1])
-            head.bias.copy_(both[:, -1])
+            head.weight.copy_(weights[:, :-1])
+            head.bias.copy_(weights[:, -1])
         yield
 
 
-def penalised_loss(at: Doubles, features: Floats, targets: Floats, penalty: float) -> tuple[float, Doubles]:
-    """Of a logistic regression, and its slope: in doubles but for the features, of which there may be gigabytes.
+def penalised_loss(parameters: Doubles, features: Floats, targets: Floats, penalty: float) -> tuple[float, Doubles]:
+    """The loss of a logistic regression and its gradient, in doubles but for the features, which may fill gigabytes.
 
-    In numpy, as torch takes four times as long for so few numbers at a time.
+    It is written in numpy, as torch takes four times as long for matrices of this size.
     """
-    weights = at.reshape(targets.shape[1], -1)
+    weights = parameters.reshape(targets.shape[1], -1)
     logs = log_softmax(features @ weights[:, :-1].T.astype(np.float32) + weights[:, -1], axis=1)
     loss = penalty * np.square(weights[:, :-1]).sum() - (targets * logs).sum() / len(targets)
     wrong = (np.exp(logs) - targets) / len(targets)
@@ -111,19 +118,19 @@ def penalised_loss(at: Doubles, features: Floats, targets: Floats, penalty: floa
     return float(loss), slope.ravel()
 
 
-def _epochs(head: nn.Module, learn: Lesson) -> Iterator[None]:
+def _epochs(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
     optimiser = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE)
     for _ in range(EPOCHS):
         for chosen in torch.split(torch.randperm(len(learn.features)), BATCH):
             optimiser.zero_grad()
-            torch.autograd.backward(Lesson(learn.features[chosen], learn.targets[chosen]).loss(head))
+            torch.autograd.backward(TrainingRows(learn.features[chosen], learn.targets[chosen]).loss(head))
             optimiser.step()
         yield
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Standardise features: zero mean, unit deviation over the rows learnt from."""
+class FeatureScale:
+    """Standardises features: zero mean and unit deviation over the rows of training."""
 
     mean: Tensor
     deviation: Tensor
@@ -133,19 +140,19 @@ class Scale:
 
     @torch.no_grad()
     def folded_into(self, head: nn.Module) -> nn.Module:
-        """The same answers from features as they are: the first linear layer absorbs the scale."""
+        """A head with the same logits for unscaled features: its first linear layer includes the scale."""
         first = next(layer for layer in head.modules() if isinstance(layer, nn.Linear))
         first.weight.div_(self.deviation)
         first.bias.sub_(first.weight @ self.mean)
         return head.requires_grad_(False)
 
 
-def _standard(features: Floats) -> Scale:
+def _standard(features: Floats) -> FeatureScale:
     mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
-    return Scale(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32)))
+    return FeatureScale(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32)))
 
 
 @torch.inference_mode()
-def answers(heads: Sequence[nn.Module], pooled: Sequence[Floats], rows: Rows) -> Tensor:
+def head_logits(heads: Sequence[nn.Module], pooled: Sequence[Floats], rows: Rows) -> Tensor:
     """The logits of every ramp for these rows: ramps x rows x labels."""
     return torch.stack([head(torch.from_numpy(features[rows])) for head, features in zip(heads, pooled, strict=True)])

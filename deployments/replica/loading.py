@@ -25,14 +25,20 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
         config = config.model_copy(update={"plan": None})
     if config.backend == VIRTUAL:
         return _virtual(config, kind)
-    from deployments.models.backends import backend_of, compile_shapes, make_ready, planned, warn_of_another
+    from deployments.models.backends import (
+        backend_of,
+        compile_shapes,
+        make_ready,
+        planned_block_ranges,
+        warn_of_other_backend,
+    )
 
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
     if config.plan:
-        make_ready(model, directory, planned(model, read_plan(Path(config.plan)), kind))
+        make_ready(model, directory, planned_block_ranges(model, read_plan(Path(config.plan)), kind))
     if config.profile:
         table = profile_of(config).table(kind)
-        warn_of_another(table, backend_of(model))
+        warn_of_other_backend(table, backend_of(model))
         compile_shapes(model, table)
     return model
 
@@ -44,10 +50,10 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.planned:
         encoding: SplitModel = function_at(config.loader)(directory, device="cpu", dtype="float32")
         return encoding
-    from deployments.models.backends import make_ready, stretches
+    from deployments.models.backends import block_ranges, make_ready
 
     model = _load(config, directory, config.device)
-    make_ready(model, directory, [*stretches(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
+    make_ready(model, directory, [*block_ranges(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
     return model
 
 

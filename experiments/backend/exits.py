@@ -18,8 +18,8 @@ from cluster.bench.setup import BenchRequest, make
 from deployments import models
 from deployments.demo import demo_directory
 from deployments.models.backends import make_ready, on_backend
-from deployments.models.interface import BlockRange
 from deployments.models.ramps import RampDtype
+from deployments.models.served_model import BlockRange
 from deployments.named import DEMO_NAME
 from experiments.backend import minilm
 from profiles.model import SplitModel

@@ -59,8 +59,8 @@ def _line(process: "subprocess.Popen[str]") -> str:
 def main(arguments: Sequence[str]) -> None:
     import torch
 
-    from deployments.models.interface import BlockRange
     from deployments.models.onnx_model import OnnxModel
+    from deployments.models.served_model import BlockRange
     from experiments.backend.families import batches, untrained
 
     threads, seconds = int(arguments[0]), float(arguments[1])

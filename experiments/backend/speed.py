@@ -3,8 +3,8 @@
 from functools import partial
 from statistics import geometric_mean, median
 
-from deployments.models.interface import BlockRange
 from deployments.models.onnx_model import OnnxModel
+from deployments.models.served_model import BlockRange
 from experiments.backend.families import batches, untrained
 from profiles.measure import stopwatch_for
 from profiles.model import Batch, SplitModel

@@ -13,11 +13,11 @@ from torch import Tensor
 from deployments.dispatch.route import stops
 from deployments.models import TorchModel, load, load_served
 from deployments.models.checkpoint import label_names
-from deployments.models.interface import ServedModel
 from deployments.models.ramps import ExitRules, Ramps
+from deployments.models.served_model import ServedModel
 from deployments.prepare import cascade_folder
 from deployments.prepare.calibration import calibration_error, temperature
-from deployments.prepare.cascades import Combination, Terms, Tried, candidate, tried
+from deployments.prepare.cascades import CalibratedCombination, Combination, ComparisonTerms, calibrated, candidate
 from deployments.prepare.sample import Sample
 from experiments.cascade import pruning
 from experiments.cascade.networks import LAYERS, SETS, PublicSet, classifier, large_network
@@ -43,11 +43,11 @@ def _of(data_set: PublicSet) -> Iterator[tuple[str, float]]:
     found = [candidate(folder, folder.name, sample, labels) for folder in folders]
     terms = _terms(sample, found[0].head.shape[1])
     costs = [[1.0] * layers for layers in LAYERS]  # layers of one width
-    ways = {name: tried(found, way, costs, terms) for name, way in WAYS.items()}
+    ways = {name: calibrated(found, way, costs, terms) for name, way in WAYS.items()}
     for name, made in ways.items():
-        told = made.told(made.shown())
-        yield f"{name}_lost", told.lost
-        yield f"{name}_accuracy", told.accuracy
+        figures = made.figures(made.shown())
+        yield f"{name}_lost", figures.lost
+        yield f"{name}_accuracy", figures.accuracy
     for name, each in zip(("small", "large"), found, strict=True):
         right = each.head[terms.test].argmax(dim=1) == terms.truth[terms.test].argmax(dim=1)
         yield f"{name}_accuracy", float(right.float().mean())
@@ -56,12 +56,14 @@ def _of(data_set: PublicSet) -> Iterator[tuple[str, float]]:
     yield from _parts(ways["cascade"], large, terms, sample)
 
 
-def _times(ways: Mapping[str, Tried], large: TorchModel, texts: list[str]) -> Iterator[tuple[str, float]]:
+def _times(
+    ways: Mapping[str, CalibratedCombination], large: TorchModel, texts: list[str]
+) -> Iterator[tuple[str, float]]:
     """Of the large network over each way, in turns, so that whatever else the machine does slows all of them."""
     with TemporaryDirectory() as folder:
         models: dict[str, ServedModel] = {"large": large}
         for name, made in ways.items():
-            cascade_folder.write(Path(folder) / name, made, made.shown(), Terms.policy, {})
+            cascade_folder.write(Path(folder) / name, made, made.shown(), ComparisonTerms.policy, {})
             models[name] = load_served(Path(folder) / name)
         took_s = dict.fromkeys(models, 0.0)
         for _ in range(ROUNDS):
@@ -71,7 +73,9 @@ def _times(ways: Mapping[str, Tried], large: TorchModel, texts: list[str]) -> It
         yield f"{name}_over_large", took_s["large"] / took_s[name]
 
 
-def _parts(made: Tried, large: TorchModel, terms: Terms, sample: Sample) -> Iterator[tuple[str, float]]:
+def _parts(
+    made: CalibratedCombination, large: TorchModel, terms: ComparisonTerms, sample: Sample
+) -> Iterator[tuple[str, float]]:
     """What each part of a cascade brings."""
     assert sample.labels is not None, "This is a bug: the file has labels."
     yield "small_answers", 1 - made.survival(made.shown())[-1]
@@ -83,14 +87,14 @@ def _parts(made: Tried, large: TorchModel, terms: Terms, sample: Sample) -> Iter
     yield from pruning.measured(made.members[0].folder, large, texts, sample.labels[goes_on], seconds)
 
 
-def _terms(sample: Sample, num_labels: int) -> Terms:
+def _terms(sample: Sample, num_labels: int) -> ComparisonTerms:
     assert sample.labels is not None, "This is a bug: the file has labels."
     truth = torch.nn.functional.one_hot(torch.from_numpy(sample.labels), num_labels).float()
     shape = np.concatenate((sample.parts.train, sample.parts.calibrate))
-    return Terms(truth, shape, sample.parts.test)
+    return ComparisonTerms(truth, shape, sample.parts.test)
 
 
-def _ablations(made: Tried, terms: Terms) -> Iterator[tuple[str, float]]:
+def _ablations(made: CalibratedCombination, terms: ComparisonTerms) -> Iterator[tuple[str, float]]:
     """Tabi's way, one confidence for all: with calibrated probabilities and raw ones, with the ensemble and without."""
     small, large = (member.head[terms.test] for member in made.members)
     truth = terms.truth[terms.test]

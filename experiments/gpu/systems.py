@@ -5,7 +5,7 @@ import numpy as np
 from cluster.bench.compare import Bench
 from cluster.bench.real_device import Source
 from cluster.bench.recorded_exits import drawn
-from deployments.models.backends import planned
+from deployments.models.backends import planned_block_ranges
 from experiments.gpu.tables import TableSetting, inputs, network
 from experiments.planner.settings import EARLY, HALF, exits_along
 from optimizer.plan import Plan
@@ -34,6 +34,6 @@ def bench(name: str, table: LatencyTable, survival: str, setting: TableSetting) 
     watch, largest = stopwatch_for(setting.device), table.largest
 
     def ready(plan: Plan) -> None:
-        model.prepare(planned(model, plan, table.kind), each.batch(1))
+        model.prepare(planned_block_ranges(model, plan, table.kind), each.batch(1))
 
     return Bench(model, facts, table.kind, source, watch, largest, least, ready)

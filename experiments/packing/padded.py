@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.models import load as load_checkpoint
-from deployments.models.interface import BlockRange, RangeOutput
 from deployments.models.onnx_export import OPSET
 from deployments.models.onnx_int8 import in_8_bits
 from deployments.models.onnx_session import Session
+from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import Spans
 from deployments.models.torch_model import TorchModel
 
@@ -37,7 +37,7 @@ class PaddedModel(TorchModel):
         self._present = torch.arange(int(lengths.max())) < torch.from_numpy(lengths).unsqueeze(1)
         return Spans(len(lengths), self._present, self._present)
 
-    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
+    def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         ids = torch.zeros(self._present.shape, dtype=torch.int64)
         ids[self._present] = arrays["input_ids"]
         return RangeOutput(None, {}, self._logits(ids, self._present))

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from scipy.optimize import nnls
 
-from deployments.models.interface import BlockRange
 from deployments.models.onnx_model import OnnxModel
+from deployments.models.served_model import BlockRange
 from deployments.models.torch_model import TorchModel
 from experiments.packing.padded import PaddedModel, on_onnx, on_torch
 from experiments.packing.texts import Integers, batch_of, cut, lengths_of, untrained_minilm

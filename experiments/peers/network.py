@@ -16,7 +16,7 @@ class FullNetwork:
 
         from deployments.models import load
         from deployments.models.backends import make_ready, on_backend
-        from deployments.models.interface import BlockRange
+        from deployments.models.served_model import BlockRange
 
         torch.set_num_threads(1)
         exact = load(folder, device="cpu", dtype="float32")

@@ -19,8 +19,8 @@ from cluster.load.generator import LoadGenerator
 from deployments.demo import demo_directory
 from deployments.demo.digits import NOISE, demo_inputs
 from deployments.models import load
-from deployments.models.interface import ServedModel
 from deployments.models.predict import predict
+from deployments.models.served_model import ServedModel
 from experiments.serve import servers
 from profiles.losses import Labels
 

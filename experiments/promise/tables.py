@@ -19,8 +19,8 @@ from deployments.demo.digits import NOISE, demo_digits
 from deployments.exits import entropy
 from deployments.models import load
 from deployments.prepare.data import Columns, rows
-from deployments.prepare.demo import seen
-from deployments.prepare.measuring import Seen
+from deployments.prepare.demo import ramp_logits
+from deployments.prepare.measuring import RampLogits
 from deployments.prepare.records import Layout
 from deployments.prepare.thresholds import replay
 from experiments.promise.recordings import Recorded, keep
@@ -73,14 +73,14 @@ def table(name: str) -> str:
 def of_texts(source: Texts) -> Recorded:
     texts, labels = source.read()
     truth = torch.eye(int(labels.max()) + 1)[torch.from_numpy(labels)]
-    logits = torch.stack(list(_cascade(texts, labels, source.fitted)))
-    seen, start = Seen(logits[:-1], logits[-1], truth), source.fitted
-    calibrate, others = _part(seen, start, start + CALIBRATE), _part(seen, start + CALIBRATE, len(labels))
+    blocks = torch.stack(list(_cascade(texts, labels, source.fitted)))
+    logits, start = RampLogits(blocks[:-1], blocks[-1], truth), source.fitted
+    calibrate, others = _part(logits, start, start + CALIBRATE), _part(logits, start + CALIBRATE, len(labels))
     return _recorded(others.calibrated(calibrate.temperatures()))
 
 
-def _part(seen: Seen, start: int, stop: int) -> Seen:
-    return Seen(seen.ramps[:, start:stop], seen.head[start:stop], seen.truth[start:stop])
+def _part(logits: RampLogits, start: int, stop: int) -> RampLogits:
+    return RampLogits(logits.ramps[:, start:stop], logits.head[start:stop], logits.truth[start:stop])
 
 
 def _cascade(texts: Sequence[str], labels: Labels, fitted: int) -> Iterator[Tensor]:
@@ -97,11 +97,11 @@ def _cascade(texts: Sequence[str], labels: Labels, fitted: int) -> Iterator[Tens
 
 def of_demo() -> Recorded:
     """The network as it is shipped, with its temperatures; digits that it was not made from, each distorted anew."""
-    return _recorded(seen(load(demo_directory()), *demo_digits(DIGITS, NOISE, DIGITS_SEED)))
+    return _recorded(ramp_logits(load(demo_directory()), *demo_digits(DIGITS, NOISE, DIGITS_SEED)))
 
 
-def _recorded(seen: Seen) -> Recorded:
-    depths = [(block + 1) / (len(seen.ramps) + 1) for block in range(len(seen.ramps))]
-    known = replay(entropy, seen.ramps, seen.head, seen.truth, depths)
-    believed = replay(entropy, seen.ramps, seen.head, seen.believed(), depths)
+def _recorded(logits: RampLogits) -> Recorded:
+    depths = [(block + 1) / (len(logits.ramps) + 1) for block in range(len(logits.ramps))]
+    known = replay(entropy, logits.ramps, logits.head, logits.truth, depths)
+    believed = replay(entropy, logits.ramps, logits.head, logits.softened_truth(), depths)
     return Recorded(known, believed)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from deployments.models import TorchModel
-from deployments.models.interface import BlockRange
+from deployments.models.served_model import BlockRange
 from profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import random_inputs, with_memory
 
@@ -14,7 +14,7 @@ def batch_for(model: TorchModel, name: str, count: int = 5, seed: int = 3) -> Ba
 
 
 def cuts(model: TorchModel) -> list[BlockRange]:
-    """The stretches that plans of two splits run, with the ramps inside."""
+    """The block_ranges that plans of two splits run, with the ramps inside."""
     ends = [(0, cut) for cut in range(1, model.num_blocks + 1)]
     ends += [(cut, model.num_blocks) for cut in range(1, model.num_blocks)]
     return [BlockRange(a, b, tuple(ramp for ramp in model.ramp_blocks if a <= ramp < b)) for a, b in ends]

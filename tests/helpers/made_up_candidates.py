@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.prepare.cascades import Candidate, Terms
+from deployments.prepare.cascades import Candidate, ComparisonTerms
 from deployments.prepare.sample import Parts
 
 POLICY = "deployments.exits:confidence"
@@ -19,7 +19,7 @@ def believed(sure: torch.Tensor, right: torch.Tensor, labels: int = 2) -> torch.
     return logits
 
 
-def made_up(count: int, seed: int = 0) -> tuple[list[Candidate], Terms]:
+def made_up(count: int, seed: int = 0) -> tuple[list[Candidate], ComparisonTerms]:
     """A small network that is unsure where it errs, and a large one that seldom does. The truth is always 0."""
     random = torch.Generator().manual_seed(seed)
     hard = torch.rand(count, generator=random) < 0.3
@@ -31,7 +31,7 @@ def made_up(count: int, seed: int = 0) -> tuple[list[Candidate], Terms]:
     candidates = [Candidate("small", Path("s"), 2, small, {}), Candidate("large", Path("l"), 4, large, {})]
     truth = torch.nn.functional.one_hot(torch.zeros(count, dtype=torch.int64), 2).float()
     parts = Parts.of(count)
-    terms = Terms(truth, np.concatenate((parts.train, parts.calibrate)), parts.test, POLICY)
+    terms = ComparisonTerms(truth, np.concatenate((parts.train, parts.calibrate)), parts.test, POLICY)
     return candidates, terms
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from deployments.models import TorchModel
-from deployments.models.interface import BackedModel, BlockRange, Fingerprint, RangeOutput
+from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import Spans
 
 
@@ -25,10 +26,10 @@ class ToyModel(TorchModel):
     def twin(self) -> "ToyModel":
         return ToyModel(self.inner)
 
-    def through(self, stretch: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
+    def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         logits = dict[int, Tensor]()
-        for block in range(stretch.start, stretch.stop):
-            one = BlockRange(block, block + 1, tuple(ramp for ramp in stretch.ramps if ramp == block))
+        for block in range(block_range.start, block_range.stop):
+            one = BlockRange(block, block + 1, tuple(ramp for ramp in block_range.ramps if ramp == block))
             passed = self.inner.through(one, arrays, spans)
             logits |= passed.ramps
             arrays = {} if passed.hidden is None else {"hidden": passed.hidden}

@@ -17,8 +17,8 @@ from deployments.demo import demo_directory
 from deployments.demo.digits import demo_inputs
 from deployments.folders import cache_directory
 from deployments.models import load
-from deployments.models.interface import BlockRange
-from deployments.models.onnx_pieces import GRAPH, Origin, fingerprint
+from deployments.models.onnx_ranges import GRAPH, GraphSource, fingerprint
+from deployments.models.served_model import BlockRange
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
@@ -50,7 +50,7 @@ def demo(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def graph_of(demo: Path) -> Callable[..., Path]:
     """Where the graph of a stretch behind block 0 is, once there is one."""
-    origin = Origin(fingerprint(demo, load(demo)), torch.device("cpu"), torch.float32)
+    origin = GraphSource(fingerprint(demo, load(demo)), torch.device("cpu"), torch.float32)
     return lambda *stretch: CACHE / origin.key(BlockRange(*stretch), {"hidden": torch.zeros(1, 1, 1)}) / GRAPH
 
 

@@ -9,8 +9,8 @@ from profiles.errors import UserError
 
 
 @cache
-def known() -> dict[str, Family]:
-    """Every `model_type` that a file in this folder covers."""
+def families_by_type() -> dict[str, Family]:
+    """The family of every `model_type` that a file in this folder covers."""
     families = [import_module(f"{__name__}.{module.name}").FAMILY for module in iter_modules(__path__)]
     return {model_type: family for family in families for model_type in family.model_types}
 
@@ -20,6 +20,6 @@ def family_of(model_type: str) -> Family:
     >>> family_of("distilbert").reads
     'text'
     """
-    if model_type not in known():
-        raise UserError(f"model type {model_type!r} is not known; known are: {', '.join(sorted(known()))}")
-    return known()[model_type]
+    if model_type not in families_by_type():
+        raise UserError(f"model type {model_type!r} is not known; known are: {', '.join(sorted(families_by_type()))}")
+    return families_by_type()[model_type]

@@ -1,4 +1,4 @@
-"""ALBERT: one layer, or a few, run again and again. Blocks are its turns, and share their weights."""
+"""ALBERT: one layer, or a few, run repeatedly. Each run of a layer is a block; blocks share their weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,17 +13,17 @@ from deployments.models.attention import replace_attention
 def dissect(model: Any) -> Anatomy:
     replace_attention(model)
     base, layers, groups = model.base_model, model.config.num_hidden_layers, model.config.num_hidden_groups
-    in_turn = [base.encoder.albert_layer_groups[turn * groups // layers] for turn in range(layers)]
+    layer_of_block = [base.encoder.albert_layer_groups[block * groups // layers] for block in range(layers)]
 
     def embed(arrays: Mapping[str, Tensor]) -> Tensor:
-        told = {"token_type_ids": torch.zeros_like(arrays["input_ids"]), **arrays}
-        embedded = base.embeddings(**{name: each.unsqueeze(0) for name, each in told.items()})
+        inputs = {"token_type_ids": torch.zeros_like(arrays["input_ids"]), **arrays}
+        embedded = base.embeddings(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()})
         hidden: Tensor = base.encoder.embedding_hidden_mapping_in(embedded)
         return hidden.squeeze(0)
 
     return Anatomy(
         embed=embed,
-        blocks=[call_transformer_layer(group) for group in in_turn],
+        blocks=[call_transformer_layer(layer) for layer in layer_of_block],
         head=lambda hidden: model.classifier(base.pooler_activation(base.pooler(hidden[:, 0]))),
         pool=pool_tokens,
         pooled_widths=[2 * model.config.hidden_size] * layers,

@@ -1,4 +1,4 @@
-"""BEiT: a vision transformer that knows by a bias how patches lie to each other."""
+"""BEiT: a vision transformer whose attention has a bias for the relative positions of patches."""
 
 from collections.abc import Callable
 from typing import Any

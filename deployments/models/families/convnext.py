@@ -1,4 +1,4 @@
-"""ConvNeXt, the first and the second: each residual layer is a block, the first of a stage with the step before it."""
+"""ConvNeXt and ConvNeXt V2: each residual layer is a block; the first block of a stage includes its downsampling."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ def dissect(model: Any) -> Anatomy:
     base = model.base_model
     stages = base.encoder.stages
     blocks = [
-        _after(stage.downsampling_layer if first else (), layer)
+        _block(stage.downsampling_layer if first else (), layer)
         for stage in stages
         for first, layer in zip((True, *[False] * (len(stage.layers) - 1)), stage.layers, strict=True)
     ]
@@ -27,9 +27,9 @@ def dissect(model: Any) -> Anatomy:
     )
 
 
-def _after(steps: Any, layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
+def _block(downsampling: Any, layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
-        for step in steps:
+        for step in downsampling:
             hidden = step(hidden)
         after: Tensor = layer(hidden)
         return after

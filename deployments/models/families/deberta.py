@@ -1,4 +1,4 @@
-"""DeBERTa, the second and the third: what a token is and where it stands meet in attention, each with the other."""
+"""DeBERTa V2 and V3: attention scores have a bias of content with relative position, in both directions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deployments.models.anatomy import Anatomy, Family, pool_tokens
-from deployments.models.attention import attended
+from deployments.models.attention import packed_attention
 from deployments.models.spans import Spans
 from profiles.errors import UserError
 
@@ -18,8 +18,8 @@ def dissect(model: Any) -> Anatomy:
         raise UserError("DeBERTa with a convolution after its first layer (conv_kernel_size) is not supported")
 
     def embed(arrays: Mapping[str, Tensor]) -> Tensor:
-        told = {"token_type_ids": torch.zeros_like(arrays["input_ids"]), **arrays}
-        hidden: Tensor = base.embeddings(**{name: each.unsqueeze(0) for name, each in told.items()})
+        inputs = {"token_type_ids": torch.zeros_like(arrays["input_ids"]), **arrays}
+        hidden: Tensor = base.embeddings(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()})
         return hidden.squeeze(0)
 
     return Anatomy(
@@ -42,8 +42,8 @@ def _block(encoder: Any, layer: Any) -> Callable[[Tensor, Spans | None], Tensor]
             _by_head(attention, part(hidden))
             for part in (attention.query_proj, attention.key_proj, attention.value_proj)
         )
-        seen = attended((query, key, value), spans, scaling, bias)
-        after = layer.attention.output(seen, hidden)
+        context = packed_attention((query, key, value), spans, scaling, bias)
+        after = layer.attention.output(context, hidden)
         output: Tensor = layer.output(layer.intermediate(after), after)
         return output
 
@@ -51,40 +51,47 @@ def _block(encoder: Any, layer: Any) -> Callable[[Tensor, Spans | None], Tensor]
 
 
 class _Bias:
-    """What queries make of where keys stand (c2p), and keys of where queries stand (p2c): as Hugging Face has it."""
+    """Scores of queries with relative positions of keys (c2p), and of keys with those of queries (p2c).
+
+    The arithmetic is that of Hugging Face's implementation.
+    """
 
     def __init__(self, encoder: Any, attention: Any, scaling: float) -> None:
-        # Not above: the import takes seconds, and every family's file is read, whichever is served.
+        # Imported late: the import takes seconds, and the file of every family is read, whichever family is served.
         from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
         self._bucket = make_log_bucket_position
         self._encoder, self._attention, self._scaling = encoder, attention, scaling
         shared, kinds = attention.share_att_key, attention.pos_att_type
-        self._of_keys = (attention.key_proj if shared else attention.pos_key_proj) if "c2p" in kinds else None
-        self._of_queries = (attention.query_proj if shared else attention.pos_query_proj) if "p2c" in kinds else None
+        self._key_projection = (attention.key_proj if shared else attention.pos_key_proj) if "c2p" in kinds else None
+        self._query_projection = (
+            (attention.query_proj if shared else attention.pos_query_proj) if "p2c" in kinds else None
+        )
 
-    def __call__(self, query: Tensor, key: Tensor, apart: Tensor) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
         buckets, most = self._attention.position_buckets, self._attention.max_relative_positions
-        away = self._bucket(apart, buckets, most).long() if buckets > 0 and most > 0 else apart
-        found = torch.zeros((), dtype=query.dtype, device=query.device)
-        if self._of_keys:
-            found = found + self._looked_up(query, self._of_keys, away)
-        if self._of_queries:
-            found = found + self._looked_up(key, self._of_queries, -away).transpose(-1, -2)
-        return found * self._scaling
+        offset = self._bucket(distance, buckets, most).long() if buckets > 0 and most > 0 else distance
+        bias = torch.zeros((), dtype=query.dtype, device=query.device)
+        if self._key_projection:
+            bias = bias + self._position_scores(query, self._key_projection, offset)
+        if self._query_projection:
+            bias = bias + self._position_scores(key, self._query_projection, -offset).transpose(-1, -2)
+        return bias * self._scaling
 
-    def _looked_up(self, rows: Tensor, part: Any, away: Tensor) -> Tensor:
-        """Scores of rows against all places, and of these the one that lies so far away."""
+    def _position_scores(self, rows: Tensor, projection: Any, offset: Tensor) -> Tensor:
+        """The score of each row with the projected embedding of each relative position in `offset`."""
         span = self._attention.pos_ebd_size
-        places = _by_head(self._attention, part(self._places(rows.device)[: 2 * span])).transpose(0, 1)
-        scores = rows @ places.transpose(-1, -2)
-        at = (away + span).clamp(0, 2 * span - 1)
-        return scores.gather(-1, at + (0 * rows[..., :1]).long())  # as many times as there are texts and heads
+        positions = _by_head(self._attention, projection(self._position_embeddings(rows.device)[: 2 * span]))
+        scores = rows @ positions.transpose(0, 1).transpose(-1, -2)
+        index = (offset + span).clamp(0, 2 * span - 1)
+        return scores.gather(
+            -1, index + (0 * rows[..., :1]).long()
+        )  # the sum repeats the index for all texts and heads
 
-    def _places(self, device: torch.device) -> Tensor:
+    def _position_embeddings(self, device: torch.device) -> Tensor:
         table = self._encoder.rel_embeddings
-        places: Tensor = table(torch.arange(table.num_embeddings, device=device))
-        return self._encoder.LayerNorm(places) if "layer_norm" in self._encoder.norm_rel_ebd else places
+        embeddings: Tensor = table(torch.arange(table.num_embeddings, device=device))
+        return self._encoder.LayerNorm(embeddings) if "layer_norm" in self._encoder.norm_rel_ebd else embeddings
 
 
 def _by_head(attention: Any, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Text encoders of BERT's idea: token embeddings, identical layers, a head on the first token."""
+"""Text encoders like BERT: token embeddings, identical layers, a head on the first token."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,10 +29,10 @@ def embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
     has_types = hasattr(base.embeddings, "token_type_embeddings")
 
     def embed(arrays: Mapping[str, Tensor]) -> Tensor:
-        told = {**arrays, "position_ids": arrays["position_ids"] + first}
-        if has_types and "token_type_ids" not in told:
-            told["token_type_ids"] = torch.zeros_like(told["input_ids"])
-        hidden: Tensor = project(base.embeddings(**{name: each.unsqueeze(0) for name, each in told.items()}))
+        inputs = {**arrays, "position_ids": arrays["position_ids"] + first}
+        if has_types and "token_type_ids" not in inputs:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        hidden: Tensor = project(base.embeddings(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()}))
         return hidden.squeeze(0)
 
     return embed

@@ -1,4 +1,4 @@
-"""ModernBERT: places are turned into queries and keys, and most layers look at neighbours only."""
+"""ModernBERT: rotary position embeddings, and most layers attend to a window of neighbours only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +29,8 @@ def _block(base: Any, layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         assert spans, "This is a bug: texts have spans."
         row = hidden.unsqueeze(0)
-        turned = base.rotary_emb(row, spans.positions.unsqueeze(0), layer.attention_type)
-        after: Tensor = layer(row, attention_mask=spans, position_embeddings=turned).squeeze(0)
+        rotary = base.rotary_emb(row, spans.positions.unsqueeze(0), layer.attention_type)
+        after: Tensor = layer(row, attention_mask=spans, position_embeddings=rotary).squeeze(0)
         return base.final_norm(after) if last else after
 
     return run

@@ -1,4 +1,4 @@
-"""MPNet: BERT's layers, with a bias by how far two tokens lie apart."""
+"""MPNet: BERT's layers, with an attention bias that depends on the distance of two tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deployments.models.anatomy import Anatomy, Family, pool_tokens
-from deployments.models.attention import attended
+from deployments.models.attention import packed_attention
 from deployments.models.families.encoder import embedding
 from deployments.models.spans import Spans
 
@@ -27,18 +27,18 @@ def _block(encoder: Any, layer: Any) -> Callable[[Tensor, Spans | None], Tensor]
     attention = layer.attention.attn
     heads = (attention.num_attention_heads, attention.attention_head_size)
 
-    def bias(query: Tensor, key: Tensor, apart: Tensor) -> Tensor:
-        buckets = encoder.relative_position_bucket(-apart)
-        of_pairs: Tensor = encoder.relative_attention_bias(buckets).permute(2, 0, 1)
-        return of_pairs.unsqueeze(0)
+    def bias(query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
+        buckets = encoder.relative_position_bucket(-distance)
+        pair_bias: Tensor = encoder.relative_attention_bias(buckets).permute(2, 0, 1)
+        return pair_bias.unsqueeze(0)
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         assert spans, "This is a bug: texts have spans."
         query, key, value = (
             torch.unflatten(part(hidden), -1, heads) for part in (attention.q, attention.k, attention.v)
         )
-        seen = attended((query, key, value), spans, bias=bias)
-        after = layer.attention.LayerNorm(attention.o(seen) + hidden)
+        context = packed_attention((query, key, value), spans, bias=bias)
+        after = layer.attention.LayerNorm(attention.o(context) + hidden)
         output: Tensor = layer.output(layer.intermediate(after), after)
         return output
 

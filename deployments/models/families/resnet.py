@@ -14,14 +14,14 @@ def dissect(model: Any) -> Anatomy:
     layers = [layer for stage in base.encoder.stages for layer in stage.layers]
     return Anatomy(
         embed=lambda arrays: base.embedder(arrays["pixel_values"]),
-        blocks=[_alone(layer) for layer in layers],
+        blocks=[_block(layer) for layer in layers],
         head=lambda hidden: model.classifier(base.pooler(hidden)),
         pool=lambda hidden, _: hidden.float().mean(dim=(2, 3)),
         pooled_widths=[layer.layer[-1].convolution.out_channels for layer in layers],
     )
 
 
-def _alone(layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
+def _block(layer: nn.Module) -> Callable[[Tensor, Spans | None], Tensor]:
     return lambda hidden, _: layer(hidden)
 
 

@@ -1,4 +1,4 @@
-"""Swin transformers: attention inside windows; the last layer of a stage takes the step to the next one with it."""
+"""Swin transformers: attention inside windows; the last block of a stage includes the downsampling behind it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,20 +25,20 @@ def dissect(model: Any) -> Anatomy:
 
 
 def _blocks(base: Any) -> Iterator[tuple[SwinBlock, int]]:
-    """Every layer of every stage, with the width of what it gives."""
+    """Every layer of every stage, with the width of its output."""
     height, width = base.embeddings.patch_grid
     for number, stage in enumerate(base.encoder.layers):
         channels = base.config.embed_dim * 2**number
         for layer in stage.blocks:
-            step = stage.downsample if layer is stage.blocks[-1] else None
-            yield _block(layer, step, (height, width)), channels * (1 if step is None else 2)
+            downsampling = stage.downsample if layer is stage.blocks[-1] else None
+            yield _block(layer, downsampling, (height, width)), channels * (1 if downsampling is None else 2)
         height, width = (height + 1) // 2, (width + 1) // 2
 
 
-def _block(layer: nn.Module, step: nn.Module | None, size: Size) -> SwinBlock:
+def _block(layer: nn.Module, downsampling: nn.Module | None, size: Size) -> SwinBlock:
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         after: Tensor = layer(hidden, size)[0]
-        return after if step is None else step(after, size)
+        return after if downsampling is None else downsampling(after, size)
 
     return run
 

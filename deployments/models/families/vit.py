@@ -1,6 +1,6 @@
 """Vision transformers: patches as tokens, pre-normalised layers, a linear head on the class token.
 
-DeiT is one with a second token, taught by another network: a head of its own reads it, and both heads' mean counts.
+DeiT has a second token, which learned from another network, with its own head; the answer is the mean of both heads.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ def _head(model: Any) -> Callable[[Tensor], Tensor]:
     if not hasattr(model, "distillation_classifier"):
         return lambda hidden: model.classifier(norm(hidden)[:, 0])
 
-    def of_both(hidden: Tensor) -> Tensor:
+    def mean_of_both(hidden: Tensor) -> Tensor:
         last = norm(hidden)
         both: Tensor = (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
         return both
 
-    return of_both
+    return mean_of_both
 
 
 FAMILY = Family(("vit", "deit"), "image", dissect)

@@ -16,7 +16,7 @@ from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kep
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_inputs
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.predict import Predicted, predict
+from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import save_ramps
 from deployments.tasks import CLASSIFICATION, TOKENS, Task
 from profiles.errors import UserError
@@ -111,7 +111,7 @@ def test_the_network_runs_in_the_precision_that_its_ramps_were_made_for(
     )
     assert by_default == as_told != otherwise
     (record,) = caplog.records
-    assert "its ramps were made for bfloat16, in float32 inputs leave elsewhere" in record.getMessage()
+    assert "its ramps were made for bfloat16; in float32 inputs leave at other ramps" in record.getMessage()
 
 
 def test_8_bits_are_evaluated_in_8_bits() -> None:
@@ -152,11 +152,15 @@ def test_the_port_of_grpc_is_one_sentence() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [Predicted(7, "LABEL_7", 0.9, 0), Predicted(0, "great", 0.9, 0), Predicted(0, "LABEL_0", 0.9, 40)],
+    [
+        PredictedAnswer(7, "LABEL_7", 0.9, 0),
+        PredictedAnswer(0, "great", 0.9, 0),
+        PredictedAnswer(0, "LABEL_0", 0.9, 40),
+    ],
     ids=["label", "name", "block"],
 )
 def test_a_server_of_another_network_is_not_measured(
-    place: Path, monkeypatch: pytest.MonkeyPatch, other: Predicted
+    place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer
 ) -> None:
     monkeypatch.setattr(evaluation, "_asked", lambda url, inputs, headers: [vars(other)] * len(inputs))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
@@ -241,8 +245,8 @@ def test_intervals_hold_the_truth_in_nineteen_cases_of_twenty() -> None:
     assert evaluated(_said(np.zeros(50)), _said(np.zeros(50)), np.zeros(50, np.int64), 1).accuracy != Interval(1.0, 0.0)
 
 
-def _said(labels: np.ndarray) -> list[Predicted]:
-    return [Predicted(int(label), str(label), 1.0, 0) for label in labels]
+def _said(labels: np.ndarray) -> list[PredictedAnswer]:
+    return [PredictedAnswer(int(label), str(label), 1.0, 0) for label in labels]
 
 
 def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_others() -> None:
@@ -256,6 +260,8 @@ def test_a_labelled_text_without_a_word_that_is_answered_is_measured_with_the_ot
         evaluated_words([nothing], [nothing], None, None, 4, names)
 
 
-def _words(labels: tuple[int, ...]) -> Predicted:
+def _words(labels: tuple[int, ...]) -> PredictedAnswer:
     places = tuple(range(len(labels)))
-    return Predicted(labels, tuple(map(str, labels)), (1.0,) * len(labels), 0, Words("a text", places, places, places))
+    return PredictedAnswer(
+        labels, tuple(map(str, labels)), (1.0,) * len(labels), 0, Words("a text", places, places, places)
+    )

@@ -20,7 +20,7 @@ from deployments.front.driver import Driver
 from deployments.front.http import create_api
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from deployments.front.service import Service
-from deployments.models.encode import MOST_PIXELS, ImageEncoder, TextEncoder
+from deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
 from profiles.errors import UserError
 from tests.helpers.toy_model import OVERFLOWS
 
@@ -274,7 +274,7 @@ def pixels(images: Any, **_: object) -> dict[str, Any]:
         ([[1e39, 0.0]], "finite numbers only"),
         ([[10**400, 0]], "array of numbers"),
         ([[], []], "image 1 is 2 x 0"),
-        (np.zeros((1, MOST_PIXELS + 1), np.uint8), "pixels are allowed"),
+        (np.zeros((1, MAX_PIXELS + 1), np.uint8), "pixels are allowed"),
         (np.zeros((2, 0, 3)), "image 1 is 2 x 0"),
         ([], "must be height x width"),
     ],

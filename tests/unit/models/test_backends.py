@@ -1,4 +1,4 @@
-"""Which backend computes: as told, or as measured; what cannot be is one line."""
+"""The backend of a network: the requested one, or the fastest one measured; errors are one line."""
 
 import logging
 from dataclasses import replace
@@ -10,11 +10,19 @@ import torch
 
 from deployments.models import Cascade, choice, load, load_served
 from deployments.models import cuda_graphs as graphs
-from deployments.models.backends import backend_of, make_ready, on_backend, planned, stretches, warn_of_another
-from deployments.models.interface import BackedModel, BlockRange
+from deployments.models.backends import (
+    backend_of,
+    block_ranges,
+    make_ready,
+    on_backend,
+    planned_block_ranges,
+    warn_of_other_backend,
+)
+from deployments.models.interface import BackedModel
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.onnx_pieces import fingerprint
+from deployments.models.onnx_ranges import fingerprint
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from deployments.models.served_model import BlockRange
 from deployments.models.torch_model import TorchModel
 from deployments.replica.virtual import VirtualModel
 from optimizer.plan import Placement, Plan, Split
@@ -113,22 +121,22 @@ def test_auto_tries_cuda_graphs_where_there_is_cuda(
 def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> None:
     model = load(folder)
     served = on_backend(model, folder, "onnx")
-    make_ready(served, folder, [*stretches(served, 0, 4, model.ramp_blocks)])
+    make_ready(served, folder, [*block_ranges(served, 0, 4, model.ramp_blocks)])
     batch = model.encode([np.full((8, 8, 1), 3.0)])
     assert isinstance(served, OnnxModel)
     served.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
     first = served.run(batch, 2, (1,))
     if first.survivors:
         served.run(first.survivors, 4, (1,))
-    assert not served.pieces.ordered
+    assert not served.exported.requested
 
 
-def test_stretches_go_from_ramp_to_ramp_and_see_what_the_policy_must() -> None:
+def test_block_ranges_go_from_ramp_to_ramp_and_include_all_ramps_that_the_policy_needs() -> None:
     alone, remembering = network("bert", "entropy", [0.5]), network("bert", "patience", [2])
-    assert [*stretches(alone, 0, 4, (1,))] == [BlockRange(0, 2, (1,)), BlockRange(2, 4)]
-    assert [*stretches(remembering, 0, 4, (1,))] == [BlockRange(0, 2, (0, 1)), BlockRange(2, 4)]
+    assert [*block_ranges(alone, 0, 4, (1,))] == [BlockRange(0, 2, (1,)), BlockRange(2, 4)]
+    assert [*block_ranges(remembering, 0, 4, (1,))] == [BlockRange(0, 2, (0, 1)), BlockRange(2, 4)]
     plan = Plan((Placement("cpu", 1, (Split(0, 2, 8, (1,)),)), Placement("v100", 1, (Split(2, 4, 8),))))
-    assert planned(alone, plan, "v100") == [BlockRange(2, 4)]
+    assert planned_block_ranges(alone, plan, "v100") == [BlockRange(2, 4)]
 
 
 def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
@@ -148,8 +156,8 @@ def test_the_fingerprint_is_of_what_is_computed(folder: Path) -> None:
         ("bfloat16", "onnx", False, "does not run bfloat16"),
         ("float32", "torch", True, "int8 runs on ONNX Runtime only"),
         ("bfloat16", "auto", True, "does not run bfloat16"),
-        ("float32", "graphs", False, "there are none on cpu: use backend: torch"),
-        ("float32", "onnx-graphs", False, "there are none on cpu: use backend: onnx"),
+        ("float32", "graphs", False, "which cpu does not have: use backend: torch"),
+        ("float32", "onnx-graphs", False, "which cpu does not have: use backend: onnx"),
         ("float32", "onnx-graphs", True, "int8 runs on ONNX Runtime only: use backend: onnx or auto"),
     ],
 )
@@ -162,25 +170,25 @@ def test_auto_leaves_what_it_cannot_run_on_torch(folder: Path) -> None:
     brain, virtual = load(folder, dtype="bfloat16"), VirtualModel(table(), ExitProfile(SURVIVAL))
     assert on_backend(brain, folder, "auto") is brain
     assert on_backend(virtual, folder, "auto") is virtual
-    with pytest.raises(UserError, match="a VirtualModel is no network on torch"):
+    with pytest.raises(UserError, match="backend onnx runs networks on torch only, not a VirtualModel"):
         on_backend(virtual, folder, "onnx")
 
 
-def test_a_profile_of_another_backend_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_another(replace(table(), backend="torch"), "torch")
+def test_a_profile_of_another_backend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_other_backend(replace(table(), backend="torch"), "torch")
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        warn_of_another(replace(table(), backend="torch"), "onnx")
+        warn_of_other_backend(replace(table(), backend="torch"), "onnx")
     assert "the times of v100 are measured on torch, but onnx serves" in caplog.text
     assert "isobatch profile --backend onnx" in caplog.text
 
 
-def test_ramps_that_were_made_for_another_dtype_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ramps_that_were_made_for_another_dtype_are_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load(folder)
     on_backend(model, folder, "torch")
     assert not caplog.records
     on_backend(model, folder, "onnx", int8=True)
-    assert "made for float32, in int8 inputs leave elsewhere" in caplog.text
+    assert "made for float32; in int8 inputs leave at other ramps" in caplog.text
     assert "isobatch prepare --dtype int8" in caplog.text
     caplog.clear()
     made_for_8_bits = model.with_ramps(
@@ -195,8 +203,8 @@ def test_halves_have_ramps_of_their_own(folder: Path, dtype: str, caplog: pytest
     model = load(folder, dtype=dtype)
     on_backend(model, folder, "torch")
     assert [record.getMessage() for record in caplog.records] == [
-        f"{folder}: its ramps were made for float32, in {dtype} inputs leave elsewhere: use dtype float32, or make "
-        f"others with 'isobatch prepare --dtype {dtype}'"
+        f"{folder}: its ramps were made for float32; in {dtype} inputs leave at other ramps: use dtype float32, or "
+        f"make new ramps with 'isobatch prepare --dtype {dtype}'"
     ]
     caplog.clear()
     rules = model.ramps.rules.model_copy(update={"dtype": dtype})
@@ -204,9 +212,9 @@ def test_halves_have_ramps_of_their_own(folder: Path, dtype: str, caplog: pytest
     assert not caplog.records
 
 
-def test_a_cascade_in_another_dtype_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cascade_in_another_dtype_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cascade = on_backend(load_served(cascade_directory(tmp_path), dtype="bfloat16"), tmp_path, "torch")
     assert isinstance(cascade, Cascade)
     cascade.predict(["good"], exits=False)  # which loads every level, one with a ramp inside
     (record,) = caplog.records
-    assert record.getMessage().endswith("in bfloat16 inputs leave elsewhere: use dtype float32")
+    assert record.getMessage().endswith("in bfloat16 inputs leave at other ramps: use dtype float32")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.models.cascade import Cascade
-from deployments.models.interface import BlockRange, ServedModel
+from deployments.models.served_model import BlockRange, ServedModel
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order
 from deployments.transport.packed import pack, take
@@ -130,7 +130,7 @@ def test_a_level_is_loaded_when_it_is_first_needed() -> None:
     assert loaded == [0, 4]
 
 
-def test_stretches_are_prepared_level_by_level_by_their_own_numbers() -> None:
+def test_block_ranges_are_prepared_level_by_level_with_their_own_numbers() -> None:
     level = cascade(("bert", "roberta"), 0.5, [1.0, 1.0], inner=0.5).levels[1]
     assert level.part(BlockRange(2, 6, (2, 3, 4, 5))) == BlockRange(0, 2, (0, 1))
     assert level.part(BlockRange(0, 4, (1, 3))) is None

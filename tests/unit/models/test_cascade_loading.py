@@ -67,7 +67,7 @@ def test_other_weights_at_any_level_are_another_network(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "told"),
+    ("name", "fields", "message"),
     [
         ("cascade.json", {"levels": []}, "levels"),
         ("cascade.json", {"level": 1}, "level"),
@@ -78,9 +78,9 @@ def test_other_weights_at_any_level_are_another_network(folder: Path) -> None:
         ("level-0/config.json", {"problem_type": "regression"}, "problem_type"),
     ],
 )
-def test_what_does_not_fit_is_one_line(folder: Path, name: str, fields: dict[str, object], told: str) -> None:
+def test_what_does_not_fit_is_one_line(folder: Path, name: str, fields: dict[str, object], message: str) -> None:
     edit(folder / name, **fields)
-    with pytest.raises(UserError, match=told) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         load_cascade(folder)
     assert "\n" not in str(refused.value)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deployments.models import load
-from deployments.models.spans import LEAST_STEP, Spans, rows_for
+from deployments.models.spans import MIN_STEP, Spans, rows_for
 from deployments.models.torch_model import TorchModel
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
@@ -21,14 +21,14 @@ AT_MOST = 1 / 32
 
 def seen_by_blocks(model: TorchModel) -> set[int]:
     """How many rows the first block is given from now on."""
-    seen, run = set[int](), model.anatomy.blocks[0]
+    sizes, run = set[int](), model.anatomy.blocks[0]
 
     def noted(hidden: Tensor, spans: Spans | None) -> Tensor:
-        seen.add(len(hidden))
+        sizes.add(len(hidden))
         return run(hidden, spans)
 
     model.anatomy = replace(model.anatomy, blocks=[noted, *model.anatomy.blocks[1:]])
-    return seen
+    return sizes
 
 
 def made(folder: Path) -> Path:
@@ -40,7 +40,7 @@ def made(folder: Path) -> Path:
 @given(st.integers(1, 10**6))
 def test_few_rows_are_added(tokens: int) -> None:
     rows = rows_for(tokens)
-    assert tokens <= rows < tokens + max(LEAST_STEP, AT_MOST * tokens + 1)
+    assert tokens <= rows < tokens + max(MIN_STEP, AT_MOST * tokens + 1)
     assert rows_for(rows) == rows
 
 
@@ -51,7 +51,7 @@ def test_there_are_few_numbers_of_rows() -> None:
 @pytest.mark.parametrize(("dtype", "compiles"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
 def test_half_precision_is_computed_with_few_numbers_of_rows(dtype: torch.dtype, compiles: bool) -> None:
     model = network("bert", dtype=dtype)
-    seen, tokens = seen_by_blocks(model), set[int]()
+    sizes, tokens = seen_by_blocks(model), set[int]()
     for count in range(1, 9):
         batch = model.merge(random_inputs("bert", count, seed=count))
         assert batch.lengths is not None
@@ -59,21 +59,21 @@ def test_half_precision_is_computed_with_few_numbers_of_rows(dtype: torch.dtype,
         survivors = model.run(batch, 1, ()).survivors
         assert survivors is not None
         assert len(survivors.arrays["hidden"]) == batch.lengths.sum()
-    assert seen == ({rows_for(each) for each in tokens} if compiles else tokens)
+    assert sizes == ({rows_for(each) for each in tokens} if compiles else tokens)
 
 
 def test_no_launch_meets_a_shape_that_was_not_compiled(tmp_path: Path) -> None:
     model = load(made(tmp_path), dtype="bfloat16")
-    seen = seen_by_blocks(model)
+    sizes = seen_by_blocks(model)
     model.compile_shapes(4, 100, within_s=60.0, clock=iter(range(100)).__next__)
-    assert seen == {rows_for(tokens) for tokens in range(1, 101)}
+    assert sizes == {rows_for(tokens) for tokens in range(1, 101)}
 
 
 def test_compiling_ends_in_time(tmp_path: Path) -> None:
     model = load(made(tmp_path), dtype="bfloat16")
-    seen = seen_by_blocks(model)
+    sizes = seen_by_blocks(model)
     model.compile_shapes(4, 10**6, within_s=3.5, clock=iter(range(100)).__next__)
-    assert seen == {8, 16, 24}
+    assert sizes == {8, 16, 24}
 
 
 def test_padded_rows_change_no_answer() -> None:

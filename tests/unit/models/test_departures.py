@@ -1,4 +1,4 @@
-"""Who left is told to the host once a launch, and only if anybody may have left."""
+"""Departures are copied to the host once per launch, and only if an input may have left."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,11 @@ def decision(leaves: list[bool]) -> Decision:
 
 
 def test_who_left_where_with_which_answer() -> None:
-    ledger = Departures(torch.zeros(3, 1), num_labels=2)
-    ledger.note(1, decision([False, True, False]), may_leave=True)
-    ledger.note(2, decision([True, True, True]), may_leave=False)
-    ledger.note(4, decision([True, True, False]), may_leave=True)
-    exits, staying = ledger.settle()
+    leaving = Departures(torch.zeros(3, 1), num_labels=2)
+    leaving.note(1, decision([False, True, False]), may_leave=True)
+    leaving.note(2, decision([True, True, True]), may_leave=False)
+    leaving.note(4, decision([True, True, False]), may_leave=True)
+    exits, staying = leaving.finish()
     assert (exits.rows.tolist(), exits.blocks.tolist()) == ([0, 1], [4, 1])
     assert exits.logits.tolist() == [[0.0, 1.0], [2.0, 3.0]]
     assert staying.tolist() == [2]
@@ -29,9 +29,9 @@ def test_who_left_where_with_which_answer() -> None:
 
 def test_nothing_is_copied_where_nobody_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departures, "to_host", lambda tensor: pytest.fail("copied"))
-    ledger = Departures(torch.zeros(3, 1), num_labels=2)
-    ledger.note(2, decision([True, True, True]), may_leave=False)
-    exits, staying = ledger.settle()
+    leaving = Departures(torch.zeros(3, 1), num_labels=2)
+    leaving.note(2, decision([True, True, True]), may_leave=False)
+    exits, staying = leaving.finish()
     assert (len(exits), staying.tolist()) == (0, [0, 1, 2])
 
 

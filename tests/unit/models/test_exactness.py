@@ -145,10 +145,10 @@ def test_who_is_kept_is_told_its_exit_and_goes_on_as_if_there_were_no_ramp(name:
 def test_a_call_may_bring_thresholds_of_its_own(policy: str) -> None:
     model, strict = (network("distilbert", policy, [each]) for each in (POLICIES[policy], STRICTER[policy]))
     batch = model.merge([with_memory(each, model) for each in random_inputs("distilbert", 24, seed=3)])
-    told = dict.fromkeys(model.ramp_blocks, STRICTER[policy])
+    thresholds = dict.fromkeys(model.ramp_blocks, STRICTER[policy])
     own, given, wanted = (
         network.run(batch, model.num_blocks, ramps).exits.blocks.tolist()
-        for network, ramps in ((model, model.ramp_blocks), (model, told), (strict, model.ramp_blocks))
+        for network, ramps in ((model, model.ramp_blocks), (model, thresholds), (strict, model.ramp_blocks))
     )
     assert given == wanted != own
     assert model.run(batch, model.num_blocks, dict.fromkeys(model.ramp_blocks)).exits.blocks.tolist() == own

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.models import cuda_graphs as graphs
-from deployments.models.cuda_graphs import GraphModel, Inputs, Recording, room_for, room_for_texts
-from deployments.models.interface import BlockRange, RangeOutput
+from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, image_shape, text_shape
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.onnx_pieces import UNDISTURBED
-from deployments.models.spans import Room
+from deployments.models.onnx_ranges import EXCLUSIVE
+from deployments.models.served_model import BlockRange, RangeOutput
+from deployments.models.spans import RecordingShape
 from deployments.models.torch_model import TorchModel
 from profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
@@ -32,8 +32,8 @@ from tests.helpers.tiny_networks import FAMILIES, network
 def few_tokens() -> Iterator[None]:
     """The tiny networks know 24 positions, and their texts have 11 tokens at most."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "LONGEST", 12)
-        patch.setattr(graphs, "TOKENS", 16)
+        patch.setattr(graphs, "LONGEST_MULTIPLE", 12)
+        patch.setattr(graphs, "TOKENS_MULTIPLE", 16)
         yield
 
 
@@ -45,10 +45,10 @@ class Recorder:
     recorded: int = 0
     replayed: int = 0
 
-    def __call__(self, stretch: BlockRange, buffers: Callable[[], Inputs]) -> Recording:
+    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording:
         self.recorded += 1
         reads = buffers()
-        run = partial(self.model.through, stretch, reads.arrays, reads.spans)
+        run = partial(self.model.through, block_range, reads.arrays, reads.spans)
         gives = run()
 
         def again() -> None:
@@ -92,7 +92,7 @@ def texts(lengths: list[int]) -> Batch:
 
 
 def test_sizes_and_lengths_share_recordings() -> None:
-    """Batches of 5 to 8 texts of up to 12 tokens, 33 to 48 together: one recording for each stretch."""
+    """Batches of 5 to 8 texts of up to 12 tokens, 33 to 48 together: one recording for each block_range."""
     exact = network("bert")
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
@@ -115,7 +115,7 @@ def test_what_a_batch_was_given_is_its_own() -> None:
 
 def test_no_more_positions_are_asked_for_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding 20 tokens up to 32 would be 8 more than the network knows."""
-    monkeypatch.setattr(graphs, "LONGEST", 32)
+    monkeypatch.setattr(graphs, "LONGEST_MULTIPLE", 32)
     exact = network("bert")
     recorder = Recorder(exact)
     replayed = GraphModel(exact, recorder)
@@ -138,7 +138,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
 
 
 def test_few_graphs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "MAX_RECORDINGS", 2)
     exact = network("vit")
     recorder = Recorder(exact)
     replayed, batch = GraphModel(exact, recorder), batch_for(exact, "vit", 1)
@@ -149,9 +149,9 @@ def test_few_graphs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_rows_are_padded_less() -> None:
     """By plan a batch of 46 is no batch of 64: a third of the work would be for nobody."""
-    rooms = [room_for(rows).inputs for rows in (1, 3, 5, 8, 9, 46, 64, 65)]
-    assert rooms == [1, 4, 8, 8, 16, 48, 64, 72]
-    assert room_for_texts(np.array([13, 2, 3]), longest=None) == Room(4, 32, 24)
+    shapes = [image_shape(rows).inputs for rows in (1, 3, 5, 8, 9, 46, 64, 65)]
+    assert shapes == [1, 4, 8, 8, 16, 48, 64, 72]
+    assert text_shape(np.array([13, 2, 3]), longest=None) == RecordingShape(4, 32, 24)
 
 
 def test_pictures_of_another_size_are_another_recording() -> None:
@@ -193,8 +193,8 @@ def test_what_is_not_exported_yet_is_served_and_recorded_later(cache: Path) -> N
     batch = batch_for(exact, "vit", 3)
     expected = exact.run(batch, 2, ())
     assert_same(expected, replayed.run(batch, 2, ()))
-    inner.pieces.wait()
-    with UNDISTURBED:  # another piece is being made: recording would fail, and fail what is being made
+    inner.exported.wait()
+    with EXCLUSIVE:  # another piece is being made: recording would fail, and fail what is being made
         assert_same(expected, replayed.run(batch, 2, ()))
     inner.through = lambda *_: pytest.fail("it was not recorded")  # type: ignore[method-assign]
     assert_same(expected, replayed.run(batch, 2, ()))
@@ -202,11 +202,11 @@ def test_what_is_not_exported_yet_is_served_and_recorded_later(cache: Path) -> N
 
 def test_no_shape_is_recorded_twice_by_one_session(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime lets go of a recording when its session ends, not before: they would pile up."""
-    monkeypatch.setattr(graphs, "MOST", 1)
+    monkeypatch.setattr(graphs, "MAX_RECORDINGS", 1)
     exact = network("vit")
     replayed, inner = on_onnx(exact, "vit, few", cache)
     replayed.prepare([BlockRange(0, 2)], batch_for(exact, "vit"))
-    session = inner.pieces.get(BlockRange(0, 2))
+    session = inner.exported.get(BlockRange(0, 2))
     assert session is not None
     for size in (1, 2, 1, 2):
         replayed.run(batch_for(exact, "vit", size), 2, ())

@@ -14,10 +14,10 @@ import torch
 from deployments.demo import demo_directory
 from deployments.models import checkpoint, load
 from deployments.models.encode import TextEncoder
-from deployments.models.families import family_of, known
-from deployments.models.interface import BlockRange
+from deployments.models.families import families_by_type, family_of
 from deployments.models.loading import move_when_used
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from deployments.models.served_model import BlockRange
 from deployments.models.torch_model import TorchModel
 from profiles.errors import UserError
 from profiles.measure import facts_of
@@ -174,21 +174,21 @@ def test_a_checkpoint_without_what_reads_its_inputs_is_refused(
 @pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
 def test_a_head_of_several_labels_or_of_a_number_is_refused(text_checkpoint: Path, load_or_check: Any) -> None:
     config = text_checkpoint / "config.json"
-    told = json.loads(config.read_text())
+    content = json.loads(config.read_text())
     for kind in ("multi_label_classification", "regression"):
-        config.write_text(json.dumps(told | {"problem_type": kind}))
+        config.write_text(json.dumps(content | {"problem_type": kind}))
         with pytest.raises(UserError, match=f"problem_type is {kind}: only heads that give one label an input"):
             load_or_check(text_checkpoint)
-    config.write_text(json.dumps(told | {"problem_type": "single_label_classification"}))
+    config.write_text(json.dumps(content | {"problem_type": "single_label_classification"}))
     load_or_check(text_checkpoint)
 
 
 @pytest.mark.parametrize("load_or_check", [load, checkpoint.check])
 def test_labels_that_are_not_numbered_from_0_are_refused(text_checkpoint: Path, load_or_check: Any) -> None:
     config = text_checkpoint / "config.json"
-    told = json.loads(config.read_text())
+    content = json.loads(config.read_text())
     names = {"id2label": {"1": "bad", "2": "so-so", "3": "good"}, "label2id": {"bad": 1, "so-so": 2, "good": 3}}
-    config.write_text(json.dumps(told | names))
+    config.write_text(json.dumps(content | names))
     with pytest.raises(UserError, match=r"id2label numbers its 3 labels 1, 2, 3, not 0 to 2"):
         load_or_check(text_checkpoint)
 
@@ -204,7 +204,7 @@ def test_the_table_of_families_says_what_there_is() -> None:
     page = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
     table = page.partition("## Families")[2].partition("##")[0]
     named = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
-    assert sorted(named) == sorted(["model_type", *known()])
+    assert sorted(named) == sorted(["model_type", *families_by_type()])
 
 
 @pytest.mark.parametrize("size", [8, [8, 8]])
@@ -227,7 +227,7 @@ def test_the_demo_has_a_name_unless_a_directory_bears_it(tmp_path: Path, monkeyp
     assert checkpoint.locate("demo") == demo_directory()
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
-    with pytest.raises(UserError, match="demo: is no checkpoint"):
+    with pytest.raises(UserError, match="demo: is not a checkpoint"):
         checkpoint.locate("demo")
 
 

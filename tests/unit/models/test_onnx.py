@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import onnx_pieces
-from deployments.models.interface import BlockRange
+from deployments.models import onnx_ranges
 from deployments.models.onnx_model import OnnxModel
+from deployments.models.served_model import BlockRange
 from profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import FAMILIES, network
@@ -31,7 +31,7 @@ def test_every_cut_of_every_family_equals_torch(name: str, cache: Path) -> None:
         assert middle is not None
         expected = exact.run(middle, exact.num_blocks, exact.ramp_blocks)
         assert_same(expected, served.run(middle, exact.num_blocks, exact.ramp_blocks))
-    assert not served.pieces.ordered, "every piece was there"
+    assert not served.exported.requested, "every block range was exported in time"
 
 
 @settings(deadline=None, max_examples=10)
@@ -45,10 +45,10 @@ def test_every_cut_of_every_family_equals_torch(name: str, cache: Path) -> None:
 def test_whatever_is_ready_any_batch_gets_what_torch_gives(
     cache: Path, count: int, seed: int, stops: set[int], active: set[int], policy: str
 ) -> None:
-    """Few pieces are ready, and the calls are any: longer than a piece, shorter, with other ramps."""
+    """Few ranges are exported, and launches are longer than one of them, shorter, or have other ramps."""
     exact = network("distilbert", policy, [THRESHOLD if policy == "entropy" else 2])
     served = OnnxModel(exact, "distilbert", cache=cache)
-    served.pieces.order = lambda *_: None  # type: ignore[method-assign]
+    served.exported.request = lambda *_: None  # type: ignore[method-assign]
     served.prepare([BlockRange(0, 2, (0, 1)), BlockRange(3, 5, (3,))], batch_for(exact, "distilbert"))
     here: Batch | None = batch_for(exact, "distilbert", count, seed)
     for stop in [*sorted(stops), 5]:
@@ -65,8 +65,8 @@ def test_torch_serves_until_a_piece_is_made_in_the_background(cache: Path) -> No
     wanted = BlockRange(0, 2, (0, 1))
     expected = exact.run(batch, 2, exact.ramp_blocks)
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
-    served.pieces.wait()
-    assert served.pieces.get(wanted)
+    served.exported.wait()
+    assert served.exported.get(wanted)
     served.inner.through = lambda *_: pytest.fail("torch was asked")  # type: ignore[method-assign]
     assert_same(expected, served.run(batch, 2, exact.ramp_blocks))
 
@@ -75,30 +75,30 @@ def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pyt
     model = network("resnet")
     batch = batch_for(model, "resnet")
     OnnxModel(model, "resnet, shared", cache=cache).prepare([BlockRange(1, 2)], batch)
-    monkeypatch.setattr(onnx_pieces, "export", lambda *_: pytest.fail("exported again"))
+    monkeypatch.setattr(onnx_ranges, "export", lambda *_: pytest.fail("exported again"))
     again = OnnxModel(model, "resnet, shared", cache=cache)
     again.prepare([BlockRange(1, 2)], batch)
-    assert again.pieces.get(BlockRange(1, 2))
+    assert again.exported.get(BlockRange(1, 2))
 
 
 def test_a_piece_that_had_to_go_can_be_ordered_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_pieces, "MOST", 1)
+    monkeypatch.setattr(onnx_ranges, "MAX_SESSIONS", 1)
     model = network("vit")
     served, batch = OnnxModel(model, "vit, few", cache=cache), batch_for(model, "vit")
     for stop in (1, 2, 1):
         served.run(batch, stop, ())
-        served.pieces.wait()
-        assert served.pieces.get(BlockRange(0, stop))
-    assert not served.pieces.get(BlockRange(0, 2))
+        served.exported.wait()
+        assert served.exported.get(BlockRange(0, stop))
+    assert not served.exported.get(BlockRange(0, 2))
 
 
 def test_other_weights_are_another_piece() -> None:
     tensors = {"hidden": torch.zeros(1, 2)}
     cpu = torch.device("cpu")
     keys = {
-        onnx_pieces.Origin(*origin).key(stretch, tensors)
+        onnx_ranges.GraphSource(*origin).key(block_range, tensors)
         for origin in [("a", cpu, torch.float32), ("b", cpu, torch.float32), ("a", cpu, torch.float32, True)]
-        for stretch in [BlockRange(0, 1), BlockRange(0, 1, (0,))]
+        for block_range in [BlockRange(0, 1), BlockRange(0, 1, (0,))]
     }
     assert len(keys) == 6
 
@@ -109,13 +109,13 @@ def test_what_cannot_be_exported_stays_on_torch(
     def refuse(*_: object) -> None:
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr(onnx_pieces, "export", refuse)
+    monkeypatch.setattr(onnx_ranges, "export", refuse)
     model = network("vit")
     served, batch = OnnxModel(model, "vit, never exported", cache=cache), batch_for(model, "vit")
     with caplog.at_level(logging.ERROR):
         for _ in range(2):
             assert_same(model.run(batch, 1, ()), served.run(batch, 1, ()))
-            served.pieces.wait()
+            served.exported.wait()
     assert caplog.text.count("blocks 0-1 stay on torch") == 1
 
 
@@ -155,7 +155,7 @@ def test_ramps_are_made_from_what_the_backend_gives(name: str, cache: Path) -> N
     for int8 in (False, True):
         served = OnnxModel(exact, name, int8=int8, cache=cache)
         found, head = served.features(batch)
-        assert not served.pieces.ordered
+        assert not served.exported.requested
         assert len(found) == exact.num_blocks - 1
         pairs = zip([*expected, logits], [*found, head], strict=True)
         assert (max(float((one - other).abs().max()) for one, other in pairs) < 1e-4) != int8
@@ -167,5 +167,5 @@ def test_networks_of_one_process_export_one_after_the_other(cache: Path) -> None
     for name, model in models.items():
         model.run(batch_for(model, name), 1, ())
     for model in models.values():
-        model.pieces.wait()
-        assert model.pieces.get(BlockRange(0, 1))
+        model.exported.wait()
+        assert model.exported.get(BlockRange(0, 1))

@@ -1,4 +1,4 @@
-"""What ONNX Runtime is told on a GPU: looked at, since there is none here."""
+"""The options that ONNX Runtime gets for a GPU: compared as data, since the tests have no GPU."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from deployments.models import attention, batches, spans
 from deployments.models import cuda_graphs as graphs
-from deployments.models.cuda_graphs import GraphModel, Inputs, Recording
-from deployments.models.interface import BlockRange
+from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.spans import Spans, alike, in_bands, spans_of
+from deployments.models.served_model import BlockRange
+from deployments.models.spans import Spans, in_bands, similar_lengths, spans_of
 from deployments.models.torch_model import TorchModel
 from deployments.transport.packed import pack, take, unpack
 from profiles.model import Batch, Exits
@@ -37,13 +37,13 @@ def texts(lengths: list[int], seed: int, model: TorchModel) -> Batch:
 @pytest.fixture
 def cheap_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of tests are so short that a second band would never pay."""
-    monkeypatch.setattr(spans, "PAIRS_A_BAND", 0)
+    monkeypatch.setattr(spans, "PAIRS_PER_BAND", 0)
 
 
-def again(model: TorchModel, stretch: BlockRange, buffers: "partial[Inputs]") -> Recording:
+def again(model: TorchModel, block_range: BlockRange, buffers: "partial[RangeInputs]") -> Recording:
     """A recorder as it is on a host: what is replayed reads and writes the memory that was recorded."""
     reads = buffers()
-    run = partial(model.through, stretch, reads.arrays, reads.spans)
+    run = partial(model.through, block_range, reads.arrays, reads.spans)
     gives = run()
 
     def replay() -> None:
@@ -68,7 +68,7 @@ def exported(cache: Path) -> Exported:
         ramps = exact.ramp_blocks
         each = [BlockRange(b, b + 1, tuple(r for r in ramps if r == b)) for b in range(exact.num_blocks)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(spans, "PAIRS_A_BAND", 0)
+            patch.setattr(spans, "PAIRS_PER_BAND", 0)
             made.prepare(each, texts([3], 0, exact))
         return made
 
@@ -99,9 +99,9 @@ def test_in_any_company_a_text_gets_what_it_gets_alone(
     exact = network(name, "entropy", [0.8])
     with pytest.MonkeyPatch.context() as patch:
         if backend == "torch":
-            patch.setattr(spans, "PAIRS_A_BAND", 512)
-        patch.setattr(graphs, "LONGEST", 8)
-        patch.setattr(graphs, "TOKENS", 16)
+            patch.setattr(spans, "PAIRS_PER_BAND", 512)
+        patch.setattr(graphs, "LONGEST_MULTIPLE", 8)
+        patch.setattr(graphs, "TOKENS_MULTIPLE", 16)
         model, batch = served(exact, name, backend, exported), texts(lengths, seed, exact)
         ramps = exact.ramp_blocks if active else ()
         alone = [
@@ -159,8 +159,8 @@ def test_what_is_merged_can_be_selected_again(parts: list[list[int]], data: st.D
 @given(some_lengths, st.integers(1, 4), st.sampled_from([0, 30, 512]))
 def test_bands_hold_everybody_once_and_cost_the_least(lengths: list[int], most: int, a_band: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "PAIRS_A_BAND", a_band)
-        bands = alike(np.array(lengths), most)
+        patch.setattr(spans, "PAIRS_PER_BAND", a_band)
+        bands = similar_lengths(np.array(lengths), most)
         assert sorted(np.concatenate(bands)) == list(range(len(lengths)))
         assert len(bands) <= most
         ascending = sorted(lengths)

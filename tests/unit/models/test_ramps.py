@@ -83,15 +83,15 @@ def test_only_what_is_needed_is_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("os:getcwd", "failed when tried on two inputs: TypeError"),
         ("json:__name__", "failed when tried on two inputs: TypeError: 'str' object is not callable"),
         ("builtins:print", "must return a deployments.exits.Decision, not NoneType"),
     ],
 )
-def test_a_function_that_is_no_policy_is_found_at_once(path: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_function_that_is_no_policy_is_found_at_once(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         policy_at(path)
 
 

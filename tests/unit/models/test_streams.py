@@ -1,4 +1,4 @@
-"""Who waits for whom on a GPU: noted by streams that are played."""
+"""The order of work on the streams of a GPU, recorded by fake streams."""
 
 import threading
 from contextlib import nullcontext
@@ -12,9 +12,9 @@ from deployments.models import cuda_graphs as graphs
 from deployments.models import streams
 from deployments.models.backends import for_threads
 from deployments.models.cuda_graphs import GraphModel
-from deployments.models.interface import BlockRange
 from deployments.models.onnx_graphs import OnnxRecorder
 from deployments.models.onnx_model import OnnxModel
+from deployments.models.served_model import BlockRange
 from deployments.models.streams import SideStream, beside_others, finish
 from profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for
@@ -44,14 +44,14 @@ def notes() -> list[str]:
 def cuda(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """With one more stream than torch's own."""
     default, other = Stream("torch", 0, notes), Stream("the other", 4711, notes)
-    played = SimpleNamespace(
+    fake_cuda = SimpleNamespace(
         Stream=lambda device: other,
         default_stream=lambda device: default,
         current_stream=lambda device: default,
         stream=lambda stream: nullcontext(notes.append(f"on {stream.name}")),
     )
-    monkeypatch.setattr(streams.torch, "cuda", played)
-    return played
+    monkeypatch.setattr(streams.torch, "cuda", fake_cuda)
+    return fake_cuda
 
 
 def test_a_stream_aside_comes_after_torch_and_before_it(cuda: Any, notes: list[str]) -> None:
@@ -120,8 +120,8 @@ def test_onnx_runtime_shares_sessions_on_a_host_only(tmp_path: Any) -> None:
     twin = model.twin()
     assert isinstance(twin, OnnxModel)
     assert twin.inner is exact
-    assert twin.pieces is not model.pieces
-    assert twin.pieces.cache == tmp_path
+    assert twin.exported is not model.exported
+    assert twin.exported.cache == tmp_path
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

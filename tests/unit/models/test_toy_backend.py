@@ -7,7 +7,7 @@ import pytest
 from deployments import named
 from deployments.config import AppConfig
 from deployments.models import backends, choice
-from deployments.models.backends import backend_of, for_threads, make_ready, on_backend, stretches
+from deployments.models.backends import backend_of, block_ranges, for_threads, make_ready, on_backend
 from deployments.models.interface import backend_named
 from profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
@@ -22,11 +22,14 @@ def test_a_toy_backend_is_chosen_by_its_path_and_answers_as_torch_does() -> None
     chosen = AppConfig(backend=PATH).backend
     model = on_backend(exact, "nowhere", chosen)
     assert (backend_of(model), model.exact) == ("toy", exact)
-    make_ready(model, "nowhere", [*stretches(model, 0, 4, (1,))])
+    make_ready(model, "nowhere", [*block_ranges(model, 0, 4, (1,))])
     batch = batch_for(exact, "bert")
-    for stretch in cuts(exact):
-        if stretch.start == 0:
-            assert_same(model.run(batch, stretch.stop, stretch.ramps), exact.run(batch, stretch.stop, stretch.ramps))
+    for block_range in cuts(exact):
+        if block_range.start == 0:
+            assert_same(
+                model.run(batch, block_range.stop, block_range.ramps),
+                exact.run(batch, block_range.stop, block_range.ramps),
+            )
     assert isinstance(model, ToyModel)
     assert model.computed > 0
     models, _ = for_threads(model, 2)
@@ -52,7 +55,7 @@ def test_what_a_toy_cannot_run_is_one_line() -> None:
 def test_auto_measures_the_toy_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(named.BACKENDS, "toy", PATH)
-    monkeypatch.setattr(backends, "_mark", lambda directory, model: f"a mark of {model.num_blocks} blocks")
+    monkeypatch.setattr(backends, "_fingerprint", lambda directory, model: f"a mark of {model.num_blocks} blocks")
     rates = {"onnx": 1.2, "toy": 1.5}
     monkeypatch.setattr(choice, "over_torch", lambda model, other, batch_of: rates[other.backend])
     assert backend_of(on_backend(network("bert"), tmp_path, "auto")) == "toy"

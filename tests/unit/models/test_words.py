@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from deployments import load
 from deployments.models import TorchModel
-from deployments.models.departures import Tokens
-from deployments.models.encode import ASKED
+from deployments.models.departures import AnsweredTokens
+from deployments.models.encode import ANSWERED_TOKENS
 from deployments.models.families import family_of
-from deployments.models.interface import BlockRange
-from deployments.models.loading import dissected
+from deployments.models.loading import anatomy_of_task
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
+from deployments.models.served_model import BlockRange
 from deployments.replica.split import SplitReplica
 from deployments.tasks import TOKENS
 from deployments.transport.orders import Order
@@ -39,7 +39,7 @@ def network(name: str, most_unsure: int = 0) -> tuple[TorchModel, Any]:
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4.0)
-    anatomy = dissected(model, family_of(model.config.model_type), TOKENS)
+    anatomy = anatomy_of_task(model, family_of(model.config.model_type), TOKENS)
     blocks = range(len(anatomy.blocks) - 1)
     rules = ExitRules(
         policy="deployments.exits:confidence",
@@ -55,7 +55,7 @@ def texts(count: int, seed: int) -> list[Batch]:
     random = np.random.default_rng(seed)
     found = []
     for length in random.integers(1, 12, count):
-        arrays = {"input_ids": random.integers(2, VOCABULARY, length), ASKED: random.random(length) < 0.6}
+        arrays = {"input_ids": random.integers(2, VOCABULARY, length), ANSWERED_TOKENS: random.random(length) < 0.6}
         found.append(Batch(0, arrays, np.zeros((1, 0), np.float32), np.array([length])))
     return found
 
@@ -73,7 +73,7 @@ def test_without_exits_the_answers_are_transformers_own_wherever_it_is_cut(name:
     given = padded(torch.as_tensor(batch.arrays["input_ids"]), batch.lengths)
     with torch.inference_mode():
         logits = whole(**given).logits
-    expected = logits[given["attention_mask"].bool()].numpy()[np.asarray(batch.arrays[ASKED])]
+    expected = logits[given["attention_mask"].bool()].numpy()[np.asarray(batch.arrays[ANSWERED_TOKENS])]
     for stop in range(1, cut.num_blocks + 1):
         launched = cut.run(batch, stop, ())
         if launched.survivors is not None:
@@ -81,7 +81,9 @@ def test_without_exits_the_answers_are_transformers_own_wherever_it_is_cut(name:
             launched = cut.run(launched.survivors, cut.num_blocks, ())
         assert np.abs(launched.exits.logits - expected).max() < 1e-5
         starts = np.cumsum(batch.lengths) - batch.lengths
-        assert (launched.exits.counts == np.add.reduceat(np.asarray(batch.arrays[ASKED]).astype(int), starts)).all()
+        assert (
+            launched.exits.counts == np.add.reduceat(np.asarray(batch.arrays[ANSWERED_TOKENS]).astype(int), starts)
+        ).all()
 
 
 @settings(deadline=None, max_examples=12)
@@ -123,7 +125,7 @@ def test_a_text_leaves_when_few_enough_of_its_words_are_unsure_and_one_is_sure(
     random = np.random.default_rng(seed)
     asked, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
     text = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-    tokens = Tokens(np.array(lengths), text, torch.from_numpy(asked), most_unsure)
+    tokens = AnsweredTokens(np.array(lengths), text, torch.from_numpy(asked), most_unsure)
     leave = tokens.leave(torch.from_numpy(sure)).tolist()
     ends = np.cumsum(lengths)
     for row, end in enumerate(ends):
@@ -143,8 +145,8 @@ def test_a_text_that_is_kept_stays_inside_though_it_leaves() -> None:
     assert launched.survivors is not None
     assert len(launched.survivors) == len(batch) - len(left) + 1
     order = Order(model.num_blocks, frozenset(model.ramp_blocks), (pack(batch),), kinds=bytes([1, 0, 1, 0, 1]))
-    told = [reply for reply in SplitReplica(model).run(order) if hasattr(reply, "exits")]
-    assert all(len(parts_of(each.exits)) == len(each.exits) for each in told)
+    replies = [reply for reply in SplitReplica(model).run(order) if hasattr(reply, "exits")]
+    assert all(len(parts_of(each.exits)) == len(each.exits) for each in replies)
 
 
 def test_onnx_gives_what_torch_gives(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_onnx_gives_what_torch_gives(tmp_path: Path) -> None:
         assert there.survivors is not None
         full, same = (one.run(each.survivors, 4, ()) for one, each in ((model, here), (other, there)))
         assert np.abs(full.exits.logits - same.exits.logits).max() < 1e-4
-    assert not other.pieces.ordered
+    assert not other.exported.requested
 
 
 def entities(found: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -171,10 +173,10 @@ def entities(found: Sequence[Any]) -> list[tuple[Any, ...]]:
 def test_entities_are_those_of_transformers_pipeline() -> None:
     from transformers import pipeline
 
-    folder, told = word_network(), ["ada bob saw romes.", "the oslon was in rome", "eve ada, of  rome", "unknown ada"]
+    folder, texts = word_network(), ["ada bob saw romes.", "the oslon was in rome", "eve ada, of  rome", "unknown ada"]
     reference = pipeline("token-classification", model=str(folder), aggregation_strategy="first", device="cpu")
     model = load(folder)
-    for text, answer in zip(told, model.predict(told), strict=True):
+    for text, answer in zip(texts, model.predict(texts), strict=True):
         output = TOKENS.output(answer, model.labels)
         assert entities(output["entities"]) == entities(reference(text))
         assert [text[each["start"] : each["end"]] for each in output["tokens"]] == [

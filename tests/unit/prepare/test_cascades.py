@@ -1,4 +1,4 @@
-"""Combinations of networks: what is told of one is what its directory answers, and nothing is promised too boldly."""
+"""Combinations of networks: figures are those of the written directory, and promises hold."""
 
 import json
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from deployments.models.ramps import read_rules
 from deployments.prepare import cascade_folder
 from deployments.prepare.cascades import (
     Combination,
-    Terms,
+    ComparisonTerms,
     all_combinations,
     best_weight,
+    calibrated,
     candidate,
-    tried,
 )
 from deployments.prepare.measuring import PrepareOptions
 from deployments.prepare.pipeline import prepare
@@ -35,24 +35,24 @@ COUNT = 240
 
 def test_a_small_network_that_knows_what_it_knows_spares_most_of_the_large_one() -> None:
     candidates, terms = made_up(3000)
-    both = tried(candidates, Combination((0, 1)), COSTS, terms)
+    both = calibrated(candidates, Combination((0, 1)), COSTS, terms)
     assert (both.blocks, both.edges, both.starts) == ((1,), (2,), [0, 2, 6])
-    told, survival = both.told(both.shown()), both.survival(both.shown())
-    assert told.promise
+    figures, survival = both.figures(both.shown()), both.survival(both.shown())
+    assert figures.promise
     assert survival[:2] == (1.0, 1.0)
     assert survival[2] == survival[5] == pytest.approx(0.3, abs=0.05)
-    assert told.accuracy >= float(both.evidence.test.full_right.mean()) - 0.01
+    assert figures.accuracy >= float(both.evidence.test.full_right.mean()) - 0.01
 
 
 def test_nothing_may_be_lost_against_the_last_network_alone_whatever_a_cascade_says_when_nobody_leaves() -> None:
     candidates, terms = made_up(3000)
     worse = replace(candidates[0], head=-candidates[0].head)
-    spoilt = tried([worse, candidates[1]], Combination((0,)), COSTS, terms)
-    assert spoilt.told(spoilt.shown()).promise is None
-    alone = tried(candidates, Combination((1,)), COSTS, terms)
+    spoilt = calibrated([worse, candidates[1]], Combination((0,)), COSTS, terms)
+    assert spoilt.figures(spoilt.shown()).promise is None
+    alone = calibrated(candidates, Combination((1,)), COSTS, terms)
     assert alone.alone
-    assert alone.told(alone.shown()).promise
-    assert (alone.told(alone.shown()).lost, alone.told(alone.shown()).agreement) == (0.0, 1.0)
+    assert alone.figures(alone.shown()).promise
+    assert (alone.figures(alone.shown()).lost, alone.figures(alone.shown()).agreement) == (0.0, 1.0)
 
 
 def test_the_weight_is_that_under_which_the_truth_is_most_likely_and_never_costs_accuracy() -> None:
@@ -65,9 +65,9 @@ def test_the_weight_is_that_under_which_the_truth_is_most_likely_and_never_costs
 
 def test_few_rows_promise_nothing() -> None:
     few, terms = made_up(100)
-    both = tried(few, Combination((0, 1)), COSTS, terms)
+    both = calibrated(few, Combination((0, 1)), COSTS, terms)
     assert both.survival(both.shown())[2] == 1.0
-    assert both.told(both.shown()).promise is None
+    assert both.figures(both.shown()).promise is None
 
 
 def test_every_network_alone_and_any_of_them_one_behind_the_other() -> None:
@@ -117,8 +117,8 @@ def test_a_directory_answers_as_was_told_of_it(
     found = [candidate(folder, folder.name, rows, ["c", "a", "b"]) for folder in checkpoints]
     truth = torch.nn.functional.one_hot(torch.from_numpy(rows.labels), 3).float()
     shape = np.concatenate((rows.parts.train, rows.parts.calibrate))
-    terms = Terms(truth, shape, rows.parts.test, POLICY, "accuracy", max_loss=0.4)
-    made = tried(found, Combination(members, exits), [[1.0] * 4, [2.0] * 3], terms)
+    terms = ComparisonTerms(truth, shape, rows.parts.test, POLICY, "accuracy", max_loss=0.4)
+    made = calibrated(found, Combination(members, exits), [[1.0] * 4, [2.0] * 3], terms)
     chosen = np.array([len(made.evidence.test.candidates) // 2] * len(made.blocks), np.int64)
     rules = cascade_folder.write(tmp_path / "out", made, chosen, POLICY, {"rows": COUNT})
 
@@ -131,7 +131,7 @@ def test_a_directory_answers_as_was_told_of_it(
     right = np.array([each.label for each in answers]) == (
         rows.labels[rows.parts.test] if members[-1] == 1 else mapped(rows.labels[rows.parts.test], model.labels)
     )
-    assert right.mean() == pytest.approx(made.told(chosen).accuracy)
+    assert right.mean() == pytest.approx(made.figures(chosen).accuracy)
     assert read_rules(tmp_path / "out" / RULES) == rules
     assert rules.exit_accuracy == pytest.approx(right.mean())
     if len(members) > 1:
@@ -147,7 +147,7 @@ def mapped(labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     candidates, terms = made_up(200)
-    made = tried(candidates, Combination((1,)), COSTS, terms)
+    made = calibrated(candidates, Combination((1,)), COSTS, terms)
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="--force"):
         cascade_folder.write(tmp_path / "out", made, made.shown(), POLICY, {})

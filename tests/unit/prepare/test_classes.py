@@ -30,8 +30,10 @@ def test_a_rare_class_that_pays_for_the_others_is_named() -> None:
     full = np.concatenate([labels((0, 903), (1, 47)), labels((1, 46), (0, 4))])
     exits = np.concatenate([labels((0, 945), (1, 5)), labels((1, 28), (0, 22))])
     assert (exits == truth).mean() > (full == truth).mean()
-    (said,) = [each for each in warnings(by_class(truth, full, exits), NAMES) if "pays" in each]
-    assert said.startswith("'rare' pays for the others: 92.0% of its 50 inputs are answered right in full, 56.0% with")
+    (sentence,) = [each for each in warnings(by_class(truth, full, exits), NAMES) if "pays" in each]
+    assert sentence.startswith(
+        "'rare' pays for the others: 92.0% of its 50 inputs are answered right in full, 56.0% with"
+    )
 
 
 def test_chance_is_not_warned_of() -> None:
@@ -44,16 +46,16 @@ def test_chance_is_not_warned_of() -> None:
 
 def test_a_network_that_always_answers_one_class_is_no_triumph() -> None:
     truth, always = labels((0, 700), (1, 300)), labels((0, 1000))
-    (said,) = warnings(by_class(truth, always, always), NAMES)
-    assert said.startswith("the most frequent class alone ('common') gets 70.0%, the full network 70.0%")
-    (said,) = warnings(by_class(always, always, always), NAMES, labelled=False)
-    assert "answers 'common' to every input" in said
+    (sentence,) = warnings(by_class(truth, always, always), NAMES)
+    assert sentence.startswith("the most frequent class alone ('common') gets 70.0%, the full network 70.0%")
+    (sentence,) = warnings(by_class(always, always, always), NAMES, labelled=False)
+    assert "answers 'common' to every input" in sentence
 
 
 def test_a_name_in_brackets_is_shown_as_it_is() -> None:
     alike = labels((0, 5), (1, 5))
     console = Console(width=100, record=True, file=StringIO())
     console.print(class_table(by_class(alike, alike, alike), ["joy [pos]", "[/b]"]))
-    said = console.export_text()
-    assert "joy [pos]" in said
-    assert "[/b]" in said
+    sentence = console.export_text()
+    assert "joy [pos]" in sentence
+    assert "[/b]" in sentence

@@ -23,7 +23,7 @@ from deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_deco
 from deployments.decoding.rhythm import rhythm
 from deployments.decoding.sequences import TextRequest
 from deployments.prepare import t5_sums
-from deployments.prepare.decoder import DecoderOptions, fixed_share, ramps_for, readings, texts, threshold
+from deployments.prepare.decoder import DecoderOptions, early_head_outputs, fixed_share, ramps_for, texts, threshold
 from deployments.prepare.llm_demo import PROMPTS, SumsRecipe, save, train
 from profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, plainly, t5
@@ -32,8 +32,8 @@ tokens = st.lists(st.tuples(st.sampled_from([0.2, 0.4, 0.6, 0.8]), st.booleans()
 
 
 @given(tokens, st.sampled_from([0.0, 0.1, 0.3]))
-def test_a_threshold_lets_as_many_leave_as_the_loss_allows(told: list[tuple[float, bool]], allowed: float) -> None:
-    sure, agrees = np.array([each for each, _ in told]), np.array([each for _, each in told])
+def test_a_threshold_lets_as_many_leave_as_the_loss_allows(tokens: list[tuple[float, bool]], allowed: float) -> None:
+    sure, agrees = np.array([each for each, _ in tokens]), np.array([each for _, each in tokens])
 
     def loss(value: float) -> float:
         return float((~agrees[sure >= value]).sum()) / len(sure)
@@ -76,10 +76,10 @@ def test_readings_are_what_plain_decoding_sees(kind: Callable[[], Any]) -> None:
     model = kind()
     requests = [shape_of(model.config).request(prompt, tokens) for prompt, tokens in (((1, 2, 3), 6), ((4,), 3))]
     full = [plainly(model, each, {})[0] for each in requests]
-    seen = readings(model, requests, full)
-    assert seen.sure.shape == (3, 9)
+    outputs = early_head_outputs(model, requests, full)
+    assert outputs.sure.shape == (3, 9)
     for block in range(3):
-        leaves = seen.sure[block] >= 0.3
+        leaves = outputs.sure[block] >= 0.3
         depths = [depth for each in requests for depth in plainly(model, each, {block: 0.3})[1]]
         first = int(np.argmax(leaves)) if leaves.any() else len(leaves)
         assert [depth == block for depth in depths[: first + 1]] == leaves[: first + 1].tolist()
@@ -91,8 +91,8 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     report = ramps_for(model, prompts, frozenset(), DecoderOptions(allowed_loss=0.05, max_tokens=6))
     (ramp,) = report.rules.ramps
     requests = [TextRequest(prompt, 6) for prompt in prompts[:20]]
-    seen = readings(model, requests, texts(model, report.rules.__class__(), requests))
-    lost = (seen.sure[ramp.block] >= ramp.threshold) & ~seen.agrees[ramp.block]
+    outputs = early_head_outputs(model, requests, texts(model, report.rules.__class__(), requests))
+    lost = (outputs.sure[ramp.block] >= ramp.threshold) & ~outputs.agrees[ramp.block]
     assert lost.mean() <= 0.05
     assert 0 <= (report.rules.same_texts or 0) <= 1
     assert report.rules.project
@@ -121,8 +121,8 @@ def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
     made, out = tmp_path / "t5", tmp_path / "out"
     recipe = SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)
     t5_sums.save(t5_sums.train(recipe), made)
-    told = ["prepare", str(made), "--data", str(made / "sums.csv"), "--out", str(out), "--max-tokens", "6"]
-    done = CliRunner().invoke(app, [*told, "--max-rows", "50"])
+    arguments = ["prepare", str(made), "--data", str(made / "sums.csv"), "--out", str(out), "--max-tokens", "6"]
+    done = CliRunner().invoke(app, [*arguments, "--max-rows", "50"])
     assert done.exit_code == 0, done.output
     assert "a ramp after block" in done.output
     check_decoder(out)
@@ -164,12 +164,12 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     data = tmp_path / "sums.csv"
     data.write_text("text,context\n" + "\n".join(f"{number}+{number}=,sums" for number in range(30)))
     out = tmp_path / "out"
-    told = ["prepare", str(tmp_path / "network"), "--data", str(data), "--out", str(out), "--max-tokens", "6"]
-    refused = CliRunner().invoke(app, [*told, "--ramp", "pooler"])
+    arguments = ["prepare", str(tmp_path / "network"), "--data", str(data), "--out", str(out), "--max-tokens", "6"]
+    refused = CliRunner().invoke(app, [*arguments, "--ramp", "pooler"])
     assert "--ramp is for classifiers" in str(refused.exception)
-    refused = CliRunner().invoke(app, [*told, "--dtype", "int8"])
+    refused = CliRunner().invoke(app, [*arguments, "--dtype", "int8"])
     assert "--dtype int8 is for classifiers" in str(refused.exception)
-    done = CliRunner().invoke(app, [*told, "--dtype", "bfloat16"])
+    done = CliRunner().invoke(app, [*arguments, "--dtype", "bfloat16"])
     assert done.exit_code == 0, done.output
     assert "sums.csv: text from 'text'; not read: 'context'" in done.output, "a prompt is a single text"
     assert "a ramp after block" in done.output
@@ -180,4 +180,4 @@ def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(
     for dtype, warned in (("bfloat16", 0), ("float32", 1)):
         profile = ["profile", str(out), "--budget", "0.1", "--device", "cpu", "--out", str(tmp_path / f"{dtype}.json")]
         CliRunner().invoke(app, [*profile, "--dtype", dtype])
-        assert caplog.text.count("made for bfloat16, in float32 inputs leave elsewhere") == warned
+        assert caplog.text.count("made for bfloat16; in float32 inputs leave at other ramps") == warned

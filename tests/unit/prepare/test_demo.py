@@ -12,7 +12,7 @@ from deployments.models import load
 from deployments.models.ramps import RampDtype, read_rules
 from deployments.prepare import demo, pipeline
 from deployments.prepare.demo import Recipe
-from deployments.prepare.demo_quality import NOISES, Estimate, Quality, quality_of
+from deployments.prepare.demo_quality import NOISES, MeanWithError, Quality, quality_of
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.promise import RULES, agreement_in
 
@@ -126,13 +126,13 @@ def test_the_first_seed_is_shipped_whose_network_shows_all_that_it_must(
         assert [(path.name, path.read_text()) for path in (tmp_path / f"demo-{dtype}").iterdir()] == [("seed", "2")]
 
 
-def quality(**changed: tuple[Estimate, ...] | Estimate) -> Quality:
-    def sure(*means: float) -> tuple[Estimate, ...]:
-        return tuple(Estimate(mean, 0.001) for mean in means)
+def quality(**changed: tuple[MeanWithError, ...] | MeanWithError) -> Quality:
+    def sure(*means: float) -> tuple[MeanWithError, ...]:
+        return tuple(MeanWithError(mean, 0.001) for mean in means)
 
-    good: dict[str, tuple[Estimate, ...] | Estimate] = {
-        "accuracy": Estimate(0.97, 0.001),
-        "lost": Estimate(0.001, 0.001),
+    good: dict[str, tuple[MeanWithError, ...] | MeanWithError] = {
+        "accuracy": MeanWithError(0.97, 0.001),
+        "lost": MeanWithError(0.001, 0.001),
         "survival": sure(0.6, 0.5, 0.4, 0.4, 0.3, 0.2, 0.1),
         "leaving": sure(0.4, 0.1, 0.1, 0.0, 0.1, 0.1, 0.1),
         "depths": sure(*(3.0 + position for position in range(len(NOISES)))),
@@ -142,9 +142,9 @@ def quality(**changed: tuple[Estimate, ...] | Estimate) -> Quality:
 
 def test_a_network_is_good_only_by_a_margin() -> None:
     assert quality().shortcomings() == []
-    assert quality(lost=Estimate(0.003, 0.001)).shortcomings() == ["exits lose 0.30%"]
-    assert quality(accuracy=Estimate(0.952, 0.001)).shortcomings() == ["the full network is right in 95.2%"]
-    assert quality(survival=(Estimate(0.9, 0.001),) * 7).shortcomings() == ["90.0% enter the second half"]
-    assert quality(leaving=(Estimate(0.032, 0.001),) * 7).shortcomings() == ["inputs leave at 0 ramps only"]
-    depths = tuple(Estimate(depth, 0.001) for depth in (3.0, 3.05, 4.0, 5.0))
+    assert quality(lost=MeanWithError(0.003, 0.001)).shortcomings() == ["exits lose 0.30%"]
+    assert quality(accuracy=MeanWithError(0.952, 0.001)).shortcomings() == ["the full network is right in 95.2%"]
+    assert quality(survival=(MeanWithError(0.9, 0.001),) * 7).shortcomings() == ["90.0% enter the second half"]
+    assert quality(leaving=(MeanWithError(0.032, 0.001),) * 7).shortcomings() == ["inputs leave at 0 ramps only"]
+    depths = tuple(MeanWithError(depth, 0.001) for depth in (3.0, 3.05, 4.0, 5.0))
     assert quality(depths=depths).shortcomings() == ["noise [0.2] moves no exits"]

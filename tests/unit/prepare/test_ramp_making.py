@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from deployments.folders import make_room, whole
 from deployments.models.ramps import RampKind
 from deployments.prepare.calibration import calibration_error, temperature
-from deployments.prepare.training import answers, penalised_loss, train
+from deployments.prepare.training import head_logits, penalised_loss, train
 
 ROWS = np.arange(400)
 
@@ -35,7 +35,7 @@ def test_ramps_learn_whatever_the_scale_of_their_features(
 ) -> None:
     pooled, targets = features
     heads = train(pooled, targets, ROWS[:300], kind)
-    logits = answers(heads, pooled, ROWS[300:])
+    logits = head_logits(heads, pooled, ROWS[300:])
     right = (logits.argmax(dim=2).numpy() == targets[300:].argmax(axis=1)).mean(axis=1)
     assert (right > 0.95).all()
 
@@ -59,7 +59,7 @@ def test_training_is_reproducible_and_leaves_the_callers_randomness_alone(
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first, again = (answers(train(*features, ROWS[:100], "pooler"), features[0], ROWS) for _ in range(2))
+    first, again = (head_logits(train(*features, ROWS[:100], "pooler"), features[0], ROWS) for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(torch.rand(3), expected)
 
@@ -70,11 +70,11 @@ def test_small_problems_get_one_thread_of_blas_and_the_caller_keeps_his(
     def threads() -> set[int]:
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
-    seen: list[set[int]] = []
+    thread_counts: list[set[int]] = []
 
     def watched() -> Iterator[np.ndarray]:
         for block in features[0]:
-            seen.append(threads())
+            thread_counts.append(threads())
             yield block
 
     class Watched(list[np.ndarray]):
@@ -84,16 +84,16 @@ def test_small_problems_get_one_thread_of_blas_and_the_caller_keeps_his(
     with threadpool_limits(2, user_api="blas"):
         train(Watched(features[0]), features[1], ROWS[:100], "light")
         assert threads() == {2}
-    assert seen == [{1}, {1}]
+    assert thread_counts == [{1}, {1}]
 
 
 def test_rows_kept_for_later_do_not_touch_the_ramps(features: tuple[list[np.ndarray], np.ndarray]) -> None:
     pooled, targets = features
-    before = answers(train(pooled, targets, ROWS[:300], "light"), pooled, ROWS)
+    before = head_logits(train(pooled, targets, ROWS[:300], "light"), pooled, ROWS)
     spoiled = [block.copy() for block in pooled]
     for block in spoiled:
         block[300:] = 1e6
-    after = answers(train(spoiled, targets, ROWS[:300], "light"), pooled, ROWS)
+    after = head_logits(train(spoiled, targets, ROWS[:300], "light"), pooled, ROWS)
     assert torch.equal(before, after)
 
 

@@ -25,9 +25,9 @@ def test_blocks_are_counted_as_in_the_table_and_no_two_ticks_say_the_same(
     figure.canvas.draw()
     assert above.lines[0].get_xdata().tolist() == [0, 1, 2]
     assert [round(bar.get_x() + bar.get_width() / 2) for bar in below.patches] == [0, 1, 2, 3]
-    told = [label.get_text() for label in above.get_yticklabels()]
-    shown = [text for text, at in zip(told, above.get_yticks(), strict=True) if min(accuracies) <= at <= 1]
+    ticks = [label.get_text() for label in above.get_yticklabels()]
+    shown = [text for text, at in zip(ticks, above.get_yticks(), strict=True) if min(accuracies) <= at <= 1]
     assert len(shown) >= 3
     assert all(
-        float(text.rstrip("%")) == pytest.approx(100 * at) for text, at in zip(told, above.get_yticks(), strict=True)
+        float(text.rstrip("%")) == pytest.approx(100 * at) for text, at in zip(ticks, above.get_yticks(), strict=True)
     )

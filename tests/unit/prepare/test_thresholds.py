@@ -82,7 +82,7 @@ def test_a_policy_that_is_not_monotone_is_refused() -> None:
     def between(logits: torch.Tensor, threshold: float, memory: torch.Tensor) -> Decision:
         return Decision((logits.softmax(dim=1).amax(dim=1) - threshold).abs() < 0.1, logits, memory)
 
-    with pytest.raises(UserError, match="policy between: who leaves must be more and more"):
+    with pytest.raises(UserError, match="policy between: an input that leaves at a threshold"):
         tabled(between, 0)
 
 
@@ -92,5 +92,5 @@ def test_a_policy_whose_memory_depends_on_its_threshold_is_refused() -> None:
         return Decision(logits[:, 0] > threshold, logits, memory + threshold)
 
     logits, head, truth = recorded(0)
-    with pytest.raises(UserError, match="policy odd: what it remembers depends on its threshold"):
+    with pytest.raises(UserError, match="policy odd: its memory depends on the threshold"):
         replay(odd, logits, head, truth, [0.25, 0.5, 0.75])

@@ -59,8 +59,8 @@ def test_words_are_read_with_their_labels(tmp_path: Path, name: str, content: st
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.conll", "EU B-ORG\nrejects\n", "line 2 has 1 columns, those before it 2: 'rejects'"),
-        ("a.conll", "EU\tB-ORG\n\t O\n", "line 2 has 2 columns, those before it 2: 'O'"),
+        ("a.conll", "EU B-ORG\nrejects\n", "line 2 has 1 columns, the lines before it 2: 'rejects'"),
+        ("a.conll", "EU\tB-ORG\n\t O\n", "line 2 has 2 columns, the lines before it 2: 'O'"),
         ("a.jsonl", ONE + '{"tokens": ["a", "b"], "labels": [0]}', "row 2: has 2 words but 1 labels"),
         ("a.jsonl", ONE + '{"tokens": ["a"], "labels": 0}', "row 2: 'labels' must be a list with a label for each"),
         ("a.jsonl", '{"tokens": ["a"]}\n{"tokens": ["a", " "]}', "row 2: 'tokens': word 2 is empty"),
@@ -87,9 +87,9 @@ def test_labels_must_fit_what_the_network_answers(tmp_path: Path) -> None:
     words, whole = '{"tokens": ["a", "b"], "labels": ["O", "B-ORG"]}\n', '{"text": "a", "label": 0}\n'
     with pytest.raises(UserError, match="row 1: word 2: label 'B-ORG' does not fit the head; it knows O, B-PER"):
         sampled(tmp_path / "a.jsonl", words, TOKENS)
-    with pytest.raises(UserError, match="row 1: has one label for a whole text, and this network labels words"):
+    with pytest.raises(UserError, match="row 1: has one label for a whole text, but this network labels words"):
         sampled(tmp_path / "a.jsonl", whole, TOKENS)
-    with pytest.raises(UserError, match="row 1: has a label for each word, and this network answers a text as a whole"):
+    with pytest.raises(UserError, match="row 1: has a label for each word, but this network gives one label"):
         sampled(tmp_path / "a.jsonl", words, CLASSIFICATION)
 
 
@@ -142,8 +142,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
         patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
         patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
         data = conll(place / "a.conll", found)
-        told = ("prepare", word_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "10%")
-        done = CliRunner().invoke(app, [*map(str, told), "--device", "cpu"])
+        arguments = ("prepare", word_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "10%")
+        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
         assert done.exit_code == 0, done.output
         assert "a.conll: words from 'tokens', label from 'ner_tags'" in done.output
         assert re.search(r"class +words .*B-PER", done.output, re.DOTALL)
@@ -180,8 +180,8 @@ def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sente
 def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: Path) -> None:
     folder, _ = prepared
     fresh = sentences(80, seed=9)
-    told = ("evaluate", folder, "--data", conll(tmp_path / "b.conll", fresh), "--device", "cpu", "--json")
-    done = CliRunner().invoke(app, [*map(str, told)])
+    arguments = ("evaluate", folder, "--data", conll(tmp_path / "b.conll", fresh), "--device", "cpu", "--json")
+    done = CliRunner().invoke(app, [*map(str, arguments)])
     assert done.exit_code == 0, done.output
     evaluation = json.loads(done.stdout)
     model = load(folder)
@@ -200,16 +200,16 @@ def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("options", "sentence"),
     [
         (("--metric", "mcc"), "--metric mcc is for networks that answer an input as a whole, not its words"),
         (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
     ],
 )
 def test_what_words_do_not_have_is_refused_before_anything_is_read(
-    tmp_path: Path, told: tuple[str, ...], sentence: str
+    tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     data = ("--data", str(tmp_path / "nowhere.conll"), "--out", str(tmp_path / "out"))
     with pytest.raises(UserError) as error:
-        CliRunner().invoke(app, ["prepare", str(word_network()), *data, *told], catch_exceptions=False)
+        CliRunner().invoke(app, ["prepare", str(word_network()), *data, *options], catch_exceptions=False)
     assert sentence in str(error.value)

@@ -1,0 +1,70 @@
+"""A tiny checkpoint with data, and the command `isobatch prepare`."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import cli
+from deployments.prepare import pipeline
+from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
+
+WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]
+COUNT = 120
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "isobatch" / "features"
+
+
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all the rest on so small a network."""
+    monkeypatch.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    from transformers import BertTokenizer
+
+    folder = tmp_path / "network"
+    hugging_face("bert").save_pretrained(folder)
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}).save_pretrained(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    return folder
+
+
+def reviews(path: Path, labelled: bool = True) -> Path:
+    random = np.random.default_rng(0)
+    lines = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(COUNT)]
+    labels = random.integers(NUM_LABELS, size=COUNT)
+    table = [f"{text},{label}" if labelled else text for text, label in zip(lines, labels, strict=True)]
+    path.write_text("\n".join(["text,label" if labelled else "text", *table]) + "\n")
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command as a user types it: its exit code."""
+
+    def typed(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["isobatch", "prepare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return int(stopped.value.code or 0)
+
+    return typed
+
+
+def rules_in(folder: Path) -> dict[str, Any]:
+    rules: dict[str, Any] = json.loads((folder / "exits.json").read_text())
+    return rules

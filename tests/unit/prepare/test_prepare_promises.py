@@ -1,0 +1,149 @@
+"""Promises of `isobatch prepare`, and other thresholds for a prepared network."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cluster import cli
+from deployments.models import load
+from deployments.models.ramps import read_rules
+from deployments.prepare import pipeline
+from deployments.prepare.data import rows
+from deployments.prepare.sample import LabelNames, draw
+from optimizer.plan import read_plan
+from profiles.errors import UserError
+from profiles.evidence import EVIDENCE, Evidence
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from profiles.files import load as load_profile
+from profiles.latency import LatencyTable
+from profiles.lengths import Lengths
+from profiles.promise import promise_in
+from tests.helpers.exit_tables import exit_table
+from tests.unit.prepare.conftest import Run, reviews, rules_in
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("metric", ["accuracy", "agreement"])
+def test_what_is_promised_is_written_said_and_tested_on_rows_of_its_own(
+    run: Run, checkpoint: Path, tmp_path: Path, metric: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    options = ("--max-accuracy-loss", "40%", "--confidence", 0.9, "--metric", metric)
+    assert run(checkpoint, "--data", data, "--out", out, *options) == 0
+    rules = rules_in(out)
+    promise = rules["promise"]
+    assert (promise["metric"], promise["max_loss"], promise["confidence"], promise["rows"]) == (metric, 0.4, 0.9, 42)
+    lost = rules["full_accuracy"] - rules["exit_accuracy"] if metric == "accuracy" else 1 - rules["agreement"]
+    assert promise["lost"] == pytest.approx(lost)
+    assert promise["lost"] < promise["bound"] <= 0.4
+    assert promise_in(out) == read_rules(out / "exits.json").promise is not None
+    output = " ".join(capsys.readouterr().out.split())
+    moved = "lost" if lost >= 0 else "gained"
+    assert f"at most 40 % of {metric} lost, 90 % sure (42 inputs {moved}" in output
+    assert "at least 5 inputs must be tested" in output
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_promise_may_be_about_the_class_that_loses_most(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    options = ("--max-accuracy-loss", "60%", "--confidence", 0.9, "--metric", "worst-class")
+    assert run(checkpoint, "--data", data, "--out", out, *options) == 0
+    rules = rules_in(out)
+    promise, classes = rules["promise"], rules["classes"]
+    assert promise["counted"] == min(each["inputs"] for each in classes)
+    assert promise["lost"] == pytest.approx(max(each["full_recall"] - each["recall"] for each in classes))
+    assert promise["lost"] < promise["bound"] <= 0.6
+    output = " ".join(capsys.readouterr().out.split())
+    assert "at most 60 % of any class's recall lost, 90 % sure (42 inputs lost" in output
+    assert "inputs of each class must be tested" in output
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_too_few_rows_promise_nothing_and_let_nobody_leave(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
+    assert run(checkpoint, "--data", data, "--out", out, "--max-accuracy-loss", "1%") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "no input leaves early: 42 inputs to test it on are too few to promise 1 %; give 855 rows or more" in output
+    assert run(checkpoint, "--data", data, "--out", tmp_path / "none", "--max-accuracy-loss", "0") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "that nothing at all is lost can hardly be shown" in output
+    assert "must be tested" not in output
+    model = load(out)
+    images = model.encode(["a good film", "dull"])
+    assert (model.run(images, model.num_blocks, model.ramp_blocks).exits.blocks == model.num_blocks - 1).all()
+
+
+def test_rules_of_before_promises_still_load(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    rules = {"version": 1, "kind": "light", "ramps": [{"block": 0, "threshold": 0.1}], "notes": {"margin": 2.0}}
+    (tmp_path / "exits.json").write_text(json.dumps(rules))
+    assert read_rules(tmp_path / "exits.json").promise is None
+    assert promise_in(tmp_path) is None
+    assert promise_in(tmp_path / "nowhere") is None
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    data, prepared, out = reviews(tmp_path / "a.csv"), tmp_path / "prepared", tmp_path / "tuned"
+    assert (
+        run(checkpoint, "--data", data, "--out", prepared, "--max-accuracy-loss", "60%", "--metric", "agreement") == 0
+    )
+    evidence = Evidence.read(prepared / EVIDENCE)
+    np.testing.assert_allclose(
+        evidence.test.candidates[evidence.prepared], [ramp["threshold"] for ramp in rules_in(prepared)["ramps"]]
+    )
+    pipeline.tune(prepared, out, evidence, evidence.shown([1], evidence.test.costs))
+    model, rules = load(out), rules_in(out)
+    sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
+    part = [sample.values[row] for row in sample.parts.test]
+    exits = model.run(model.encode(part), model.num_blocks, model.ramp_blocks).exits
+    assert set(exits.blocks.tolist()) == {1, 3}
+    for ramp in rules["ramps"]:
+        assert ramp["survival"] == pytest.approx((exits.blocks > ramp["block"]).mean())
+    assert rules["mean_depth_share"] == pytest.approx((exits.blocks + 1).mean() / model.num_blocks)
+    assert rules["promise"]["lost"] < rules["promise"]["max_loss"] == 0.6
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_plan_and_thresholds_are_chosen_together(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, out = tmp_path / "prepared", tmp_path / "tuned"
+    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", prepared) == 0
+    Evidence(exit_table(1, count=2000), exit_table(2, count=2000), "accuracy", 0.03, 0.95).save(prepared / EVIDENCE)
+    times = tuple((0.0005 + 0.001 * batch,) * 4 for batch in (1, 8))
+    table = LatencyTable("cpu", (1, 8), times, ((1e-5,) * 4,) * 2, 0.001, (64,) * 4, (64,) * 4, "made up", length=6)
+    measured = Profile("network", (table,), lengths=Lengths((6,)), token_exits=ExitProfile((1.0, 0.9, 0.9, 0.9)))
+    save(measured, tmp_path / "profile.json")
+
+    def tune(*more: str) -> str:
+        options = ["tune", prepared, "--profile", tmp_path / "profile.json", "--devices", "cpu=2", "--max-batch", "8"]
+        done = CliRunner().invoke(cli.app, [*map(str, [*options, "--out", out]), *more], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.output
+
+    assert "with the thresholds of before" in tune()
+    plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)
+    assert promise is not None
+    assert promise.max_loss == 0.03
+    assert plan.length == profile.length == 6
+    assert profile.token_exits is None, "they were those of other thresholds"
+    assert profile.exits is not None
+    assert np.flatnonzero(np.diff(profile.exits.survival)).tolist() == list(plan.ramps)
+    shut = [ramp["block"] for ramp in rules_in(out)["ramps"] if ramp["threshold"] == 0.0]
+    assert sorted([*shut, *plan.ramps]) == [0, 1, 2]
+    load(out)
+    with monkeypatch.context() as patched:
+        patched.setattr("optimizer.tuning.tuned", lambda *_: pytest.fail("it searches"))
+        with pytest.raises(UserError, match="exists already; --force replaces it"):
+            tune()
+    tune("--force")
