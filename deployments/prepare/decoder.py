@@ -185,7 +185,9 @@ def _engine(model: Any, rules: DecoderRules, exits: str = "recompute") -> Engine
 
 
 @torch.inference_mode()
-def early_head_outputs(model: Any, requests: Sequence[TextRequest], written: Sequence[Sequence[int]]) -> EarlyHeadOutputs:
+def early_head_outputs(
+    model: Any, requests: Sequence[TextRequest], written: Sequence[Sequence[int]]
+) -> EarlyHeadOutputs:
     """The outputs of the head after every block but the last, for each token that the full network has written."""
     sure, agrees = [], []
     anatomy = anatomy_of(model)
