@@ -196,7 +196,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     from deployments.decoding.engine_setup import load_decoder
     from deployments.decoding.ramp_rules import check_decoder, rules_of
     from deployments.folders import alone, weights_of
-    from deployments.models.backends import warn_of_ramps
+    from deployments.models.backends import warn_of_ramp_dtype
     from deployments.named import built_in
     from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
 
@@ -213,7 +213,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
             load_decoder_profile(path).check_same(name, shape.num_blocks, weights)
     rules = rules_of(source, shape.num_blocks)
     if rules.ramps:
-        warn_of_ramps(source, rules.dtype, options.dtype)
+        warn_of_ramp_dtype(source, rules.dtype, options.dtype)
     workload = workload_of(rules, source)
     measured = _measured_table(console, model, anatomy, workload, device, options)
     tables = (measured, *(estimated_table(model.config, kind) for kind in kinds))
