@@ -192,5 +192,5 @@ def origin_of(config: AppConfig) -> str:
 def _facts(plan: Plan, profile: Profile, config: AppConfig) -> Problem:
     """The problem with just the plan's devices; their price and memory mattered only to the planner."""
     devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
-    survival = profile.exits_of(plan.length).seen_from(opened(plan))
+    survival = profile.exits_of(plan.length).planning_survival(opened(plan))
     return problem(profile, devices, links_between(devices, gbit_per_s=config.links), survival, length=plan.length)

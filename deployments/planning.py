@@ -14,7 +14,7 @@ from optimizer.answers import check_whole
 from profiles.devices import CATALOGUE, Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile
-from profiles.latency import mixed
+from profiles.latency import mixed_backends_warning
 
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
 UNKNOWN_BYTES = 10**15  # memory of a kind that is in no catalogue: a user who names it knows that the network fits
@@ -28,7 +28,7 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
         return _of_file(config)
     devices = usable(config, profile, has)
     plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), _goal(config))
-    if warning := mixed([profile.table(kind) for kind in plan.devices()]):
+    if warning := mixed_backends_warning([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
     log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
     return replace(plan, model=profile.model, weights=profile.weights)
@@ -80,7 +80,7 @@ def summary(plan: Plan) -> str:
     """
     placements = [placement for pipeline in plan.pipelines for placement in pipeline.placements]
     parts = [
-        ", ".join(f"{split.told} at {split.batch_size}" for split in placement.splits)
+        ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in placement.splits)
         + f" on {placement.replicas} {placement.kind}"
         for placement in placements
     ]
@@ -96,7 +96,7 @@ def _promised(plan: Plan) -> str:
     per_s, longest_ms = f"; {promise.goodput_per_s:.0f}/s", 1e3 * promise.latency_s
     if plan.decoding:
         return f"{per_s}, first tokens in {longest_ms:.0f} ms{made_of}"
-    played = f"as played: {promise.played}" if promise.played else "not played"
+    played = f"as played: {promise.simulated}" if promise.simulated else "not played"
     return f"{per_s}{made_of}; {played}; full launches all the way: {longest_ms:.0f} ms"
 
 

@@ -167,7 +167,7 @@ class Bench:
             trial.latency_ms(0.5),
             trial.latency_ms(0.99),
             *score(plan.ramps),
-            ", ".join(f"{split.told} @ {split.batch_size}" for split in plan.splits),
+            ", ".join(f"{split.blocks_text} @ {split.batch_size}" for split in plan.splits),
         )
 
 

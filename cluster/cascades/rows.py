@@ -123,7 +123,7 @@ class Tryout:
         if row.plan is None or not is_playable(row.plan, facts, objective):
             return row
         better = played(row.plan, facts, objective, partial(side_by_side, gap=PLAYED_GAP)).plan
-        return replace(row, plan=replace(facts.named(better), length=facts.length, slo_s=self.slo_s))
+        return replace(row, plan=replace(facts.annotated(better), slo_s=self.slo_s))
 
     def _facts(self, profile: Profile) -> Problem:
         return problem(profile, self.devices, links_between(self.devices), length=profile.length)

@@ -17,7 +17,7 @@ from deployments.prepare.cascades import Candidate
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths
-from profiles.levels import edge_bytes, one_behind_the_other
+from profiles.levels import cascade_table, edge_bytes
 from profiles.measure import device_name
 
 FULL = 8  # inputs of a launch, by whose times blocks are compared
@@ -73,7 +73,7 @@ def table_of(levels: Sequence[Timed], place: int, num_labels: int) -> LatencyTab
         return first
     carried_bytes = edge_bytes(levels[1].lengths.mean if levels[1].lengths else None, levels[1].side, num_labels)
     tables = [replace(level.tables[place], length=first.length) for level in levels]
-    return one_behind_the_other(tables, carried_bytes)
+    return cascade_table(tables, carried_bytes)
 
 
 def _lengths(model: TorchModel, values: Sequence[Any]) -> Lengths | None:

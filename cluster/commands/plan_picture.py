@@ -125,7 +125,7 @@ def _write(
 
 def _label(part: SplitScore, plan: Plan, score: Score, turned: bool) -> str:
     split, placement = part.split, plan.placement_of(part.split)
-    blocks = f"block{'s' if split.stop - split.start > 1 else ''} {split.told}"
+    blocks = f"block{'s' if split.stop - split.start > 1 else ''} {split.blocks_text}"
     shared = len(placement.splits) > 1
     replicas = f"{_devices(part, plan, score):.1f} of {placement.replicas}" if shared else f"{placement.replicas}"
     if turned:

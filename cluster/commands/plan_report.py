@@ -6,8 +6,8 @@ from rich.table import Table
 
 from cluster.commands.plan_result import PlanResult
 from optimizer import Objective, Placement, Score
-from optimizer.plan import blocks_told
-from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed
+from optimizer.plan import blocks_text
+from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed_backends_warning
 
 
 def tables(result: PlanResult, asked: Objective, surprises: bool, shortfalls: bool) -> Iterator[Table | str]:
@@ -31,7 +31,7 @@ def _estimated(result: PlanResult) -> Iterator[str]:
         told = [_of(table) for table in result.facts.tables if table.origin == origin]
         if told:
             yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(told)}. 'isobatch profile' measures."
-    if warning := mixed(result.facts.tables):
+    if warning := mixed_backends_warning(result.facts.tables):
         yield f"[bold yellow]mixed:[/] {warning}"
 
 
@@ -54,7 +54,7 @@ def _splits(result: PlanResult) -> Table:
             replicas = "(the same)" if placement in seen else count
             seen.append(placement)
             table.add_row(
-                split.told, placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),
+                split.blocks_text, placement.kind, replicas, str(split.batch_size), _ramps(split.ramps),
                 f"{part.launch_s * 1e3:.2f}", f"{part.busy:.0%}", f"{part.survivors:.1%}",
             )  # fmt: skip
     return table
@@ -72,7 +72,7 @@ def _ramps(ramps: tuple[int, ...]) -> str:
             runs[-1].append(ramp)
         else:
             runs.append([ramp])
-    return ", ".join(blocks_told(run[0], run[-1]) for run in runs) or "none"
+    return ", ".join(blocks_text(run[0], run[-1]) for run in runs) or "none"
 
 
 def _promise(result: PlanResult) -> Table:

@@ -13,11 +13,10 @@ from optimizer.effort import EFFORT, Effort
 from optimizer.infeasible import reason
 from optimizer.pipelines.baselines import Baseline, baselines, constrained
 from optimizer.pipelines.batch_gain import BatchGain
-from optimizer.pipelines.few_splits import few_splits
-from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.pipelines.side_by_side import few_splits, side_by_side
 from optimizer.plan import SimulatedTimes
 from optimizer.search.exact import search
-from optimizer.tuning import opened, settled
+from optimizer.tuning import opened, plan_for_its_ramps
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 
@@ -50,7 +49,7 @@ class PlanResult:
     @property
     def times(self) -> SimulatedTimes | None:
         """What the simulator shows at the promised rate; of a plan from a file, what it showed when that was made."""
-        return self.plan.promise.played if self.plan.promise else None
+        return self.plan.promise.simulated if self.plan.promise else None
 
     def as_json(self) -> dict[str, object]:
         """The JSON that docs/planner.md describes; fields are added, never renamed, within a schema version."""
@@ -103,8 +102,10 @@ def settled_result(
     survival = exits.survival
     if exits.sure:
         with suppress(UserError):  # that no plan fits is said below
-            found = settled(exits, lambda each: result(facts_of(each), effort=effort()), lambda found: found.plan)
-            survival = exits.seen_from(opened(found.plan)) if found else survival
+            found = plan_for_its_ramps(
+                exits, lambda each: result(facts_of(each), effort=effort()), lambda found: found.plan
+            )
+            survival = exits.planning_survival(opened(found.plan)) if found else survival
     return result(facts_of(survival), effort=effort(), play=play)
 
 
@@ -142,5 +143,5 @@ def plan_result(
         found, objective = better.plan, replace(objective, slo_s=None)
     if found is None:
         raise UserError(reason(facts, objective))
-    plan = replace(facts.named(found), length=facts.length)
+    plan = facts.annotated(found)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

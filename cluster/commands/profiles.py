@@ -99,15 +99,15 @@ def compare(
 
     from profiles.curves import curve_table
     from profiles.files import load
-    from profiles.latency import mixed
-    from profiles.shapes import known
+    from profiles.latency import mixed_backends_warning
+    from profiles.shapes import published_shape
 
     measured = [table for table in load(profile).on(backend, dtype).tables if not table.derived and table.kind != "cpu"]
     if not measured:
         raise UserError(f"{profile} holds no table that was measured on a GPU: there is nothing to compare")
     console, pairs = Console(soft_wrap=True), list["LatencyTable"]()
     for table in measured:
-        shape = known(_checked(network), table.length)
+        shape = published_shape(_checked(network), table.length)
         if len(shape.blocks) != table.num_blocks:
             raise UserError(
                 f"{profile} has {table.num_blocks} blocks, {network} has {len(shape.blocks)}: name the network"
@@ -115,7 +115,7 @@ def compare(
         like = (table.backend or "torch", table.dtype or "float32")
         pairs += [table, curve_table(shape, table.kind, backend=like[0], dtype=like[1], batch_sizes=table.batch_sizes)]
     console.print(_rates(pairs, f"{network}: ms per batch"))
-    if warning := mixed(measured):
+    if warning := mixed_backends_warning(measured):
         console.print(f"[bold yellow]mixed:[/] {warning}")
     if picture:
         _draw(pairs, [], network, picture)
@@ -133,9 +133,9 @@ def _checked(network: str) -> str:
 
 def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) -> "list[LatencyTable]":
     from profiles.curves import curve_table
-    from profiles.shapes import known
+    from profiles.shapes import published_shape
 
-    shape = known(_checked(network), length)
+    shape = published_shape(_checked(network), length)
     return [
         curve_table(shape, kind.strip(), backend=backend.strip(), dtype=dtype, batch_sizes=SIZES)
         for kind in kinds.split(",")
@@ -161,7 +161,7 @@ def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
     all_sizes = sorted({size for table in tables for size in table.batch_sizes})
     sizes = spread(all_sizes, MOST_SIZES)
     some = f", {len(sizes)} of {len(all_sizes)} batch sizes" if len(sizes) < len(all_sizes) else ""
-    told = {size: table.told(size) for table in tables for size in table.batch_sizes}
+    told = {size: table.size_text(size) for table in tables for size in table.batch_sizes}
     rows = _table(title + some, ("device", "backend", "dtype", "from"), [*(told[size] for size in sizes), "knee"])
     for table in tables:
         ms = {size: figure(seconds * 1e3) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}

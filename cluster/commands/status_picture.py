@@ -28,12 +28,12 @@ def picture(stats: Stats, earlier: Stats | None, forecast: Sequence[float]) -> G
 def _splits(stats: Stats, earlier: Stats | None) -> Table:
     from rich.table import Table
 
-    from optimizer.plan import blocks_told
+    from optimizer.plan import blocks_text
 
     table = Table("split", "devices", "batch", "filled", "", "waiting", title="launches", title_justify="left")
     for split in stats["splits"]:
         first, end = split["blocks"]
-        blocks = f"block{'s' if end - first > 1 else ''} {blocks_told(first, end - 1)}"
+        blocks = f"block{'s' if end - first > 1 else ''} {blocks_text(first, end - 1)}"
         kind = split["group"].rpartition("-")[0] or split["group"]
         share = fill(split, earlier)
         filled = ("no launches", "") if share is None else (f"[blue]{bar(share)}[/]", f"{share:.0%}")

@@ -59,7 +59,7 @@ def tune(
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
     check_free(out, force)
-    evidence, kinds = Evidence.read(model / EVIDENCE).about(metric), fleet(devices)
+    evidence, kinds = Evidence.read(model / EVIDENCE).for_metric(metric), fleet(devices)
     known = load(profile)
     facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
     _check(profile, facts.num_blocks, evidence)

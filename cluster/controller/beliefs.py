@@ -89,7 +89,7 @@ class Beliefs:
         if self.surprised or self._is_anew:
             self._forecaster = self._after([newest if latest else window])
         else:
-            self._forecaster.observe(window, others_ask)
+            self._forecaster.observe(window, full_share_changed=others_ask)
         self._peeked, self._is_anew = None, False
         self.forecast = self._forecaster.forecast()
         self.survival = self._seen if self.surprised else self.forecast.exits.survival

@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from optimizer.model.work import work
-from optimizer.plan import Plan, Split, blocks_told
+from optimizer.plan import Plan, Split, blocks_text
 from optimizer.problem import Problem
 from profiles.files import Profile
 from profiles.latency import LatencyTable
@@ -51,7 +51,7 @@ class Corrections:
             for factor, run in groupby(range(len(factors)), key=lambda k: round(factors[k], 2)):
                 blocks = list(run)
                 if factor != 1:
-                    told.setdefault(kind, {})[blocks_told(blocks[0], blocks[-1])] = factor
+                    told.setdefault(kind, {})[blocks_text(blocks[0], blocks[-1])] = factor
         return told
 
     def applied(self, profile: Profile) -> Profile:

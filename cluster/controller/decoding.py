@@ -133,6 +133,6 @@ def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Pl
     held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
     exits = exits_of(running)
     exits = config.exits if exits == OFF else exits
-    goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, held=held)
+    goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, kv_megabytes_of=held)
     devices = fleet(",".join(f"{kind}={count}" for kind, count in running.devices().items()))
     return DecoderPlanningProblem(profile.under(exits), devices, goal, running)

@@ -19,7 +19,15 @@ from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Thresholds
 from optimizer.problem import Problem
 from optimizer.tuning import costs_of, opened
-from profiles.agreement import ENOUGH, LEAST, WATCHED_S, Agreement, PromiseWatch, RecentAgreement, lately
+from profiles.agreement import (
+    DOUBT_ALLOWANCE,
+    MIN_AUDITS,
+    WATCHED_S,
+    Agreement,
+    PromiseWatch,
+    RecentAgreement,
+    recent_agreement,
+)
 from profiles.evidence import Evidence
 from profiles.exits import carried, survival_after
 from profiles.losses import Indices
@@ -79,7 +87,7 @@ class PromiseKeeper:
 
     def lately(self, now_s: float) -> RecentAgreement:
         """The same, and what is known of the promise."""
-        return lately([self._watch], now_s, self.promised)
+        return recent_agreement([self._watch], now_s, self.promised)
 
     @property
     def promised(self) -> float:
@@ -92,9 +100,9 @@ class PromiseKeeper:
         if evidence is None or (self.worse <= 1.0 and not self.crowded and not self.tuned):
             return ()
         if self.worse <= 1.0 and not self.crowded:
-            return evidence.thresholds(evidence.shown(ramps, costs_of(plan, facts)), ramps)
+            return evidence.thresholds(evidence.proven_candidates(ramps, costs_of(plan, facts)), ramps)
         allowed = AIM * (1 - self.promised) / self.worse
-        return evidence.thresholds(evidence.agreeing(ramps, costs_of(plan, facts), allowed), ramps)
+        return evidence.thresholds(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed), ramps)
 
     # What changes
 
@@ -127,7 +135,7 @@ class PromiseKeeper:
         self.watch(seen)
         if self._watch.is_alarmed:
             return self._tightened(plan, facts, seen.ended_s)
-        if moved := self._watch.moved():
+        if moved := self._watch.depth_change():
             self._watch.doubt(seen.ended_s)
             if self.tuned and self.worse <= 1.0 and not self.crowded:
                 self.tuned = False
@@ -155,7 +163,7 @@ class PromiseKeeper:
             doubted = self._watch.in_doubt(seen.ended_s)
             return None if doubted else self._for_plan(agreement, plan, facts, full_share)
         least = 1.0
-        if agreement and agreement.audits >= LEAST:
+        if agreement and agreement.audits >= MIN_AUDITS:
             least = self._least(1 - agreement.share, plan)
         elif sum(seen.exits[:-1]) > 0.01 * seen.answered:
             return None  # inputs leave early, and nobody knows how well
@@ -166,9 +174,9 @@ class PromiseKeeper:
         return self._change("loosened", why, plan, facts)
 
     def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> ThresholdChange | None:
-        agreement = self._watch.bet.agreement()
+        agreement = self._watch.scored.agreement()
         assert agreement, "This is a bug: nothing was bet."
-        self._watch.settle()
+        self._watch.reset_score()
         broken = f"{agreement}, promise {100 * self.promised:.4g} %: broken"
         evidence = self.terms.evidence
         if evidence is None:
@@ -182,7 +190,7 @@ class PromiseKeeper:
         self._broke_s = now_s
         self._watch.doubt(now_s)
         seems = (1 - agreement.share) / self._expected(plan)
-        shut = AIM * (1 - self.promised) / evidence.least_told  # where it is worse than this, nobody leaves early
+        shut = AIM * (1 - self.promised) / evidence.smallest_share  # where it is worse than this, nobody leaves early
         self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
         return self._change("tightened", f"{broken}; {self.worse:.1f} times what 'isobatch prepare' saw", plan, facts)
 
@@ -202,7 +210,7 @@ class PromiseKeeper:
             return False
         now, ramps = evidence.survival(self._chosen(plan)), opened(plan)
         allowed = AIM * (1 - self.terms.agreement) / self.worse
-        then = evidence.survival(evidence.agreeing(ramps, costs_of(plan, facts), allowed))
+        then = evidence.survival(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed))
         survival = survival_after(facts.survival, now, then, full_share)
         return evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 
@@ -212,7 +220,7 @@ class PromiseKeeper:
         assert evidence
         times = seen / self._expected(plan)
         own = times * evidence.disagreement(self._chosen(replace(plan, thresholds=())))
-        return 1.0 if own <= ENOUGH * (1 - self.promised) else max(1.0, times)
+        return 1.0 if own <= DOUBT_ALLOWANCE * (1 - self.promised) else max(1.0, times)
 
     def _is_unwatched(self, seen: Observed) -> bool:
         return self._audited_s is not None and seen.ended_s - self._audited_s >= WATCHED_S
@@ -225,7 +233,7 @@ class PromiseKeeper:
         is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
         if evidence is None or self.tuned or self.crowded or not is_watched:
             return None
-        now, then = self._chosen(plan), evidence.shown(opened(plan), costs_of(plan, facts))
+        now, then = self._chosen(plan), evidence.proven_candidates(opened(plan), costs_of(plan, facts))
         gain = self._gain(plan, facts, evidence.survival(now), evidence.survival(then), full_share)
         if gain < self.least_gain:
             return None

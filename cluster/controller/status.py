@@ -11,7 +11,7 @@ from cluster.controller.schemas import STATUS_VERSION
 from cluster.controller.sentences import shortfall
 from deployments.planning import summary
 from optimizer.decoding_plans import tokens_per_s
-from profiles.agreement import said
+from profiles.agreement import agreement_text
 from profiles.forecast import Forecast
 
 EVENTS = 20
@@ -26,7 +26,7 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
         "paused": controller.record.paused,
         "plan": _plan(controller),
         "window": _window(controller, now_s),
-        "agreement": None if keeper is None else said(keeper.lately(now_s), keeper.promised),
+        "agreement": None if keeper is None else agreement_text(keeper.lately(now_s), keeper.promised),
         "devices": controller.present.counts,
         "asked": controller.growth.told(now_s),
         "forecast": _forecast(controller.known.beliefs.forecast, _tokens_of_an_input(controller)),
@@ -60,7 +60,7 @@ def brief(event: Event) -> dict[str, Any]:
 
 def _plan(controller: Controller) -> dict[str, Any]:
     promise, decodes = controller.running.promise, controller.running.decoding
-    goodput, played = (promise.goodput_per_s, promise.played) if promise else (None, None)
+    goodput, played = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
     sustains_per_s, kept = (
         controller.known.sustains_per_s(controller.running),
         controller.record.kept(controller.running),

@@ -14,7 +14,16 @@ import numpy as np
 from cluster.decoding.simulation import DecodingRun, simulate_texts, text_arrivals, tpot_of
 from cluster.load.workloads import arrivals, highest
 from deployments.decoding.config import DecoderConfig
-from optimizer.decoding import PROMPT_ROWS, DecodingFacts, DecodingGoal, DecodingWay, cuts_of, fits, paces, screened
+from optimizer.decoding import (
+    PROMPT_ROWS,
+    DecodingFacts,
+    DecodingGoal,
+    DecodingWay,
+    cuts_of,
+    expected_paces,
+    misfit,
+    most_promising,
+)
 from optimizer.decoding_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s
 from optimizer.plan import Plan, Promise
 from profiles.decoding import DecoderProfile
@@ -48,7 +57,7 @@ class DecodingTrial:
     run: DecodingRun
 
     def keeps(self, goal: DecodingGoal) -> bool:
-        return min(self.run.ttft_kept, self.run.tpot_kept) >= goal.kept and not self.run.given_up
+        return min(self.run.ttft_kept, self.run.tpot_kept) >= goal.share_in_time and not self.run.given_up
 
 
 @dataclass(frozen=True)
@@ -128,12 +137,12 @@ def _best_of_each_kind(profile: DecoderProfile, fleet: Sequence[Device], goal: D
 
 def _best_way(facts: DecodingFacts, goal: DecodingGoal) -> _BestOfKind | None:
     """The way to decode that sustains most on one device of a kind; None if no way keeps the limits."""
-    if fits(facts, goal):
+    if misfit(facts, goal):
         return None
     best: _BestOfKind | None = None
-    all_paces = paces(facts, goal)
+    all_paces = expected_paces(facts, goal)
     ceiling = max(pace.tokens_per_s for pace in all_paces)
-    for pace in screened(all_paces, goal, NUM_SIMULATED):
+    for pace in most_promising(all_paces, goal, NUM_SIMULATED):
         plan, least = plan_of(pace.way, facts, goal, 1), BETTER * best.texts_per_s if best else 0.0
         most = BUSY * saturated(plan, facts.profile, goal.texts // 2)
         if most > least and (trial := _highest_trial(plan, facts.profile, goal, least, most)):
@@ -160,7 +169,7 @@ def trial_at(
     """Simulate texts that come at random times at a rate, until the end or until too many have missed a limit."""
     count = times * max(goal.texts, TURNS * residents_of(plan))
     texts = text_arrivals(profile.workload, arrivals("poisson", texts_per_s, count / texts_per_s, seed), seed)
-    run = simulate_texts(plan, profile, texts, seed, may_miss=(1.0 - goal.kept) * len(texts))
+    run = simulate_texts(plan, profile, texts, seed, may_miss=(1.0 - goal.share_in_time) * len(texts))
     return DecodingTrial(texts_per_s, run)
 
 
@@ -245,8 +254,8 @@ def _possible_counts(bests: Sequence[_BestOfKind], texts_per_s: float) -> Iterat
 
 def _obstacle(facts: Sequence[DecodingFacts], goal: DecodingGoal) -> str:
     """Why there is no plan, for the kind of device on which a single text comes nearest to the limits."""
-    lacking = [why for each in facts if (why := fits(each, goal))]
-    rest = [each for each in facts if not fits(each, goal)]
+    lacking = [why for each in facts if (why := misfit(each, goal))]
+    rest = [each for each in facts if not misfit(each, goal)]
     if not rest:
         return lacking[0]
     ttft_s, tpot_s, kind = min(
@@ -257,7 +266,8 @@ def _obstacle(facts: Sequence[DecodingFacts], goal: DecodingGoal) -> str:
         return f"TPOT of {1e3 * goal.tpot_s:.4g} ms: even alone, tokens of a text take {1e3 * tpot_s:.4g} ms on {kind}"
     if ttft_s > goal.ttft_s:
         return f"TTFT of {1e3 * goal.ttft_s:.4g} ms: even alone, a text begins after {1e3 * ttft_s:.4g} ms on {kind}"
-    return f"no way to decode keeps {_limits(goal)} for {goal.kept:.0%} of the texts on {kind}: loosen one of them"
+    limits = f"{_limits(goal)} for {goal.share_in_time:.0%} of the texts"
+    return f"no way to decode keeps {limits} on {kind}: loosen one of them"
 
 
 def _alone(facts: DecodingFacts, goal: DecodingGoal) -> tuple[float, float]:
@@ -268,8 +278,8 @@ def _alone(facts: DecodingFacts, goal: DecodingGoal) -> tuple[float, float]:
         plan = plan_of(DecodingWay(cut, 1, 1, PROMPT_ROWS[-1]), facts, without_limits, 1)
         texts = text_arrivals(facts.profile.workload, APART_S * np.arange(LONE_TEXTS, dtype=np.float64), seed=0)
         run = simulate_texts(plan, facts.profile, texts)
-        ttft = np.quantile([text.first_s - text.due_s for text in run.answered], goal.kept)
-        tpot = np.quantile([tpot_of(text) for text in run.answered], goal.kept)
+        ttft = np.quantile([text.first_s - text.due_s for text in run.answered], goal.share_in_time)
+        tpot = np.quantile([tpot_of(text) for text in run.answered], goal.share_in_time)
         times.append((float(ttft), float(tpot)))
     return min(times, key=lambda each: max(each[0] / goal.ttft_s, each[1] / goal.tpot_s))
 

@@ -274,7 +274,7 @@ def report(profile: Profile) -> Table:
         for size, seconds, slow_s, ramp_s in zip(table.batch_sizes, whole_s(table), p95_s, ramps_s, strict=True):
             of_inputs = (f"{1000 * seconds / size:.3g}", f"{size / seconds:,.0f}") if size >= 1 else ("", "")
             took = (f"{1000 * seconds:.3g}", f"{1000 * slow_s:.3g}")
-            rows.add_row(name(table), table.told(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
+            rows.add_row(name(table), table.size_text(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
 

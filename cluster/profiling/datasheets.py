@@ -12,7 +12,7 @@ from profiles.curves import BACKENDS, DTYPES, curve_table
 from profiles.datasheet import Shape, datasheet_table
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
-from profiles.levels import edge_bytes, one_behind_the_other
+from profiles.levels import cascade_table, edge_bytes
 from profiles.shapes import encoder, residual
 
 
@@ -73,9 +73,7 @@ def checkpoint_tables(
         for place, start, stop in zip(checkpoints_of(folder), rules.starts, rules.starts[1:], strict=False)
     ]
     num_labels = len(label_names(folder))
-    return [
-        one_behind_the_other(each, edge_bytes(each[0].length, side, num_labels)) for each in zip(*parts, strict=True)
-    ]
+    return [cascade_table(each, edge_bytes(each[0].length, side, num_labels)) for each in zip(*parts, strict=True)]
 
 
 def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:

@@ -61,7 +61,7 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     graph = read_graph(config)
     limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
     profile, slo_s = profile_of(config), config.slo_ms / 1e3
-    survival = profile.exits_of(graph.facts.length).seen_from(opened(graph.plan))
+    survival = profile.exits_of(graph.facts.length).planning_survival(opened(graph.plan))
     facts = graph.facts.surviving(survival)  # who is sure where, whether or not they leave
     return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
 

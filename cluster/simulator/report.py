@@ -152,7 +152,7 @@ def _fills(report: Report) -> Table:
             placement, fill = pipeline.placement_of(split), fills[split.start]
             busy = fill.busy_s / (seconds * placement.replicas) if seconds else 0.0
             table.add_row(
-                split.told, f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
+                split.blocks_text, f"{placement.replicas} {placement.kind}", f"{fill.launches:,}",
                 str(split.batch_size), f"{fill.share:.0%}", f"{busy:.0%}",
             )  # fmt: skip
     return table

@@ -283,7 +283,7 @@ class Counts:
     def watched(self, route: Route) -> PromiseWatch:
         """What was seen lately of the agreement, the look that has not ended among it."""
         self.look(route)
-        watch, news = self._watch.copied(), self._audits(route.num_blocks).since(self._seen)
+        watch, news = self._watch.copy(), self._audits(route.num_blocks).since(self._seen)
         if any(news.left) or any(news.audited):
             watch.follow(news, self._look_ends_s, self.promised, _ramps(route))
         return watch

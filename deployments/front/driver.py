@@ -281,7 +281,7 @@ class Driver:
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
         exits, now_s, passes = departed.exits, self._clock(), _passes_ramp(launch)
         self.counts.look(self.dispatcher.route)
-        rows, blocks, said = exits.rows.tolist(), exits.blocks.tolist(), exits.said()
+        rows, blocks, said = exits.rows.tolist(), exits.blocks.tolist(), exits.answers()
         for row, (label, score), block in zip(rows, said, blocks, strict=True):
             waiting = self._waiting.get(launch.tickets[row])
             if waiting and not waiting.reply.done():

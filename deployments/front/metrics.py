@@ -8,7 +8,7 @@ from deployments.dispatch.route import Route
 from deployments.front.counts import OUTCOMES, Counts, by_level
 from deployments.front.driver import Driver
 from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
-from profiles.agreement import Agreement, PromiseState, lately
+from profiles.agreement import Agreement, PromiseState, recent_agreement
 
 EVERY_S = 1.0
 NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)  # without audits, lately
@@ -84,7 +84,7 @@ class FrontSeries:
             self._series.now("isobatch_replicas", count, group=group)
 
     def _tell_agreement(self, counts: Counts, route: Route) -> None:
-        missed, seen = counts.missed.total(), lately([counts.watched(route)], counts.now_s, counts.promised)
+        missed, seen = counts.missed.total(), recent_agreement([counts.watched(route)], counts.now_s, counts.promised)
         self._series.total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
         self._series.total("isobatch_audits", missed, outcome="disagreed")
         if total := counts.agreement(route.num_blocks):

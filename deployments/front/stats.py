@@ -13,7 +13,7 @@ from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import BUSY_S, OUTCOMES, Counts, by_level, survival, together
 from deployments.front.driver import Driver
 from deployments.front.messages import FrontState, Usage
-from profiles.agreement import lately, said
+from profiles.agreement import agreement_text, recent_agreement
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -93,7 +93,10 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
 def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None) -> tuple[dict[str, Any], str]:
     """How many ended, how many disagreed, and what that tells of the promise; the same in words."""
     watches = [each.counts.watched(each.route) for each in fronts]
-    total, seen = counts.agreement(fronts[0].route.num_blocks), lately(watches, fronts[0].counts.now_s, promised)
+    total, seen = (
+        counts.agreement(fronts[0].route.num_blocks),
+        recent_agreement(watches, fronts[0].counts.now_s, promised),
+    )
     told = {
         "ended": counts.audited.total(),
         "disagreed": counts.missed.total(),
@@ -102,7 +105,7 @@ def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None
         "promised": promised,
         "verdict": seen.state,
     }
-    return told, said(seen, promised, total)
+    return told, agreement_text(seen, promised, total)
 
 
 def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def rules_of(combination: CalibratedCombination, chosen: Indices, policy: str, n
             (sum(blocks[place] + 1 for place in places.tolist())) / len(places) / combination.starts[-1]
         ),
         promise=figures.promise,
-        classes=by_class(table.truth, table.full_said, table.answers(places)),
+        classes=by_class(table.truth, table.full_labels, table.answers(places)),
         notes=dict(notes),
     )
 

@@ -100,11 +100,11 @@ class CalibratedCombination:
 
     def hoped(self) -> Indices:
         """The best thresholds by the `shape` rows, which may be computed for any number of combinations."""
-        return self.evidence.hoped(self.ramps, self.evidence.shape.costs)
+        return self.evidence.likely_candidates(self.ramps, self.evidence.shape.costs)
 
     def shown(self) -> Indices:
         """The thresholds that pass the test. Call it for one combination only: of many, one passes by chance."""
-        return self.evidence.shown(self.ramps, self.evidence.test.costs)
+        return self.evidence.proven_candidates(self.ramps, self.evidence.test.costs)
 
     def survival(self, chosen: Indices, weights: Indices | None = None) -> tuple[float, ...]:
         """The share of the tested inputs that enter each block; `weights` is the weight of each input."""

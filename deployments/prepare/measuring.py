@@ -164,7 +164,7 @@ class ThresholdOutcome:
             return self.words.classes(self.outcome.places)
         if self.table.agreed is not None:
             return ()
-        return by_class(self.table.truth, self.table.said[-1], self.table.answers(self.outcome.places))
+        return by_class(self.table.truth, self.table.labels[-1], self.table.answers(self.outcome.places))
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,11 @@ class WordOutcome:
 
     def classes(self, places: Indices) -> tuple[ClassFigures, ...]:
         """The figures of every label if the texts leave at these ramps."""
-        return by_class(self.table.truth, self.table.said[-1], self._answers(places))
+        return by_class(self.table.truth, self.table.labels[-1], self._answers(places))
 
     def entities(self, places: Indices, names: Sequence[str]) -> EntityF1 | None:
         """F1 of whole entities if the texts leave at these ramps; None if these labels form no entities."""
-        return entity_f1(self.table.truth, self.table.said[-1], self._answers(places), self.counts, names)
+        return entity_f1(self.table.truth, self.table.labels[-1], self._answers(places), self.counts, names)
 
     def _answers(self, places: Indices) -> Labels:
         return self.table.answers(np.repeat(places, self.counts))

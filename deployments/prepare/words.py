@@ -33,7 +33,7 @@ def of_texts(words: ExitTable, counts: Indices, most_unsure: int) -> ExitTable:
 
     nothing = np.zeros((words.num_ramps + 1, len(counts)), np.uint16)
     return replace(
-        words, first=first, right=share(words.right), said=nothing, truth=nothing[0], agreed=share(words.agrees)
+        words, first=first, right=share(words.right), labels=nothing, truth=nothing[0], agreed=share(words.agrees)
     )
 
 

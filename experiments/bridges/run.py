@@ -165,7 +165,7 @@ def _figures(costs: Costs, shape: Labelled, test: Labelled, others: Labelled) ->
     for most, name in ((1, "one_exit"), (2, "two_exits"), (len(EXITS), "any_exits")):
         _, chosen = min((each for each in hoped if len(each[1].opened) <= most), key=lambda each: each[0])
         evidence, table = chosen.evidence(shape, test), others.table(chosen.unsure, chosen.costs)
-        places = table.places(evidence.shown(chosen.opened, chosen.costs))
+        places = table.places(evidence.proven_candidates(chosen.opened, chosen.costs))
         yield f"cost_{name}", table.cost(places)
         yield f"pixels_agreed_{name}", float(table.agrees[places, np.arange(len(places))].mean())
         yield f"mean_iou_{name}", others.mean_iou(places)
@@ -183,7 +183,7 @@ def _choices(costs: Costs) -> Iterator[OpenExits]:
 def _hoped(choice: OpenExits, shape: Labelled, test: Labelled) -> float:
     """The cost as far as the pictures tell that may be asked again and again."""
     evidence = choice.evidence(shape, test)
-    return evidence.shape.cost(evidence.shape.places(evidence.hoped(choice.opened, choice.costs)))
+    return evidence.shape.cost(evidence.shape.places(evidence.likely_candidates(choice.opened, choice.costs)))
 
 
 assert max(EXITS) < NUM_BLOCKS - 1

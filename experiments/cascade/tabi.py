@@ -16,7 +16,7 @@ from profiles.devices import fleet, links_between
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.latency import LatencyTable
-from profiles.levels import one_behind_the_other
+from profiles.levels import cascade_table
 
 QUERIES, APART_S, SLO_S = 20_000, 0.1, 0.2
 TEXT_BYTES = 16 * 40  # of 40 tokens
@@ -54,7 +54,7 @@ class TabiSet:
         return Profile("large", (self.large.table(),), ExitProfile((1.0,) * self.large.layers))
 
     def cascade(self) -> Profile:
-        table = one_behind_the_other([DISTILBERT.table(), self.large.table()], TEXT_BYTES)
+        table = cascade_table([DISTILBERT.table(), self.large.table()], TEXT_BYTES)
         going_on = (1.0,) * DISTILBERT.layers + (1 - self.answered,) * self.large.layers
         return Profile("both", (table,), ExitProfile(going_on), edges=(DISTILBERT.layers,))
 

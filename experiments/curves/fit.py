@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 from profiles.curves import FILE, Curve, Fitted, estimated, peak
 from profiles.datasheet import Shape
 from profiles.published import Published, published
-from profiles.shapes import known
+from profiles.shapes import published_shape
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, str, str]  # kind, backend, dtype, family
@@ -34,7 +34,7 @@ START = {
 
 
 def shape_of(series: Published) -> Shape:
-    return known(series.network, series.length)
+    return published_shape(series.network, series.length)
 
 
 def key_of(series: Published) -> Key:

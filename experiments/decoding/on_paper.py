@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.decoding.choice import choose_plan, saturated, trial_at
 from cluster.profiling.launch_estimates import estimated_table
-from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected
+from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected_pace
 from optimizer.decoding_plans import plan_of, tokens_per_s
 from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 from profiles.devices import fleet
@@ -66,10 +66,10 @@ def gains(setting: DecoderSetting) -> dict[str, float]:
     """Tokens per second of a replica that is never idle, with exits over without; both have as many residents."""
     facts, num_blocks = setting.facts, setting.profile.num_blocks
     cut = setting.profile.workload.survival[0][0] + 1
-    way = max((_way(cut, k) for k in RHYTHMS), key=lambda each: expected(facts, each).tokens_per_s)
+    way = max((_way(cut, k) for k in RHYTHMS), key=lambda each: expected_pace(facts, each).tokens_per_s)
     at_once, full = _way(cut, 1), _way(num_blocks, 1)
     found = {each: saturated(plan_of(each, facts, WIDE, 1), setting.profile, TEXTS) for each in {way, at_once, full}}
-    most = expected(facts, way).tokens_per_s / expected(facts, full).tokens_per_s
+    most = expected_pace(facts, way).tokens_per_s / expected_pace(facts, full).tokens_per_s
     return {
         "over_full": found[way] / found[full],
         "over_exits_at_once": found[way] / found[at_once],
@@ -85,12 +85,12 @@ def promises(setting: DecoderSetting) -> dict[str, float]:
     """What a plan keeps of its promise, for texts that it was not chosen by."""
     facts = setting.facts
     cut = setting.profile.workload.survival[0][0] + 1
-    tpot_s = SLOWER * expected(facts, _way(cut, 2)).tpot_s
+    tpot_s = SLOWER * expected_pace(facts, _way(cut, 2)).tpot_s
     goal = replace(WIDE, ttft_s=TTFT_S, tpot_s=tpot_s, kv_megabytes=_room(setting), texts=TEXTS)
     found = choose_plan(setting.profile, [facts.device], goal)
     promise = found.plan.promise
     assert promise, "This is a bug: what is chosen makes a promise."
-    whole = replace(goal, kept=0.0)  # no run is given up
+    whole = replace(goal, share_in_time=0.0)  # no run is given up
     runs = [
         trial_at(found.plan, setting.profile, promise.goodput_per_s, whole, 10 + seed, times=3).run
         for seed in range(OTHERS)

@@ -58,7 +58,7 @@ class RecordedDevices(TableDevices):
         return [row for row in inside if first[places[row].row - 1] <= candidate]
 
     def _answers(self, places: Sequence[Place], rows: Sequence[int], stop: int) -> list[object]:
-        said = self._table.said[stop - 1]
+        said = self._table.labels[stop - 1]
         return [int(said[places[row].row - 1]) for row in rows]
 
     def _candidates(self, launch: Launch) -> Indices:
@@ -97,7 +97,7 @@ class Fit:
 
     def off(self, chosen: Indices) -> NDArray[np.bool_]:
         """Who is answered otherwise than by the full network."""
-        said: NDArray[np.bool_] = self.table.answers(self.places(chosen)) != self.table.said[-1]
+        said: NDArray[np.bool_] = self.table.answers(self.places(chosen)) != self.table.labels[-1]
         return said
 
     @property

@@ -82,7 +82,7 @@ def _timed() -> LatencyTable:
 def _tuned(facts: Problem, objective: Objective, evidence: Evidence) -> Plan:
     """The plan that is made at the start, with the thresholds that the controller then chooses for it."""
     plan = early_plan(facts.surviving(evidence.survival(evidence.prepared)), objective)
-    chosen = evidence.shown(ramps := opened(plan), costs_of(plan, facts))
+    chosen = evidence.proven_candidates(ramps := opened(plan), costs_of(plan, facts))
     return replace(plan, thresholds=evidence.thresholds(chosen, ramps))
 
 

@@ -53,7 +53,7 @@ def tuned(table: ExitTable) -> Indices:
 
 def _judged(table: ExitTable, chosen: Indices) -> tuple[float, float]:
     places = table.places(chosen)
-    return float((table.answers(places) != table.said[-1]).mean()), float(table.costs[places].mean())
+    return float((table.answers(places) != table.labels[-1]).mean()), float(table.costs[places].mean())
 
 
 def greedy(fit: Drawn, shares: Floats) -> tuple[list[float], float]:

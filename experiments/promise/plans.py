@@ -74,7 +74,7 @@ def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[st
 
 def _off(plan: Plan, chosen: Indices, evidence: Evidence, others: ExitTable) -> float:
     ramps = opened(plan)
-    planned, places = evidence.exits(chosen).behind(ramps), others.places(_shut(chosen, ramps))
+    planned, places = evidence.exits(chosen).survival_with(ramps), others.places(_shut(chosen, ramps))
     counted = {ramp: float((places > ramp).mean()) for ramp in ramps}
     offs = [abs(planned[ramp + 1] / share - 1) for ramp, share in counted.items() if share >= COUNTED]
     return max(offs, default=0.0)

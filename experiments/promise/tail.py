@@ -18,7 +18,7 @@ from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, evaluate
 from optimizer.pipelines.baselines import NO_EXITS, baseline_plan, no_later
 from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.tuning import opened, settled
+from optimizer.tuning import opened, plan_for_its_ramps
 
 MAX_BATCH, LOADS, INPUTS, SLO_S = 32, (0.7, 0.9), 12_000, 2.0
 
@@ -29,9 +29,11 @@ def tail(name: str, recording: str) -> dict[str, float]:
     facts, exits, most = fleet_of(name).facts(), evidence.exits(evidence.prepared), Objective(max_batch=MAX_BATCH)
 
     def planned(objective: Objective) -> tuple[Plan, Problem]:
-        plan = settled(exits, lambda survival: side_by_side(facts.surviving(survival), objective), lambda plan: plan)
+        plan = plan_for_its_ramps(
+            exits, lambda survival: side_by_side(facts.surviving(survival), objective), lambda plan: plan
+        )
         assert plan, "This is a bug: the network without exits is a plan."
-        return plan, facts.surviving(exits.seen_from(opened(plan)))
+        return plan, facts.surviving(exits.planning_survival(opened(plan)))
 
     stock = baseline_plan(NO_EXITS, facts, most), facts.without_exits
     devices = partial(RecordedDevices, table=others.known, evidence=evidence, prepared=evidence.prepared)

@@ -65,7 +65,7 @@ async def _measured(
 
 
 def _told(plan: Plan) -> str:
-    return ", ".join(f"{split.told} at {split.batch_size}" for split in plan.splits)
+    return ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in plan.splits)
 
 
 def figures_of(

@@ -77,7 +77,7 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
     known = load_decoder_profile(profile)
     workload = replace(known.workload, survival=((0, 0.2), (1, 0.1)), projected=((1, 0.15),))
     save_decoder_profile(replace(known, workload=workload), profile)
-    assert "what projection takes on cpu is not known" in call("plan", DEMO, *told)
+    assert "the time of projection on cpu is not known" in call("plan", DEMO, *told)
     save_decoder_profile(replace(known, workload=workload, tables=(replace(known.tables[0], projects=True),)), profile)
     assert "behind block 1 of 8 (project)" in call("plan", DEMO, *told, "--out", plan)
     assert serve_file(DEMO, {"plan": str(plan)})["applications"][0]["args"]["plan"] == str(plan)

@@ -37,7 +37,7 @@ def leaving(chosen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     It is remembered, as it is asked look by look.
     """
     places = NOW.places(np.array(chosen))
-    return places, NOW.answers(places) != NOW.said[-1]
+    return places, NOW.answers(places) != NOW.labels[-1]
 
 
 class Served:

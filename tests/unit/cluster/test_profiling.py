@@ -162,8 +162,8 @@ def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_to
     counted = exits_from_rules([(rule.block, rule.survival) for rule in rules.ramps], 8)
     assert counted is not None
     told = with_sure(counted, folder, rules)
-    assert told.survival == counted.survival == told.behind(range(7))
-    assert told.behind({6})[7] > told.survival[7], "some would have left at a closed ramp only"
+    assert told.survival == counted.survival == told.survival_with(range(7))
+    assert told.survival_with({6})[7] > told.survival[7], "some would have left at a closed ramp only"
     assert with_sure(counted, tmp_path, rules) == counted, "there is no table"
     short = ExitProfile((1.0,) * 4)
     assert with_sure(short, folder, rules) == short, "the table is of another network"

@@ -11,7 +11,7 @@ from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import LOOK_S, Counts
 from deployments.front.observed import Observed
-from profiles.agreement import lately
+from profiles.agreement import recent_agreement
 from profiles.evidence import Evidence
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, first_plan, question
@@ -45,7 +45,7 @@ def test_a_front_says_broken_whenever_the_controller_does(played: list[tuple[tup
             now_s += LOOK_S
             seen = Observed(now_s - LOOK_S, LOOK_S, 1000, 1000, exits, audited=AUDITS, missed=(missed, 0, 0, 0))
             change = keeper.look(seen, plan, FACTS)
-            state = lately([counts.watched(route)], now_s, PROMISED).state
+            state = recent_agreement([counts.watched(route)], now_s, PROMISED).state
             assert state == keeper.lately(now_s).state
             if change and "broken" in change.why:
                 assert state == "broken"

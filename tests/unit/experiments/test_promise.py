@@ -121,8 +121,8 @@ def test_apparate_s_tuner_cannot_show_one_percent_on_sixteen_records() -> None:
     found = exit_table(0, ramps=3, count=4000)
     chosen = tuned(found.of(np.arange(16)))
     places = found.places(chosen)
-    assert (found.answers(places)[:16] == found.said[-1][:16]).all()
-    assert float((found.answers(places) != found.said[-1]).mean()) > 0.01
+    assert (found.answers(places)[:16] == found.labels[-1][:16]).all()
+    assert float((found.answers(places) != found.labels[-1]).mean()) > 0.01
 
 
 def test_live_answers_are_compared_with_those_of_the_full_network(monkeypatch: pytest.MonkeyPatch) -> None:

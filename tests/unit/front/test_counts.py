@@ -7,7 +7,7 @@ import pytest
 from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import Counts, together
 from deployments.front.observed import LaunchShape, LaunchTimes, merged, since
-from profiles.agreement import WATCHED_S, lately
+from profiles.agreement import WATCHED_S, recent_agreement
 
 
 def test_what_is_counted_is_told() -> None:
@@ -101,7 +101,7 @@ def test_answers_that_could_not_disagree_tell_nothing_of_the_agreement() -> None
     assert agreement
     assert agreement.low < 0.95
     assert counts.agreement(4) == together([counts]).agreement(4) == agreement
-    assert lately([counts.watched(CLOSED)], clock()).agreement == agreement
+    assert recent_agreement([counts.watched(CLOSED)], clock()).agreement == agreement
     seen, earlier = counts.observed(4), before.observed(4)
     assert seen.agreement() == earlier.agreement() == agreement
     assert (sum(seen.exits), seen.certain, seen.counted_in(70).certain) == (10_040, 10_000, 1_000)
@@ -131,7 +131,7 @@ def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() 
     counts.look(CLOSED)
     for number in range(200):
         counts.audit_ended(0, agrees=number % 10 > 0)
-    seen = lately([counts.watched(CLOSED)], clock()).agreement
+    seen = recent_agreement([counts.watched(CLOSED)], clock()).agreement
     assert seen == counts.agreement(4)
     assert seen
     assert seen.share == pytest.approx(0.95)
@@ -145,12 +145,12 @@ def test_what_was_seen_lately_is_of_ten_minutes_however_often_something_comes(ev
         counts.look(OPEN)
         audited(counts, 10)
         clock.now_s += every_s
-    seen = lately([counts.watched(OPEN)], clock()).agreement
+    seen = recent_agreement([counts.watched(OPEN)], clock()).agreement
     assert seen
     assert seen.audits == pytest.approx(10 * WATCHED_S / every_s, abs=10 + 60 / every_s)
     assert len(counts.watched(OPEN).looks) <= 125
     clock.now_s += WATCHED_S + 5.0
-    assert lately([counts.watched(OPEN)], clock()).agreement is None
+    assert recent_agreement([counts.watched(OPEN)], clock()).agreement is None
     assert counts.agreement(4), "since the start"
 
 
@@ -162,7 +162,7 @@ def test_what_was_seen_lately_begins_anew_with_other_thresholds_and_not_with_oth
         counts.look(route)
         audited(counts, 10)
         clock.now_s += 1.0
-        seen = lately([counts.watched(route)], clock()).agreement
+        seen = recent_agreement([counts.watched(route)], clock()).agreement
         told.append(seen.audits if seen else 0)
     assert told == [10, 20, 30, 10, 20]
 
@@ -181,7 +181,7 @@ def test_a_drift_is_seen_within_half_a_minute_and_for_ten_minutes_by_who_looks_n
                 counts.look(route)
                 audited(counts, 50, missed)
             clock.now_s += 5.0
-            states[lately([counts.watched(route) for counts in fronts], clock(), 0.99).state] += 5
+            states[recent_agreement([counts.watched(route) for counts in fronts], clock(), 0.99).state] += 5
         return states
 
     assert run(3600, 0, OPEN).keys() <= {"not watched", "kept"}

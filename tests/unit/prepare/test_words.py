@@ -104,7 +104,7 @@ def test_the_table_of_texts_is_what_the_rule_says_of_their_words(
         candidates=np.linspace(1, 0, candidates),
         first=random.integers(1, candidates + 1, (2, total)).astype(np.uint8),  # the strictest lets no word go
         right=random.integers(0, 2, (3, total)).astype(np.float32),
-        said=random.integers(0, 3, (3, total)).astype(np.uint16),
+        labels=random.integers(0, 3, (3, total)).astype(np.uint16),
         truth=random.integers(0, 3, total).astype(np.uint16),
         costs=np.array([0.3, 0.6, 1.0]),
     )
@@ -118,7 +118,7 @@ def test_the_table_of_texts_is_what_the_rule_says_of_their_words(
                 leaves = unsure <= most_unsure and unsure < count
                 assert (texts.first[ramp, text] <= candidate) == leaves
         for place in range(3):
-            right, same = words.right[place, own], words.said[place, own] == words.said[-1, own]
+            right, same = words.right[place, own], words.labels[place, own] == words.labels[-1, own]
             assert texts.right[place, text] == pytest.approx(right.mean() if count else 1.0)
             assert texts.agrees[place, text] == pytest.approx(same.mean() if count else 1.0)
     assert (texts.places(texts.strictest) == 2).all(), "at the strictest threshold nobody leaves, however few words"
@@ -174,7 +174,7 @@ def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sente
     places = evidence.test.places(evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]}))
     assert (places == blocks).all()
     with pytest.raises(UserError, match="--metric mcc is for networks that answer an input as a whole"):
-        evidence.about("mcc")
+        evidence.for_metric("mcc")
 
 
 def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: Path) -> None:

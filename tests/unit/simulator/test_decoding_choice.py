@@ -8,7 +8,7 @@ import pytest
 from cluster.decoding.choice import BUSY, choose_plan, saturated, trial_at
 from cluster.decoding.simulation import TextArrival, simulate_texts
 from deployments.decoding.config import DecoderConfig
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected, ways
+from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected_pace, ways
 from optimizer.decoding_plans import plan_of, shares_of, tokens_per_s
 from profiles.decoding import DecoderProfile, LaunchSize
 from profiles.devices import Device, fleet
@@ -29,7 +29,7 @@ def test_a_replica_that_is_never_idle_writes_what_arithmetic_expects(price_s: La
     facts = DecodingFacts(paper_decoder(price_s, ((1, 0.3), (3, 0.2)), prompt=2, output=32), CPU)
     config = DecoderConfig(model="", max_waiting=10**6)
     run = simulate_texts(plan_of(way, facts, WIDE, 1), facts.profile, at_once(3 * way.residents, 2, 40), config=config)
-    assert run.tokens_per_s == pytest.approx(expected(facts, way).tokens_per_s, rel=0.15)
+    assert run.tokens_per_s == pytest.approx(expected_pace(facts, way).tokens_per_s, rel=0.15)
 
 
 def test_a_promise_is_kept_for_other_texts() -> None:
@@ -37,7 +37,7 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     found = choose_plan(profile, [CPU], GOAL)
     assert found.plan.promise
     assert found.plan.decoding
-    whole = replace(GOAL, kept=0.0, texts=200)  # no run is given up
+    whole = replace(GOAL, share_in_time=0.0, texts=200)  # no run is given up
     run = trial_at(found.plan, profile, 0.97 * found.plan.promise.goodput_per_s, whole, seed=7)
     # Of 200 texts or more, 1 % may be late; chance adds 3 standard deviations.
     assert min(run.run.ttft_kept, run.run.tpot_kept) >= 0.99 - 3 * (0.01 / 200) ** 0.5
@@ -51,7 +51,9 @@ def test_no_way_that_is_played_keeps_much_more_than_the_one_that_is_chosen() -> 
     found = choose_plan(profile, [CPU], goal)
     assert found.plan.promise
     more = 1.1 * found.plan.promise.goodput_per_s
-    able = [way for way in ways(facts, goal) if way.prompt_rows == 64 and expected(facts, way).tokens_per_s / 10 > more]
+    able = [
+        way for way in ways(facts, goal) if way.prompt_rows == 64 and expected_pace(facts, way).tokens_per_s / 10 > more
+    ]
     for plan in (plan_of(way, facts, goal, 1) for way in able):
         # A short run lets an overload pass: nobody keeps more than a replica writes that is never idle.
         keeps = trial_at(plan, profile, more, goal, seed=3).keeps(goal)
@@ -66,7 +68,7 @@ def test_a_run_is_given_up_once_it_cannot_keep_the_limits() -> None:
     most = saturated(plan, profile, 60)
     for rate in (0.6 * most, 0.95 * most, 1.5 * most):
         trial = trial_at(plan, profile, rate, goal)
-        whole = trial_at(plan, profile, rate, replace(goal, kept=0.0))
+        whole = trial_at(plan, profile, rate, replace(goal, share_in_time=0.0))
         assert trial.keeps(goal) == whole.keeps(goal)
         assert trial == whole or trial.run.given_up
     assert trial.run.given_up

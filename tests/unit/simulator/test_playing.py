@@ -50,7 +50,7 @@ def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_sam
 def test_the_latencies_that_are_told_are_those_of_other_inputs_at_the_promised_rate() -> None:
     found = played(planned(FAST, TIGHT), FAST, TIGHT, FIND, HASTY)
     assert found.plan.promise is not None
-    times = found.plan.promise.played
+    times = found.plan.promise.simulated
     assert times is not None
     other = run(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 17)
     assert times.p50_s == pytest.approx(
