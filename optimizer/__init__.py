@@ -1,4 +1,4 @@
-"""What to run where: the exact planner. It is pure: no network, no cluster, no clock.
+"""The exact planner: decides what runs where. It is pure: it uses no network, no cluster, no clock.
 
 A plan cuts the network into splits and gives each a kind of device, a batch size and its ramps. With an *option* o for
 each way to run blocks a .. b - 1 as one split, and *labels* for the partial plans that stand before a block,
@@ -8,16 +8,17 @@ each way to run blocks a .. b - 1 as one split, and *labels* for the partial pla
     best      = min over x in labels(end) of value(loads of x, latency of x)
 
 where loads are device seconds per arriving input, summed by placement (m replicas sustain m / load inputs per second).
-No label is lost but those that another one dominates or that a bound rules out, so the best is the best of all plans.
+Only labels that another one dominates or that a bound rules out are dropped, so the result is the best of all plans.
 
 The package, in the order in which a plan comes about:
-    objective, goals/, problem   what is asked: the goal (one file each), the limits, the network and its devices
-    model/                       what a plan costs: cost (every belief), works, evaluate, limits, memory, valuation
+    objective, goals/, problem   the question: the goal (one file each), the limits, the network and its devices
+    model/                       what a plan costs: cost (every assumption), work, evaluate, limits, memory, valuation
     search/options -> bounds + multipliers -> labels -> sweeps -> exact    one pipeline; local: the local placements
-    pipelines/                   several side by side, the baselines, the ceiling and the oracle that nothing exceeds
-    plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs (effort: tuning)
-    answers                          the other way: answers leave early, inputs do not
-    tuning                           who leaves with a plan's own ramps, and thresholds for these
+    pipelines/                   several side by side, the baselines, and upper bounds on goodput (ceiling, oracle)
+    plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs
+    effort                           the constants of the search
+    answers                          early answers: an input is answered at a ramp but runs to the end
+    tuning                           which inputs leave with a plan's own ramps, and thresholds for these ramps
 
 >>> from profiles.devices import fleet, links_between
 >>> from profiles.datasheet import datasheet_table
@@ -33,7 +34,6 @@ The package, in the order in which a plan comes about:
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from optimizer.answers import early_plan
 from optimizer.effort import EFFORT, Effort
@@ -44,7 +44,7 @@ from optimizer.pipelines.side_by_side import side_by_side as best_pipelines
 from optimizer.plan import Placement, Plan, Promise, Split, read_plan
 from optimizer.problem import Problem, problem
 from optimizer.search.exact import search
-from optimizer.tuning import settled
+from optimizer.tuning import plan_for_its_ramps
 from profiles.devices import Device, Link
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -77,34 +77,34 @@ def optimize(
     side_by_side: bool = True,
     effort: Effort = EFFORT,
 ) -> Plan:
-    """The best plan there is. When there is none, the error names what binds and the nearest value that would do.
+    """The best plan there is. When there is none, the error names the limit that binds and the nearest feasible value.
 
-    `survival` replaces the profile's own, for a forecast; without it, who leaves is counted as it is with the ramps
-    that the plan opens, as far as the profile knows (`ExitProfile.sure`). With `pessimistic`, the plan keeps its
-    promise when that many survive as well. `gap` lets the search stop when no plan can be better by more than this
-    share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless
-    `side_by_side` is False. Where the profile knows how long texts are, the plan counts tokens (`Plan.length`). Where
-    the objective has a budget for ramps, answers are early (optimizer/answers.py). `effort` says how hard the search
-    tries, and when its time is over.
+    `survival` replaces that of the profile, for a forecast; without it, the plan is made for the survival that its own
+    ramps cause, as far as the profile knows it (`ExitProfile.sure`). With `pessimistic`, the plan also keeps its
+    promise at that survival. `gap` lets the search stop when no plan can be better by more than this share. Kinds of
+    devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False.
+    Where the profile knows the lengths of texts, the plan counts tokens (`Plan.length`). Where the objective has
+    a budget for ramps, answers are early (optimizer/answers.py). `effort` limits how much the search tries, and how
+    long.
     """
-    known = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
+    exits = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
 
     def find(survival: tuple[float, ...]) -> Plan:
         worse = None if pessimistic is None else tuple(map(max, pessimistic, survival))
         facts = problem(profile, devices, links, survival, worse, profile.length)
         return _best(facts, objective, gap, side_by_side, effort)
 
-    plan = settled(known, find, lambda plan: plan)
+    plan = plan_for_its_ramps(exits, find, lambda plan: plan)
     assert plan, "This is a bug: where there is no plan, an error says why."
     return plan
 
 
 def _best(facts: Problem, objective: Objective, gap: float, side_by_side: bool, effort: Effort) -> Plan:
     if objective.ramp_budget is not None:
-        return replace(facts.named(early_plan(facts, objective)), length=facts.length)
+        return facts.annotated(early_plan(facts, objective))
     plan = (
         best_pipelines(facts, objective, gap, effort) if side_by_side else search(facts, objective, gap, effort=effort)
     )
     if plan is None:
         raise UserError(reason(facts, objective))
-    return replace(facts.named(plan), length=facts.length)
+    return facts.annotated(plan)

@@ -1,10 +1,10 @@
-"""Early answers: an input is answered at a ramp, and runs on to the end all the same (Apparate, SOSP '24).
+"""Early answers: an input is answered at a ramp, but runs on to the end (Apparate, SOSP '24).
 
-Batches never shrink, so nothing is gained but time until the answer: the network runs in one piece, and its ramps may
-delay who stays to the end by a budget, a share of what it takes without them: of a lone input, to whom a ramp's time
-matters most. Of all sets of ramps within that, the one is opened with which answers are known soonest on average. A
-ramp is worth opening as long as those who leave there save more time by it than all behind it lose (the paper's
-utility): the sum of both is what the average tells.
+Batches never shrink, so only the time until the answer is gained. The network runs in one piece. Its ramps may delay
+the inputs that stay to the end by a budget: a share of the time that a lone input takes without ramps, since ramps
+delay a lone input most. Of all sets of ramps within the budget, the one with the shortest mean time until the answer
+is opened. A ramp is worth opening as long as the inputs that leave there save more time than the inputs behind it lose
+(the paper's utility); the mean counts both.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ from profiles.errors import UserError
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds into a launch: `known[k]` when block k and its ramp are done, if no ramp was looked at before.
+    """Seconds into a launch: `known[k]` when block k and its ramp are done, with no other ramp open.
 
-    `delay[k]`: by how much everything behind it is later if the ramp of block k is looked at. The last block has none.
+    `delay[k]`: how much later everything behind block k is when its ramp is open. The last block has no ramp.
     """
 
     known: tuple[float, ...]
@@ -38,7 +38,7 @@ class Times:
         return cls(tuple(map(float, known)), tuple(map(float, ramps_s[:-1] + table.each_stop_s)))
 
     def mean_s(self, survival: tuple[float, ...], ramps: tuple[int, ...]) -> float:
-        """When an input is answered on average."""
+        """The mean time until an input is answered."""
         inside, later_s, mean_s = 1.0, 0.0, 0.0
         for ramp in ramps:
             mean_s += (inside - survival[ramp + 1]) * (later_s + self.known[ramp])
@@ -48,12 +48,12 @@ class Times:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Some ramps, the last of them behind the block that is looked at: how late all is by them, and who left."""
+    """Some open ramps up to the current block: the inputs still inside, the delay, and the time of those that left."""
 
     ramps: tuple[int, ...]
     inside: float
     later_s: float
-    left_s: float  # seconds of those who have left, times their share
+    left_s: float  # mean seconds until the answer of the inputs that left, times their share
 
     def with_ramp(self, ramp: int, behind: float, times: Times) -> "_Opened":
         left_s = self.left_s + (self.inside - behind) * (self.later_s + times.known[ramp])
@@ -61,34 +61,34 @@ class _Opened:
 
 
 def best_ramps(times: Times, survival: tuple[float, ...], ramps: tuple[int, ...], budget_s: float) -> tuple[int, ...]:
-    """Of these ramps those with which inputs are answered soonest, and nobody later than by the budget."""
-    found = [_Opened((), 1.0, 0.0, 0.0)]
+    """The subset of these ramps with which inputs are answered soonest, and none is delayed beyond the budget."""
+    sets = [_Opened((), 1.0, 0.0, 0.0)]
     for ramp in ramps:
-        more = [each.with_ramp(ramp, survival[ramp + 1], times) for each in found]
-        found = list(_undominated(found + [each for each in more if each.later_s <= budget_s]))
-    return min(found, key=lambda each: (times.mean_s(survival, each.ramps), each.ramps)).ramps
+        larger = [each.with_ramp(ramp, survival[ramp + 1], times) for each in sets]
+        sets = list(_undominated(sets + [each for each in larger if each.later_s <= budget_s]))
+    return min(sets, key=lambda each: (times.mean_s(survival, each.ramps), each.ramps)).ramps
 
 
-def _undominated(found: list[_Opened]) -> Iterator[_Opened]:
-    """Without those that are behind another in all that counts later on: who is inside, how late, and who has left.
+def _undominated(sets: list[_Opened]) -> Iterator[_Opened]:
+    """The sets of ramps that no other set beats in everything that matters for later blocks.
 
-    Who is inside behind a later ramp does not depend on the ramps before, but who leaves there does: what an input
-    costs that leaves in between is settled only by the next ramp. So equal shares inside are compared.
+    The share inside behind a later ramp does not depend on the ramps before it, but the share that leaves there does:
+    the cost of an input that leaves in between is known only at the next ramp. So only equal shares are compared.
     """
-    least = dict[float, list[_Opened]]()
-    for each in sorted(found, key=lambda each: (each.later_s, each.left_s)):
-        kept = least.setdefault(each.inside, [])
-        if not kept or each.left_s < kept[-1].left_s:
-            kept.append(each)
+    by_inside = dict[float, list[_Opened]]()
+    for each in sorted(sets, key=lambda each: (each.later_s, each.left_s)):
+        best = by_inside.setdefault(each.inside, [])
+        if not best or each.left_s < best[-1].left_s:
+            best.append(each)
             yield each
 
 
 def early_plan(facts: Problem, objective: Objective) -> Plan:
-    """The whole network on every device, as without exits, and the ramps that answer soonest within the budget."""
+    """The whole network on every device, as without exits, with the ramps that answer soonest within the budget."""
     assert objective.ramp_budget is not None, "This is a bug: answers are not early."
     plan = baseline(NO_EXITS, facts, objective).plan
     if plan is None:
-        raise UserError("answers: early runs the whole network, which no batch size does within what is asked")
+        raise UserError("answers: early runs the whole network, and no batch size of it keeps these limits")
     first, *others = [_answering(pipeline, facts, objective.ramp_budget) for pipeline in plan.pipelines]
     opened = replace(first, beside=tuple(others))
     score = evaluate(opened, facts.without_exits, objective)
@@ -106,7 +106,7 @@ def _answering(pipeline: Plan, facts: Problem, budget: float) -> Plan:
 
 
 def answered_s(plan: Plan, facts: Problem) -> float:
-    """When an input is answered on average, counted from when its launch begins."""
+    """The mean time from the start of a launch until an input is answered."""
     rates = [evaluate(pipeline, facts.without_exits).goodput_per_s for pipeline in plan.pipelines]
     times = [Times.of(facts, each.placements[0].kind, each.splits[0].batch_size) for each in plan.pipelines]
     means = [each.mean_s(facts.survival, own.ramps) for each, own in zip(times, plan.pipelines, strict=True)]

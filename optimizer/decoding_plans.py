@@ -1,4 +1,4 @@
-"""Plans of decoders: how replicas decode in a way that was chosen, on one kind of device or on several side by side."""
+"""Plans of decoders: how replicas decode in a chosen way, on one kind of device or on several side by side."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,21 +9,21 @@ from optimizer.plan import DecodingTerms, Placement, Plan, Split
 
 
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
-    """The plan by which replicas decode in this way; nothing is promised yet."""
+    """The plan by which replicas decode in this way; it promises nothing yet."""
     profile = facts.profile
     splits: tuple[Split, ...] = (Split(0, profile.num_blocks, way.residents),)
     if way.cut < profile.num_blocks:
         survival = profile.workload.after(way.cut - 1)
         waits = min(way.residents, max(1, round(way.residents * (1 - (1 - survival) ** way.launches))))
         splits = (Split(0, way.cut, way.residents, (way.cut - 1,)), Split(way.cut, profile.num_blocks, waits))
-    kv_bytes, whole = _kv_bytes(way, facts, goal)
+    kv_bytes, holds_longest = _kv_bytes(way, facts, goal)
     terms = DecodingTerms(
         exits=goal.exits if len(splits) > 1 else OFF,
         prompt_rows=way.prompt_rows,
         kv_megabytes=ceil(kv_bytes / MEGABYTE),
         ttft_s=goal.ttft_s,
         tpot_s=goal.tpot_s,
-        max_context=None if whole else _context(kv_bytes, facts),
+        max_context=None if holds_longest else _context(kv_bytes, facts),
     )
     table = facts.table
     return Plan(
@@ -44,35 +44,35 @@ def terms_of(plan: Plan) -> DecodingTerms:
 
 
 def exits_of(plan: Plan) -> str:
-    """What exits mean: the same in all pipelines that are cut."""
+    """What exits mean in this plan: the same in all pipelines that are cut."""
     return next((exits for each in plan.pipelines if (exits := terms_of(each).exits) != OFF), OFF)
 
 
 def on_terms(plan: Plan, of: Callable[[Plan], DecodingTerms]) -> Plan:
-    """The same plan, each of whose pipelines decodes on the terms `of` it."""
+    """The same plan with new terms for each of its pipelines, as `of` gives them."""
     first, *others = (replace(each, decoding=of(each)) for each in plan.pipelines)
     return replace(first, beside=tuple(others))
 
 
 def tokens_per_s(plan: Plan) -> float:
-    """What is promised of all pipelines."""
+    """The promised tokens per second of all pipelines."""
     return sum(terms_of(each).tokens_per_s for each in plan.pipelines)
 
 
 def promising(plan: Plan, tokens: float) -> Plan:
-    """The same plan, that promises so many tokens per second: each pipeline as large a part as it has of the whole."""
-    times = tokens / tokens_per_s(plan)
-    return on_terms(plan, lambda each: replace(terms_of(each), tokens_per_s=times * terms_of(each).tokens_per_s))
+    """The same plan with another promise of tokens per second, shared among its pipelines in the same proportion."""
+    factor = tokens / tokens_per_s(plan)
+    return on_terms(plan, lambda each: replace(terms_of(each), tokens_per_s=factor * terms_of(each).tokens_per_s))
 
 
 def shares_of(plan: Plan) -> list[float]:
-    """How much of all texts each pipeline is to have, as far as is known: in proportion."""
+    """The weights by which pipelines share the texts: their promises, or their residents where one promises nothing."""
     promised = [terms_of(each).tokens_per_s for each in plan.pipelines]
     return promised if all(promised) else [float(residents_of(each)) for each in plan.pipelines]
 
 
 def emptiest_first(texts: Sequence[int], shares: Sequence[float]) -> list[int]:
-    """The pipelines that the next text may go to, where each has so many: first that which is soonest done with it.
+    """The pipelines in the order in which they would finish the next text, given the texts that each has.
 
     >>> emptiest_first([2, 1], [3.0, 1.0]), emptiest_first([3, 0], [3.0, 1.0])
     ([0, 1], [1, 0])
@@ -81,20 +81,20 @@ def emptiest_first(texts: Sequence[int], shares: Sequence[float]) -> list[int]:
 
 
 def residents_of(plan: Plan) -> int:
-    """Texts that are decoded at once, on all replicas."""
+    """Texts that all replicas decode at once."""
     return sum(each.placements[0].replicas * each.splits[0].batch_size for each in plan.pipelines)
 
 
 def _kv_bytes(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal) -> tuple[int, bool]:
     """Memory for the KV of all residents, and whether it holds the longest text that the network reads."""
     prompt, output = facts.profile.workload.longest
-    one = facts.profile.reads * (1 + facts.profile.has_encoder)
-    wanted = max(way.residents * (prompt + output + PAGE), one + PAGE) * facts.position_bytes
+    longest = facts.profile.reads * (1 + facts.profile.has_encoder)
+    wanted = max(way.residents * (prompt + output + PAGE), longest + PAGE) * facts.position_bytes
     room = facts.kv_bytes(goal)
-    return min(wanted, room), room >= (one + PAGE) * facts.position_bytes
+    return min(wanted, room), room >= (longest + PAGE) * facts.position_bytes
 
 
 def _context(kv_bytes: int, facts: DecodingFacts) -> int:
-    """The longest text whose KV has so much room, in whole pages; with an encoder, of its source or of itself."""
+    """The longest text whose KV fits, in whole pages; with an encoder, of its source or of itself."""
     positions = kv_bytes // (facts.position_bytes * (1 + facts.profile.has_encoder))
     return max(2, positions // PAGE * PAGE)

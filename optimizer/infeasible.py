@@ -1,4 +1,4 @@
-"""Says why there is no plan: the constraint that binds, and the nearest value that would do."""
+"""Explains why there is no plan: the limit that binds, and the nearest value for which there is one."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from optimizer.problem import Problem
 
 
 def reason(facts: Problem, objective: Objective) -> str:
-    """One line for the user; constraints are given back one after the other until a plan exists."""
+    """One line for the user. Limits are lifted one after the other until a plan exists."""
     return (
         _too_large(facts)
         or _too_slow(facts, objective)
@@ -27,8 +27,8 @@ def _too_large(facts: Problem) -> str | None:
         if all(bytes_ > device.memory_bytes for device, bytes_ in needs.items()):
             device = max(needs, key=lambda each: each.memory_bytes - needs[each])
             needed, has = needs[device] / 1e9, device.memory_bytes / 1e9
-            said = f"block {block} needs {needed:.3g} GB on {device.kind}, which has {has:.3g} GB"
-            return f"{said}: add a larger device kind"
+            shortage = f"block {block} needs {needed:.3g} GB on {device.kind}, which has {has:.3g} GB"
+            return f"{shortage}: add a larger device kind"
     return None
 
 
@@ -58,7 +58,7 @@ def _too_much(facts: Problem, objective: Objective) -> str | None:
 def _too_dear(facts: Problem, objective: Objective) -> str | None:
     if objective.cost_per_hour is None:
         return None
-    wanted = objective.goodput_per_s or 1e-6  # any plan at all
+    wanted = objective.goodput_per_s or 1e-6  # any goodput, but not none
     cheapest = side_by_side(facts, replace(objective, goal="cost", goodput_per_s=wanted, cost_per_hour=None))
     if cheapest is None:
         return None
@@ -67,7 +67,7 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
 
 
 def _promise(plan: Plan, facts: Problem, objective: Objective) -> tuple[float, float, float]:
-    """Of all the survivals at which the plan must hold, the least goodput and the longest latency; and the cost."""
+    """The least goodput and the longest latency over all survivals of the problem, and the cost."""
     truths = [replace(facts, survival=survival, pessimistic=None) for survival in facts.survivals]
     scores = [evaluate(plan, truth, objective) for truth in truths]
     goodput_per_s, latency_s = min(each.goodput_per_s for each in scores), max(each.latency_s for each in scores)

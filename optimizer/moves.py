@@ -1,4 +1,4 @@
-"""Plans that are one small move away from a plan: what is tried around it (cluster/simulator/choice.py)."""
+"""Plans that differ from a given plan by one small move. The simulator tries them (cluster/simulator/choice.py)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,11 +10,11 @@ from optimizer.pipelines.spread import joined
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem, split_with_ramps
 
-Changes = dict[Split, tuple[Split, ...]]  # what stands in the place of a split
+Changes = dict[Split, tuple[Split, ...]]  # the splits that replace a split
 
 
 def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
-    """Other batches, cuts, single ramps and replicas, one at a time, as far as devices, cuts and batches allow."""
+    """Plans with another batch size, cut, ramp or replica, one at a time, within devices, cuts and batch limits."""
     pipelines = plan.pipelines
     for index, pipeline in enumerate(pipelines):
         changes = chain(
@@ -50,14 +50,14 @@ def _batches(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Chang
     least, most = objective.batches
     for split in plan.splits:
         largest = min(most, facts.table(plan.placement_of(split).kind).largest)
-        here = split.batch_size
-        for size in sorted({here - 1, here + 1, round(0.8 * here), round(1.25 * here)} - {here}):
-            if least <= size <= largest:
-                yield {split: (replace(split, batch_size=size),)}
+        size = split.batch_size
+        for other in sorted({size - 1, size + 1, round(0.8 * size), round(1.25 * size)} - {size}):
+            if least <= other <= largest:
+                yield {split: (replace(split, batch_size=other),)}
 
 
 def _cuts(plan: Plan, facts: Problem) -> Iterator[Changes]:
-    """A block earlier or later."""
+    """Each cut a block earlier or later."""
     for early, late in pairwise(plan.splits):
         for cut in (early.stop - 1, early.stop + 1):
             if early.start < cut < late.stop:
@@ -68,7 +68,7 @@ def _cuts(plan: Plan, facts: Problem) -> Iterator[Changes]:
 
 
 def _merged(plan: Plan, facts: Problem) -> Iterator[Changes]:
-    """Two splits of one placement as one, with ramps inside and without."""
+    """Two neighbouring splits of one placement as a single split, with ramps inside and without."""
     for early, late in pairwise(plan.splits):
         if plan.placement_of(early) is plan.placement_of(late):
             for inner in (False, True):
@@ -84,7 +84,7 @@ def _parted(plan: Plan, facts: Problem) -> Iterator[Changes]:
 
 
 def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
-    """One ramp inside a split on or off: the search knows only all of them and none."""
+    """One ramp inside a split opened or closed: the search only considers all of them or none."""
     leaving = {block for block in facts.ramp_blocks if facts.survival[block + 1] < facts.survival[block]}
     for split in plan.splits:
         for ramp in leaving.intersection(range(split.start, split.stop - 1)):
@@ -92,13 +92,13 @@ def _ramps(plan: Plan, facts: Problem) -> Iterator[Changes]:
 
 
 def _replicas(pipelines: Sequence[Plan], lanes: Sequence[int]) -> Iterator[Plan]:
-    """One device from one placement to another of its kind, which may stand in another lane."""
+    """One device moved between two placements of its kind, which may be in different lanes."""
     places = [(at, index) for at, pipeline in enumerate(pipelines) for index in range(len(pipeline.placements))]
     for source, target in permutations(places, 2):
-        one, other = (pipelines[at].placements[index] for at, index in (source, target))
-        stays = (lanes[source[0]], source[1]) == (lanes[target[0]], target[1])
-        if one.kind == other.kind and one.replicas > 1 and not stays:
-            counts = {source: one.replicas - 1, target: other.replicas + 1}
+        giver, taker = (pipelines[at].placements[index] for at, index in (source, target))
+        same_lane = (lanes[source[0]], source[1]) == (lanes[target[0]], target[1])
+        if giver.kind == taker.kind and giver.replicas > 1 and not same_lane:
+            counts = {source: giver.replicas - 1, target: taker.replicas + 1}
             yield joined([_counted(pipeline, at, counts) for at, pipeline in enumerate(pipelines)])
 
 

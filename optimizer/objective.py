@@ -7,7 +7,7 @@ from optimizer.goals import GOALS, Goal
 
 @dataclass(frozen=True)
 class Objective:
-    """The goal by its name (optimizer/goals), and what any plan must keep.
+    """The goal by its name (optimizer/goals), and the limits that every plan must keep.
 
     `goodput`: as many inputs per second as the devices sustain. `cost`: the cheapest devices for `goodput_per_s`.
     `goodput-per-dollar`: the most inputs per dollar. `latency`: the fastest answer at full load.
@@ -18,14 +18,14 @@ class Objective:
 
     goal: str = "goodput"
     slo_s: float | None = None
-    slack: float = 0.2  # the share of the SLO that is kept for bursts
-    goodput_per_s: float = 0.0  # at least this
-    cost_per_hour: float | None = None  # at most this
+    slack: float = 0.2  # the share of the SLO that is reserved for bursts
+    goodput_per_s: float = 0.0  # at least
+    cost_per_hour: float | None = None  # US dollars, at most
     max_batch: int = 64
-    fixed_batch: int | None = None  # every split launches exactly so many inputs, as in E3's figures
-    # Answers are early (optimizer/answers.py): the share of its time by which ramps may delay the network. None: not.
+    fixed_batch: int | None = None  # every split launches exactly this batch size, as in E3's figures
+    # Early answers (optimizer/answers.py): ramps may delay the network by this share of its time; None: no.
     ramp_budget: float | None = None
-    cuts: tuple[int, ...] | None = None  # the network is cut before these blocks, and nowhere else; None: where it pays
+    cuts: tuple[int, ...] | None = None  # the network is cut exactly before these blocks; None: where it pays
 
     def __post_init__(self) -> None:
         if self.goal not in GOALS:
@@ -45,7 +45,7 @@ class Objective:
 
     @property
     def aim(self) -> Goal:
-        """The goal itself."""
+        """The goal as an object."""
         return GOALS[self.goal]
 
     @property

@@ -1,24 +1,24 @@
-"""The planner's answer: which blocks run together, where, and at what batch size."""
+"""The planner's answer: which blocks run together, on which devices, and at what batch size."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from profiles.errors import UserError, first_wrong, read_text
 
 SCHEMA_VERSION = 1
-Thresholds = tuple[tuple[int, float], ...]  # of some ramps, by the block they follow
+Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
 STRICT = ConfigDict(extra="forbid")  # a misspelt field in a file is an error
 
 
 @dataclass(frozen=True)
 class Split:
-    """Blocks `start .. stop - 1`, run as one, on `batch_size` inputs at a time.
+    """Blocks `start .. stop - 1`, which run as one on batches of `batch_size` inputs.
 
     `ramps` are the active ramps, by the block they follow. The one after `stop - 1` lets inputs leave before the next
     split; the others let the batch shrink on its way through this one.
@@ -40,15 +40,15 @@ class Split:
             raise ValueError(f"split {self.start}..{self.stop}: ramps {self.ramps} must ascend and lie inside it")
 
     @property
-    def told(self) -> str:
-        """Its blocks as people read them."""
-        return blocks_told(self.start, self.stop - 1)
+    def blocks_text(self) -> str:
+        """The blocks as people read them."""
+        return blocks_text(self.start, self.stop - 1)
 
 
-def blocks_told(first: int, last: int) -> str:
-    """Blocks in a row, the last one included: the one form that commands, pictures and logs print.
+def blocks_text(first: int, last: int) -> str:
+    """A range of blocks, the last one included, in the form that commands, pictures and logs print.
 
-    >>> blocks_told(0, 5), blocks_told(6, 6)
+    >>> blocks_text(0, 5), blocks_text(6, 6)
     ('0-5', '6')
     """
     return f"{first}-{last}" if last > first else str(first)
@@ -58,8 +58,8 @@ def blocks_told(first: int, last: int) -> str:
 class Placement:
     """`replicas` devices of one kind that run one split or, taking turns, several.
 
-    In a `local` placement, what goes on from one of its splits straight to the next one stays on the replica that made
-    it: no hand-over, and the batches of the deeper split form on every replica by itself.
+    In a `local` placement, inputs that go on from one split to the next stay on their replica: they are not handed
+    over, and every replica forms the batches of the deeper split by itself.
     """
 
     kind: str
@@ -78,12 +78,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class DecodingTerms:
-    """How each replica decodes, of a plan for a network that writes token by token.
+    """How each replica decodes, in a plan for a network that writes token by token.
 
-    The batch sizes of its splits are sequences: as many as are resident for the first, and for a deep one as many as
-    it waits for. `prompt_rows`: positions of prompts in one launch. `max_context`: tokens of a text, where memory holds
-    fewer than the network reads. `ttft_s`, `tpot_s`: the time until the first token, and from one to the next, within
-    which the promise holds; `tokens_per_s` are promised, of all these replicas.
+    The batch sizes of its splits count sequences: the residents for the first split, and for a deep one the sequences
+    that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text,
+    where memory holds fewer than the network reads. The promise is about texts with at most `ttft_s` until the first
+    token and `tpot_s` from one token to the next; `tokens_per_s` are promised of all these replicas together.
     """
 
     exits: str
@@ -99,9 +99,9 @@ class DecodingTerms:
 
 @dataclass(frozen=True)
 class SimulatedTimes:
-    """What the simulator shows of a plan at the rate that it promises.
+    """Simulated times of a plan at the rate that it promises.
 
-    `in_time`: the share of all inputs, of which those that are refused have no latency.
+    `in_time`: the share of all inputs. Refused inputs count in it, but have no latency.
 
     >>> print(SimulatedTimes(p50_s=0.2104, p99_s=0.481, in_time=0.991))
     p50 210 ms, p99 481 ms, 99.1 % in time
@@ -119,17 +119,17 @@ class SimulatedTimes:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the planner said of its plan. `gap`: no plan is better by more than this share (0: none is better).
+    """What the planner promises of a plan. `gap`: no plan is better by more than this share (0: none is better).
 
-    `latency_s` is that of an input that stays to the last block while every launch is full; of a decoder it is the time
-    until the first token. `played`: None where the plan was not played.
+    `latency_s` is that of an input that stays to the last block while every launch is full; of a decoder, it is the
+    time until the first token. `simulated`: None where the plan was not simulated; older files call it `played`.
     """
 
     goodput_per_s: float
     latency_s: float
     cost_per_hour: float
     gap: float
-    played: SimulatedTimes | None = None
+    simulated: Annotated[SimulatedTimes | None, Field(validation_alias=AliasChoices("simulated", "played"))] = None
 
     __pydantic_config__ = STRICT
 
@@ -138,10 +138,10 @@ class Promise:
 class Plan:
     """Placements whose splits cover every block once.
 
-    `length`: an input is so many tokens, and a launch of a batch has room for as many as the batch's inputs have, in
-    texts of any length. None: whatever inputs, all alike.
+    `length`: an input is a text of this mean number of tokens, and a launch has room for the tokens of a full batch,
+    in texts of any length. None: all inputs have the same size.
 
-    `thresholds` are those of the controller, at the ramps of all pipelines; at others the network's own hold.
+    `thresholds` are those of the controller for the ramps of all pipelines; other ramps use the network's own.
 
     >>> plan = Plan((Placement("v100", 2, (Split(0, 6, 8, ramps=(5,)), Split(6, 12, 8))),))
     >>> plan.num_blocks, plan.ramps, [split.start for split in plan.splits]
@@ -152,20 +152,20 @@ class Plan:
 
     placements: tuple[Placement, ...]
     promise: Promise | None = None
-    # Further pipelines, on devices of their own, each of which takes a share of the inputs; the promise is for all.
+    # Further pipelines on devices of their own, each of which takes a share of the inputs. The promise is for all.
     beside: "tuple[Plan, ...]" = ()
     length: int | None = None
     thresholds: Thresholds = ()
-    # The network that it was made for: its name, and a hash of its weights. "": not known. Two plans are the same
-    # whatever they say of it.
+    # The network of the plan: its name, and a hash of its weights; "": not known. The fields from here on, but for
+    # `decoding`, do not count when two plans are compared.
     model: str = field(default="", compare=False)
     weights: str = field(default="", compare=False)
-    # What its times are of: the backend and precision, and whether they are measured, published or estimated.
+    # The times of the plan: their backend and precision, and whether they are measured, published or estimated.
     backend: str = field(default="", compare=False)
     dtype: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
-    slo_s: float | None = field(default=None, compare=False)  # that it was made for; None: for none
-    decoding: DecodingTerms | None = None  # where the network writes token by token: an input is a text
+    slo_s: float | None = field(default=None, compare=False)  # the SLO of the plan; None: it has none
+    decoding: DecodingTerms | None = None  # for a network that writes token by token, whose inputs are texts
 
     __pydantic_config__ = STRICT
 
@@ -181,7 +181,7 @@ class Plan:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """In the order in which an input meets them."""
+        """The splits in the order in which inputs pass them."""
         everywhere = (split for placement in self.placements for split in placement.splits)
         return tuple(sorted(everywhere, key=lambda split: split.start))
 
@@ -198,14 +198,14 @@ class Plan:
         return next(placement for placement in self.placements if split in placement.splits)
 
     def devices(self) -> dict[str, int]:
-        """How many devices of each kind it holds, with the pipelines beside it."""
+        """The number of devices of each kind, for this pipeline and those beside it."""
         placements = [placement for pipeline in self.pipelines for placement in pipeline.placements]
         kinds = sorted({placement.kind for placement in placements})
         return {kind: sum(p.replicas for p in placements if p.kind == kind) for kind in kinds}
 
     @property
     def pipelines(self) -> "tuple[Plan, ...]":
-        """Every pipeline by itself."""
+        """Every pipeline as a plan of its own."""
         return (replace(self, beside=()), *self.beside)
 
     def to_json(self) -> str:
@@ -213,14 +213,16 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """What is wrong with a text that is no plan is one line that names the place."""
+        """Read a plan. Raise UserError with one line that names the wrong place."""
         try:
             content: Mapping[str, Any] = dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise UserError(f"this is no plan: {error}") from None
         if content.get("schema_version") != SCHEMA_VERSION:
-            found = content.get("schema_version")
-            raise UserError(f"this plan has schema_version {found!r}, this isobatch reads {SCHEMA_VERSION}: plan again")
+            version = content.get("schema_version")
+            raise UserError(
+                f"this plan has schema_version {version!r}, this isobatch reads {SCHEMA_VERSION}: plan again"
+            )
         fields = {key: value for key, value in content.items() if key != "schema_version"}
         try:
             return TypeAdapter(cls).validate_python(fields)

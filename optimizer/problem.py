@@ -1,4 +1,4 @@
-"""The facts of one planning problem, gathered from the profile, the fleet and the links."""
+"""The facts of one planning problem, taken from the profile, the fleet and the links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,15 +14,15 @@ from profiles.latency import ORIGINS, LatencyTable
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, who leaves it where, and the devices that may run it: `tables[c]` is that of `devices[c]`."""
+    """A network, the shares of its inputs that survive, and the devices: `tables[c]` is that of `devices[c]`."""
 
     survival: tuple[float, ...]
     tables: tuple[LatencyTable, ...]
     devices: tuple[Device, ...]
     links: dict[tuple[str, str], Link]
-    pessimistic: tuple[float, ...] | None = None  # a survival at which the plan must hold as well
-    length: int | None = None  # tokens of an input, where all is counted in tokens; None: inputs are all alike
-    edges: tuple[int, ...] = ()  # blocks before which every plan is cut, since another level of a cascade begins there
+    pessimistic: tuple[float, ...] | None = None  # another survival at which the plan must keep its promise
+    length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
+    edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def ramp_blocks(self) -> frozenset[int]:
-        """Blocks with a ramp behind them: it takes time somewhere, or inputs were seen to leave there."""
+        """Blocks with a ramp behind them: the ramp takes time on some device, or inputs leave there."""
         before = range(self.num_blocks - 1)
         costs = {block for block in before for table in self.tables if any(row[block] > 0 for row in table.ramp_s)}
         leaving = {block for block in before for share in self.survivals if share[block + 1] < share[block]}
@@ -47,20 +47,20 @@ class Problem:
 
     @property
     def survivals(self) -> tuple[tuple[float, ...], ...]:
-        """All the survivals at which the plan must hold."""
+        """All the survivals at which the plan must keep its promise."""
         return (self.survival,) if self.pessimistic is None else (self.survival, self.pessimistic)
 
     @property
     def without_exits(self) -> "Problem":
-        """The same when no ramp is active."""
+        """The same problem with no active ramp."""
         return replace(self, survival=(1.0,) * self.num_blocks, pessimistic=None)
 
     def surviving(self, survival: Sequence[float]) -> "Problem":
-        """The same problem when other shares of the inputs survive."""
+        """The same problem with other shares of survivors."""
         return replace(self, survival=ExitProfile(tuple(survival)).survival)
 
     def with_devices(self, devices: Sequence[Device]) -> "Problem":
-        """The same problem on other devices, of kinds that it has tables for."""
+        """The same problem on other devices, of kinds that have a table here."""
         tables = {table.kind: table for table in self.tables}
         return replace(self, devices=tuple(devices), tables=tuple(tables[device.kind] for device in devices))
 
@@ -73,7 +73,7 @@ class Problem:
 
     @cached_property
     def first_names(self) -> dict[str, str]:
-        """For every kind the first that computes and sends alike: it is that kind under another name."""
+        """For every kind the first one that computes and sends alike, of which it is only another name."""
         names: dict[str, str] = {}
         for each in self.devices:
             alike = (first for first in names if names[first] == first and self._are_alike(first, each.kind))
@@ -81,9 +81,9 @@ class Problem:
         return names
 
     def lanes(self, plan: Plan) -> list[int]:
-        """The number of each pipeline's lane: those that differ in names of one kind and in replicas alone share one.
+        """The number of each pipeline's lane. Pipelines that differ only in names of one kind and replicas share one.
 
-        A plan that runs one kind under several names as a single one is written as such pipelines.
+        A plan that runs one kind under several names is written as such pipelines.
         """
         numbers: dict[object, int] = {}
         shapes = (
@@ -110,19 +110,20 @@ class Problem:
         return link and replace(link, source="", target="")
 
     def turn_s(self, kind: str) -> float:
-        """How long a replica stands still between two launches of a local placement."""
+        """How long a replica of a local placement pauses between two launches."""
         link = self.links.get((kind, kind))
         return link.turn_s if link else 0.0
 
     def table(self, kind: str) -> LatencyTable:
         return self.tables[self.devices.index(self.device(kind))]
 
-    def named(self, plan: Plan) -> Plan:
-        """The plan with a note of the times it is made of: the least that is known of any device that it uses."""
+    def annotated(self, plan: Plan) -> Plan:
+        """The plan with its mean input length and the origin of its times: the weakest of the devices that it uses."""
         tables = [table for table in self.tables if table.kind in plan.devices()]
         backends, dtypes = ({getattr(table, name) or "" for table in tables} for name in ("backend", "dtype"))
         return replace(
             plan,
+            length=self.length,
             backend=backends.pop() if len(backends) == 1 else "",
             dtype=dtypes.pop() if len(dtypes) == 1 else "",
             origin=max((table.origin for table in tables), key=ORIGINS.index),
@@ -130,7 +131,7 @@ class Problem:
 
 
 def split_with_ramps(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
-    """A split with all its ramps at which inputs leave, or with only the one at its end."""
+    """A split with all its ramps at which inputs leave (`inner`), or with only the one at its end."""
     leaving = [any(each[k + 1] < each[k] for each in facts.survivals) for k in range(start, stop - 1)]
     ramps = [start + k for k, leaves in enumerate(leaving) if leaves and inner]
     if stop < facts.num_blocks:
@@ -147,9 +148,9 @@ def problem(
     pessimistic: Sequence[float] | None = None,
     length: int | None = None,
 ) -> Problem:
-    """Kinds that have no devices are left out; without exits in the profile, all inputs stay to the end.
+    """Gather the facts of a problem. Kinds without devices are left out; without known exits, all inputs survive.
 
-    With a `length` all is counted in tokens, and an input is a text of so many.
+    With a `length`, everything counts tokens, and an input is a text of this many tokens.
     """
     here = tuple(device for device in devices if device.count)
     if not here:

@@ -1,4 +1,4 @@
-"""What a plan loses when the survival turns out other than forecast (E3, figure 22)."""
+"""The goodput that a plan loses when survival differs from the forecast (E3, figure 22)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,27 +9,28 @@ from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 
+# Forecast errors to report, as in `ForecastError.error`.
 ERRORS = (-0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Surprise:
-    """`error`: by which share fewer inputs leave than forecast (negative: more)."""
+class ForecastError:
+    """A wrong forecast. `error`: the share by which fewer inputs leave than forecast (negative: more)."""
 
     error: float
-    goodput_per_s: float  # of the plan that was made for the forecast
-    best_per_s: float  # of the plan one would have made
+    goodput_per_s: float  # of the plan for the forecast
+    best_per_s: float  # of the best plan for the true survival
     latency_s: float
     within_slo: bool
 
     @property
     def lost(self) -> float:
-        """The share of the goodput that the wrong forecast costs."""
+        """The share of the goodput that is lost by the wrong forecast."""
         return 1 - self.goodput_per_s / self.best_per_s if self.best_per_s else 0.0
 
 
 def surprised(survival: Iterable[float], error: float) -> tuple[float, ...]:
-    """The survival when a share `error` of those who should leave stay.
+    """The survival when the share `error` of the inputs that should leave stay.
 
     >>> surprised((1.0, 0.5), 0.5), surprised((1.0, 0.5), -0.5)
     ((1.0, 0.75), (1.0, 0.25))
@@ -39,16 +40,18 @@ def surprised(survival: Iterable[float], error: float) -> tuple[float, ...]:
 
 def sensitivity(
     plan: Plan, facts: Problem, objective: Objective, errors: Iterable[float] = ERRORS
-) -> tuple[Surprise, ...]:
-    """The plan under wrong forecasts, beside the plan that a right one would have given, on the same devices."""
+) -> tuple[ForecastError, ...]:
+    """The plan under wrong forecasts, compared with the best plan for the true survival on the same devices."""
     used = tuple(replace(facts.device(kind), count=count) for kind, count in plan.devices().items())
-    here = replace(facts, pessimistic=None).with_devices(used)
+    same_devices = replace(facts, pessimistic=None).with_devices(used)
     most = replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
-    return tuple(_surprise(plan, here.surviving(surprised(facts.survival, error)), most, error) for error in errors)
+    return tuple(
+        _of_error(plan, same_devices.surviving(surprised(facts.survival, error)), most, error) for error in errors
+    )
 
 
-def _surprise(plan: Plan, truth: Problem, objective: Objective, error: float) -> Surprise:
+def _of_error(plan: Plan, truth: Problem, objective: Objective, error: float) -> ForecastError:
     score, best = evaluate(plan, truth, objective), side_by_side(truth, objective)
     most = evaluate(best, truth, objective).goodput_per_s if best else 0.0
     within = score.latency_s <= objective.budget_s * (1 + 1e-9)
-    return Surprise(error, score.goodput_per_s, most, score.latency_s, within)
+    return ForecastError(error, score.goodput_per_s, most, score.latency_s, within)

@@ -1,13 +1,13 @@
-"""A plan, its ramps, and who leaves there.
+"""A plan that fits the ramps it opens, and thresholds that fit a plan.
 
-Who leaves at a ramp depends on which others are open: not everybody who would leave at a closed one leaves at the next.
-So a plan is sought for the survival as it looks from the ramps of the last one, until it opens these (`settled`).
+Which inputs leave at a ramp depends on which other ramps are open: not every input that would leave at a closed ramp
+leaves at the next. So a plan is searched for the survival that the ramps of the last plan cause, until a plan opens
+just these ramps (`plan_for_its_ramps`).
 
-Thresholds for a plan: the allowance that is spent at ramps which a plan closes goes to those that it opens.
-
-Thresholds decide who survives, survival decides the plan, and the plan decides which ramps are open and what a block
-costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better. All that is
-weighed on the table that may be asked again and again; the promise is tested once, for what was chosen.
+Thresholds for a plan: the loss that is allowed, as far as it is spent at ramps that the plan closes, goes to the ramps
+that it opens. Thresholds decide the survival, survival decides the plan, and the plan decides which ramps are open and
+what a block costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better.
+All this is rated on the table that may be used any number of times; the promise is tested once, for the result.
 """
 
 from __future__ import annotations
@@ -24,42 +24,44 @@ from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.exits import ExitProfile
 
-if TYPE_CHECKING:  # it brings scipy, and every process that reads a plan imports this
+if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan does not need
     from profiles.evidence import Evidence
     from profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
+# Rounds of searching before ramps only close, or before the thresholds of a plan are final.
 TURNS = 3
+# The least gain of one more round, as a share of the goal's value.
 LEAST_GAIN = 1e-3
 
 Result = TypeVar("Result")
 
 
-def settled(
+def plan_for_its_ramps(
     exits: ExitProfile, find: Callable[[tuple[float, ...]], Result | None], plan_of: Callable[[Result], Plan]
 ) -> Result | None:
-    """What `find` finds for the survival that its plan has with the ramps that it opens.
+    """The result of `find` whose plan opens the ramps that cause the survival it was found for.
 
-    From one plan to the next ramps may open and close. Where that does not come to rest, they only close from then on.
+    From one plan to the next ramps may open and close. If that does not end, ramps only close from then on.
     """
     if not exits.sure:
         return find(exits.survival)
-    ramps, seen = list(range(exits.num_blocks - 1)), set[tuple[int, ...]]()
-    opens: Callable[[Collection[int]], tuple[float, ...]] = exits.seen_from
+    ramps, tried = list(range(exits.num_blocks - 1)), set[tuple[int, ...]]()
+    survival_of: Callable[[Collection[int]], tuple[float, ...]] = exits.planning_survival
     while True:
-        survival = opens(ramps)
-        found = find(survival)
-        if found is None or survival == opens(after := opened(plan_of(found))):
-            return found
-        if tuple(after) in seen or len(seen) == TURNS:
-            opens = exits.behind
-        seen.add(tuple(after))
+        survival = survival_of(ramps)
+        result = find(survival)
+        if result is None or survival == survival_of(after := opened(plan_of(result))):
+            return result
+        if tuple(after) in tried or len(tried) == TURNS:
+            survival_of = exits.survival_with
+        tried.add(tuple(after))
         ramps = after
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The candidate of every ramp, who leaves with them, the best plan then, and the best one before."""
+    """The chosen candidate of every ramp, the exits that it causes, the best plan for them, and the plan before."""
 
     chosen: Indices
     exits: ExitProfile
@@ -68,32 +70,33 @@ class Tuned:
 
 
 def tuned(facts: Problem, objective: Objective, evidence: Evidence, find: Find) -> Tuned | None:
-    """Thresholds that make a better plan possible than those of `isobatch prepare`, within its promise.
+    """Thresholds with which a better plan is possible than with those of `isobatch prepare`, within the promise.
 
-    None: there are none. `find` gives the best plan for a problem.
+    None if there are none. `find` gives the best plan for a problem.
     """
-    before = _settled(facts, evidence, evidence.prepared, find)
+    before = _consistent_plan(facts, evidence, evidence.prepared, find)
     if before is None:
         return None
     best = _climbed(facts, objective, evidence, before, find)
-    chosen = evidence.shown(opened(best), costs_of(best, facts))
-    after = _settled(facts, evidence, chosen, find)
+    chosen = evidence.proven_candidates(opened(best), costs_of(best, facts))
+    after = _consistent_plan(facts, evidence, chosen, find)
     if after is None or opened(after) != opened(best) or _value(after, objective) >= _value(before, objective):
         return None
     return Tuned(chosen, evidence.exits(chosen), after, before)
 
 
-def _settled(facts: Problem, evidence: Evidence, chosen: Indices, find: Find) -> Plan | None:
-    return settled(evidence.exits(chosen), lambda survival: find(facts.surviving(survival)), lambda plan: plan)
+def _consistent_plan(facts: Problem, evidence: Evidence, chosen: Indices, find: Find) -> Plan | None:
+    exits = evidence.exits(chosen)
+    return plan_for_its_ramps(exits, lambda survival: find(facts.surviving(survival)), lambda plan: plan)
 
 
 def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Plan, find: Find) -> Plan:
-    """The best plan that is hoped for, one ramp more or less at a time."""
+    """The plan with the best estimated thresholds, by adding or removing one ramp at a time."""
     for _ in range(TURNS):
         ramps, costs = opened(best), costs_of(best, facts)
-        others = [ramps, *(sorted(set(ramps) ^ {ramp}) for ramp in range(facts.num_blocks - 1))]
-        found = [find(_surviving(facts, evidence, evidence.hoped(each, costs))) for each in others]
-        better = min((each for each in found if each), key=lambda each: _value(each, objective), default=best)
+        choices = [ramps, *(sorted(set(ramps) ^ {ramp}) for ramp in range(facts.num_blocks - 1))]
+        plans = [find(_surviving(facts, evidence, evidence.likely_candidates(each, costs))) for each in choices]
+        better = min((plan for plan in plans if plan), key=lambda plan: _value(plan, objective), default=best)
         if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
             break
         best = better
@@ -101,15 +104,15 @@ def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Pla
 
 
 def opened(plan: Plan) -> list[int]:
-    """The ramps that any of the pipelines opens."""
+    """The ramps that at least one of the pipelines opens."""
     return sorted({ramp for pipeline in plan.pipelines for ramp in pipeline.ramps})
 
 
 def costs_of(plan: Plan, facts: Problem) -> Floats:
-    """What an input has cost when it stands behind each block: device seconds times their price, on average."""
+    """The mean cost of an input up to the end of each block: device seconds times their price, as a share of all."""
     rates = [evaluate(pipeline, facts).goodput_per_s for pipeline in plan.pipelines]
-    each = [_block_costs(pipeline, facts) for pipeline in plan.pipelines]
-    costs: Floats = np.average(each, axis=0, weights=rates).cumsum()
+    block_costs = [_block_costs(pipeline, facts) for pipeline in plan.pipelines]
+    costs: Floats = np.average(block_costs, axis=0, weights=rates).cumsum()
     costs /= costs[-1]
     return costs
 
@@ -128,7 +131,7 @@ def _surviving(facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:
 
 
 def _value(plan: Plan, objective: Objective) -> float:
-    """The smaller the better."""
+    """The value of the goal: the smaller, the better."""
     promise = plan.promise
     assert promise, "This is a bug: the planner promises something of each plan."
     return float(objective.aim.value(promise.goodput_per_s, promise.cost_per_hour, promise.latency_s))

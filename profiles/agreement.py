@@ -1,18 +1,20 @@
-"""How often answers are those of the full network, as far as audits tell.
+"""How often answers are those of the full network, as far as audits show.
 
-An audit is an input that is answered at a ramp and runs on to the end all the same. Which inputs are audited is drawn
-before anything is known of them, but some never get to the end, and how many depends on where they were answered. So
-the audits of each block count as much as all answers of that block do: the estimate is unbiased whatever is given up.
+An audit is an input that is answered at a ramp and still runs to the end, so that both answers can be compared. Audits
+are drawn before anything is known of the inputs, but some never reach the end, and how many depends on the block after
+which they were answered. So the audits of each block are weighted by the share of all answers that left after that
+block: the estimate is unbiased whichever audits are given up.
 
-The interval may be looked at again and again, at any time: it is a confidence sequence. A share p of disagreement is
-inside as long as no bet against it, of a fixed mixture of bets, has made 1 / doubt of what it began with. The mixture
-is that of all Bernoulli shares, weighed by PRIOR; it keeps its word for weighted audits too, whose misses count for
-anything from 0 to 1 (Waudby-Smith and Ramdas, 2023).
+The interval is a confidence sequence: it stays valid however often it is read. A share p of disagreement is inside as
+long as no bet against it, of a fixed mixture of bets, has multiplied its stake by 1 / (1 - confidence). The mixture is
+that of all Bernoulli shares, weighted by PRIOR. It is also valid for weighted audits, whose misses count for anything
+from 0 to 1 (Waudby-Smith and Ramdas, 2023).
 
-An interval is slow to say that a promise broke, as it knows all that went well before. A purse is fast: it bets against
-the promise look by look. A miss doubles it, a hit takes so much away that a promise that just holds gains nothing, and
-it never falls below 1. At 100 the promise is broken: where five times too many answers disagree, that takes some 190
-audits, while a promise that is kept is said to be broken once in hundreds of thousands.
+An interval is slow to show that a promise broke, as it also counts the long time in which the promise was kept. So
+a score watches for breaks, look by look, as CUSUM does: the logarithm of what a bet against the promise has won. A miss
+adds log 2, a hit subtracts so much that a promise which is just kept gains nothing on average, and the score never
+falls below 0. At log 100 the promise is broken: with five times as many disagreements as promised, that takes some 190
+audits, while a promise that is kept raises a false alarm once in hundreds of thousands of audits.
 """
 
 from collections import defaultdict, deque
@@ -25,14 +27,26 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-PRIOR = 0.5, 30.0  # of a beta distribution: about 1.6 %, and hardly sure of it
-TOGETHER = 50  # audits: blocks with fewer are counted with their neighbours, or their weights would be chance
-LEAST = 100  # audits, before anything is said of a promise
-STEPS = 40
-WATCHED_S = 600.0  # what was seen longer ago tells nothing of now
-ALARM, DOUBTED = log(100.0), log(10.0)  # what the purse must hold, and where inputs are doubted
-ENOUGH = 0.8  # of what is allowed is what may be lost of inputs that are doubted
-ODD, SHARE, ENOUGH_ANSWERS = 5.0, 0.05, 500  # standard errors, and a share of the blocks: inputs are others than before
+# A beta distribution over shares of disagreement: its mean is about 1.6 %, with the weight of 30 audits.
+PRIOR = 0.5, 30.0
+# Audits: blocks with fewer are counted together with their neighbours, or their weights would be chance.
+MIN_AUDITS_PER_PART = 50
+# Audits: with fewer, the state of a promise is "not watched".
+MIN_AUDITS = 100
+# Bisection steps for one end of an interval.
+BISECTION_STEPS = 40
+# Seconds: audits older than this are forgotten.
+WATCHED_S = 600.0
+# The score at which a promise counts as broken, and the one that is enough while inputs are in doubt.
+ALARM = log(100.0)
+DOUBT_ALARM = log(10.0)
+# While inputs are in doubt, only this share of the promised disagreement may be used.
+DOUBT_ALLOWANCE = 0.8
+# Inputs count as changed when their mean depth moves by this many standard errors and by this share of the depth.
+CHANGED_ERRORS = 5.0
+CHANGED_SHARE = 0.05
+# Answers: a mean depth of fewer is not compared.
+MIN_ANSWERS = 500
 
 PromiseState = Literal["kept", "broken", "not watched"]
 Floats = NDArray[np.float64]
@@ -40,7 +54,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Agreement:
-    """The share of answers that are the full network's: an estimate, between `low` and `high` with 95 % confidence."""
+    """The share of answers that are the full network's: an estimate, and its 95 % interval from `low` to `high`."""
 
     share: float
     low: float
@@ -48,12 +62,12 @@ class Agreement:
     audits: int
 
     def verdict(self, promised: float) -> PromiseState:
-        """`kept`: nothing speaks against it.
+        """Whether a promised share is kept: "broken" only if the whole interval lies below it.
 
         >>> Agreement(0.993, 0.989, 0.996, 2140).verdict(0.99), Agreement(0.97, 0.95, 0.98, 2140).verdict(0.99)
         ('kept', 'broken')
         """
-        if self.audits < LEAST:
+        if self.audits < MIN_AUDITS:
             return "not watched"
         return "broken" if self.high < promised else "kept"
 
@@ -66,39 +80,39 @@ class Agreement:
         return f"agreement {100 * self.share:.1f} % ({between}, {self.audits:,} audits)"
 
 
-def said(seen: "RecentAgreement", promised: float | None, total: Agreement | None = None) -> str:
-    """What audits tell of a promise, in one line: in the last minutes, and beside that in `total`, since the start.
+def agreement_text(recent: "RecentAgreement", promised: float | None, total: Agreement | None = None) -> str:
+    """One line for people: the agreement of the last minutes, the `total` one since the start, and the promise.
 
     >>> now, total = Agreement(0.991, 0.979, 0.996, 240), Agreement(0.993, 0.989, 0.996, 2140)
-    >>> said(RecentAgreement(now, "kept"), 0.99)
+    >>> agreement_text(RecentAgreement(now, "kept"), 0.99)
     'agreement 99.1 % (97.9 to 99.6, 240 audits), promise 99 %: kept'
-    >>> said(RecentAgreement(None, "not watched"), 0.99), said(RecentAgreement(None, None), None)
+    >>> agreement_text(RecentAgreement(None, "not watched"), 0.99), agreement_text(RecentAgreement(None, None), None)
     ('no audits yet, promise 99 %: not watched', 'no audits yet')
-    >>> said(RecentAgreement(now, None), None, total)
+    >>> agreement_text(RecentAgreement(now, None), None, total)
     'agreement 99.1 % (97.9 to 99.6, 240 audits) in ten minutes, 99.3 % (98.9 to 99.6, 2,140 audits) since the start'
-    >>> said(RecentAgreement(None, None), None, total)
+    >>> agreement_text(RecentAgreement(None, None), None, total)
     'no audits in ten minutes, agreement 99.3 % (98.9 to 99.6, 2,140 audits) since the start'
     """
     if total is None:
-        known = str(seen.agreement) if seen.agreement else "no audits yet"
-    elif seen.agreement:
-        known = f"{seen.agreement} in ten minutes, {str(total).removeprefix('agreement ')} since the start"
+        text = str(recent.agreement) if recent.agreement else "no audits yet"
+    elif recent.agreement:
+        text = f"{recent.agreement} in ten minutes, {str(total).removeprefix('agreement ')} since the start"
     else:
-        known = f"no audits in ten minutes, {total} since the start"
-    return known if promised is None else f"{known}, promise {100 * promised:.4g} %: {seen.state}"
+        text = f"no audits in ten minutes, {total} since the start"
+    return text if promised is None else f"{text}, promise {100 * promised:.4g} %: {recent.state}"
 
 
 def agreement_of(
     left: Sequence[int], audited: Sequence[int], missed: Sequence[int], confidence: float = 0.95
 ) -> Agreement | None:
-    """The agreement of answers of which so many left after each block; None without an audit, or where none left early.
+    """The agreement of answers, from counts by block; None without an audit, or where no answer left early.
 
-    So many of those were `audited` to the end, which disagreed with what `missed` of them had been told. Who ran to
-    the last block agrees.
+    `left` counts the answers, `audited` those of them that were audited to the end, and `missed` the audits whose two
+    answers differ. An answer after the last block agrees.
     """
-    if (found := _weighed(left, audited, missed)) is None:
+    if (weighted := _weighted(left, audited, missed)) is None:
         return None
-    audits, misses, most = found
+    audits, misses, most = weighted
     share_early = sum(left[:-1]) / sum(left)
     low, high = bounds(misses / most, audits, confidence)
     off = [min(1.0, share_early * each) for each in (misses / audits, most * low, most * high)]
@@ -106,7 +120,7 @@ def agreement_of(
 
 
 def bounds(misses: float, audits: int, confidence: float) -> tuple[float, float]:
-    """The shares that so many misses (each from 0 to 1) in so many audits do not speak against.
+    """The interval of the share of misses, for a sum of `misses` (each from 0 to 1) in so many audits.
 
     >>> low, high = bounds(15.0, 2140, 0.95)
     >>> round(100 * low, 2), round(100 * high, 2)
@@ -125,50 +139,46 @@ def bounds(misses: float, audits: int, confidence: float) -> tuple[float, float]
 
 
 def _log_beta(first: float, second: float) -> float:
-    """The logarithm of the beta function; `scipy.special` knows it too, but takes each front 0.2 s to import."""
+    """The logarithm of the beta function. `scipy.special` has it too, but each front would import it for 0.2 s."""
     return lgamma(first) + lgamma(second) - lgamma(first + second)
 
 
 def _edge(inside: float, outside: float, refuted: Callable[[float], bool]) -> float:
-    """The first share from the one inside towards the one outside that is refuted."""
-    for _ in range(STEPS):
+    """The first refuted share on the way from `inside` to `outside`, by bisection."""
+    for _ in range(BISECTION_STEPS):
         between = (inside + outside) / 2
         inside, outside = (inside, between) if refuted(between) else (between, outside)
     return outside
 
 
-def _weighed(left: Sequence[int], audited: Sequence[int], missed: Sequence[int]) -> tuple[int, float, float] | None:
-    """Audits, the misses among them as they count, and what a miss counts at most; None where nothing is known.
+def _weighted(left: Sequence[int], audited: Sequence[int], missed: Sequence[int]) -> tuple[int, float, float] | None:
+    """The number of audits, the weighted sum of their misses, and the largest weight; None where nothing is known.
 
-    Parts of the blocks are weighed, each of neighbours.
+    Neighbouring blocks with few audits are weighted as one part.
     """
-    early = [_float(counts)[:-1] for counts in (left, audited, missed)]
+    early = [np.asarray(counts, np.float64)[:-1] for counts in (left, audited, missed)]
     audits = int(early[1].sum())
-    if not audits or not early[0].sum():  # an audit may end when nobody else leaves early any more
+    if not audits or not early[0].sum():  # an audit may end when no other input leaves early any more
         return None
     parts, sums = list[Floats](), np.zeros(3)
     for counts in np.stack(early, axis=1):
         sums = sums + counts
-        if sums[1] >= TOGETHER:
+        if sums[1] >= MIN_AUDITS_PER_PART:
             parts, sums = [*parts, sums], np.zeros(3)
     if not parts:
         parts = [sums]
     else:
         parts[-1] = parts[-1] + sums
-    each = np.array(parts)
-    weights: Floats = (each[:, 0] / each[:, 0].sum()) / (each[:, 1] / each[:, 1].sum())
-    return audits, float((weights * each[:, 2]).sum()), float(weights.max())
-
-
-def _float(counts: Sequence[int]) -> Floats:
-    return np.asarray(counts, np.float64)
+    part_left, part_audited, part_missed = np.array(parts).T
+    weights: Floats = (part_left / part_left.sum()) / (part_audited / part_audited.sum())
+    return audits, float((weights * part_missed).sum()), float(weights.max())
 
 
 @dataclass(frozen=True)
 class AuditedAnswers:
-    """Answers that could disagree, by the block they left after, and what audits told of them: how many `missed`.
+    """Counts of the answers that could disagree, by the block they left after: all, `audited` ones, `missed` ones.
 
-    An answer could disagree if its input passed an open ramp that might have let it go.
+    An answer could disagree if its input passed an open ramp at which it might have left.
     """
 
     left: tuple[int, ...] = ()
@@ -179,7 +189,7 @@ class AuditedAnswers:
         return agreement_of(self.left, self.audited, self.missed) if any(self.audited) else None
 
     def since(self, before: "AuditedAnswers") -> "AuditedAnswers":
-        """What is new of what only grows.
+        """The counts that were added since an earlier state of the same counts.
 
         >>> AuditedAnswers((5, 9), (2, 0), (1, 0)).since(AuditedAnswers((3, 9), (2, 0), (0, 0)))
         AuditedAnswers(left=(2, 0), audited=(0, 0), missed=(1, 0))
@@ -187,32 +197,32 @@ class AuditedAnswers:
         now, then = (self.left, self.audited, self.missed), (before.left, before.audited, before.missed)
         return AuditedAnswers(*(_more(late, early) for late, early in zip(now, then, strict=True)))
 
-    def won(self, limit: float) -> float | None:
-        """By what the logarithm of a purse grows that bets against a disagreement of `limit`; None: nothing is known.
+    def score_gain(self, limit: float) -> float | None:
+        """What these audits add to the score against a disagreement of at most `limit`; None: nothing is known.
 
-        So many of all answers were audited, of which those that ran to the last block are hits.
+        The audits stand for all answers, of which those after the last block are hits.
         """
-        if not any(self.audited) or (found := _weighed(self.left, self.audited, self.missed)) is None:
+        if not any(self.audited) or (weighted := _weighted(self.left, self.audited, self.missed)) is None:
             return None
-        audits, misses, _ = found
+        audits, misses, _ = weighted
         hits = audits * sum(self.left) / sum(self.left[:-1]) - misses
         if limit < 1 / 3:
             return misses * log(2.0) + hits * log1p(-limit / (1 - limit))
-        return misses * log((1 + 1 / limit) / 2) + hits * log(0.5)  # as fair, where to double would not be
+        return misses * log((1 + 1 / limit) / 2) + hits * log(0.5)  # a bet as fair, where doubling would not be
 
     @property
     def depth(self) -> tuple[float, float] | None:
-        """How many blocks inputs ran on average, and the variance of that; None where too few were answered."""
-        if (answered := sum(self.left)) < ENOUGH_ANSWERS:
+        """How many blocks inputs ran on average, and the variance of that mean; None below MIN_ANSWERS."""
+        if (answered := sum(self.left)) < MIN_ANSWERS:
             return None
-        mean = sum(count * ran for ran, count in enumerate(self.left, 1)) / answered
-        square = sum(count * ran * ran for ran, count in enumerate(self.left, 1)) / answered
+        mean = sum(count * blocks for blocks, count in enumerate(self.left, 1)) / answered
+        square = sum(count * blocks * blocks for blocks, count in enumerate(self.left, 1)) / answered
         return mean, (square - mean * mean) / answered
 
 
-def added(parts: Iterable[AuditedAnswers]) -> AuditedAnswers:
+def summed(parts: Iterable[AuditedAnswers]) -> AuditedAnswers:
     """
-    >>> added([AuditedAnswers((1, 2), (1, 0), (0, 0)), AuditedAnswers(), AuditedAnswers((3, 4), (0, 0), (1, 0))])
+    >>> summed([AuditedAnswers((1, 2), (1, 0), (0, 0)), AuditedAnswers(), AuditedAnswers((3, 4), (0, 0), (1, 0))])
     AuditedAnswers(left=(4, 6), audited=(1, 0), missed=(1, 0))
     """
     columns = list(zip(*((each.left, each.audited, each.missed) for each in parts), strict=True))
@@ -224,62 +234,62 @@ def _more(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
 
 
 class Look(NamedTuple):
-    """What was seen until some time, behind the same open ramps; the logarithm of the purse then, and of the alarm."""
+    """The answers counted until `ended_s` behind the same open ramps, the score then, and the score of an alarm."""
 
     ended_s: float
-    seen: AuditedAnswers
+    answers: AuditedAnswers
     ramps: object
-    held: float
+    score: float
     alarm: float
 
 
 @dataclass
 class PromiseWatch:
-    """Looks at audits again and again: remembers ten minutes of them, and bets against the promise.
+    """Remembers ten minutes of audits, look by look, and keeps the score against the promise.
 
-    Inputs are doubted for ten minutes where the promise has broken, and where they leave elsewhere than minutes before,
-    which all answers tell, long before audits of a few do. Then the purse bets against less, and the alarm is at 10.
+    Inputs are in doubt for ten minutes after the promise broke, and after inputs begin to leave elsewhere than minutes
+    before. All answers show the latter, long before the few audits do. In doubt, less disagreement is allowed and
+    a lower score is an alarm.
     """
 
     looks: deque[Look] = field(default_factory=deque)
-    held: float = 0.0  # the logarithm of the purse
-    bet: AuditedAnswers = AuditedAnswers()  # since the purse was last 1
-    _unbet: AuditedAnswers = AuditedAnswers()  # audits that are not in the purse yet
+    score: float = 0.0
+    scored: AuditedAnswers = AuditedAnswers()  # since the score was last 0
+    _unscored: AuditedAnswers = AuditedAnswers()  # audits that are not in the score yet
     _stale: int = 0  # looks from before thresholds changed
     _doubted_s: float = -inf
 
-    def count(self, seen: AuditedAnswers, ended_s: float, promised: float | None, ramps: object = None) -> None:
-        """Count a look in, and bet on it where something is promised."""
+    def count(self, answers: AuditedAnswers, ended_s: float, promised: float | None, ramps: object = None) -> None:
+        """Add a look, and score it where something is promised."""
         in_doubt = self.in_doubt(ended_s)
         if promised is not None:
-            self._bet(seen, (1 - promised) * (ENOUGH if in_doubt else 1.0))
-        self.looks.append(Look(ended_s, seen, ramps, self.held, DOUBTED if in_doubt else ALARM))
+            self._score(answers, (1 - promised) * (DOUBT_ALLOWANCE if in_doubt else 1.0))
+        self.looks.append(Look(ended_s, answers, ramps, self.score, DOUBT_ALARM if in_doubt else ALARM))
         while self.looks[0].ended_s < ended_s - WATCHED_S:
             self.looks.popleft()
             self._stale = max(0, self._stale - 1)
 
-    def follow(self, seen: AuditedAnswers, ended_s: float, promised: float | None, ramps: object = None) -> None:
-        """The same where nobody acts on what is found: doubt begins, and after an alarm the purse is 1 again."""
-        self.count(seen, ended_s, promised, ramps)
+    def follow(self, answers: AuditedAnswers, ended_s: float, promised: float | None, ramps: object = None) -> None:
+        """Add a look where no controller acts on it: doubt begins by itself, and an alarm resets the score."""
+        self.count(answers, ended_s, promised, ramps)
         if self.is_alarmed:
-            self.settle()
+            self.reset_score()
             self.doubt(ended_s)
-        elif self.moved():
+        elif self.depth_change():
             self.doubt(ended_s)
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether the latest look says that the promise is broken."""
-        return bool(self.looks) and self.looks[-1].held >= self.looks[-1].alarm
+        """Whether the promise is broken, by the latest look."""
+        return bool(self.looks) and self.looks[-1].score >= self.looks[-1].alarm
 
-    def settle(self) -> None:
-        """The purse is 1 again."""
-        self.held, self.bet = 0.0, AuditedAnswers()
+    def reset_score(self) -> None:
+        self.score, self.scored = 0.0, AuditedAnswers()
 
     def restart(self) -> None:
-        """Thresholds have changed: what was seen before tells nothing of them."""
-        self.settle()
-        self._unbet = AuditedAnswers()
+        """Forget earlier audits, which say nothing about thresholds that have changed since."""
+        self.reset_score()
+        self._unscored = AuditedAnswers()
         self._stale = len(self.looks)
 
     def doubt(self, now_s: float) -> None:
@@ -288,61 +298,61 @@ class PromiseWatch:
     def in_doubt(self, now_s: float) -> bool:
         return now_s - self._doubted_s < WATCHED_S
 
-    def moved(self) -> str:
-        """How far deeper or less deep inputs go than some minutes before; empty, where that may be chance."""
+    def depth_change(self) -> str:
+        """One sentence on how much deeper or less deep inputs run than minutes before; empty if it may be chance."""
         fresh = self._fresh()
-        looks = [look.seen for look in fresh if look.ramps == fresh[-1].ramps]  # others tell of other ramps
-        before, now = added(looks[:-2][:4]).depth, added(looks[-2:]).depth
+        answers = [look.answers for look in fresh if look.ramps == fresh[-1].ramps]  # other ramps, other depths
+        before, now = summed(answers[:-2][:4]).depth, summed(answers[-2:]).depth
         if not before or not now:
             return ""
         off, error = now[0] - before[0], sqrt(before[1] + now[1])
-        if abs(off) < max(ODD * error, SHARE * before[0]):
+        if abs(off) < max(CHANGED_ERRORS * error, CHANGED_SHARE * before[0]):
             return ""
-        return f"inputs run {now[0]:.2f} blocks on average, {before[0]:.2f} of late: they are others"
+        return f"inputs run {now[0]:.2f} blocks on average, {before[0]:.2f} minutes ago: the inputs have changed"
 
-    def seen(self, now_s: float) -> AuditedAnswers:
-        """Of the last ten minutes, since thresholds changed."""
-        return added(look.seen for look in self._fresh() if look.ended_s >= now_s - WATCHED_S)
+    def recent(self, now_s: float) -> AuditedAnswers:
+        """The answers of the last ten minutes, since thresholds changed."""
+        return summed(look.answers for look in self._fresh() if look.ended_s >= now_s - WATCHED_S)
 
-    def copied(self) -> "PromiseWatch":
+    def copy(self) -> "PromiseWatch":
         return replace(self, looks=deque(self.looks))
 
     def _fresh(self) -> list[Look]:
         return list(self.looks)[self._stale :]
 
-    def _bet(self, seen: AuditedAnswers, limit: float) -> None:
-        """Put audits into the purse. They end after their answers: those of a look in which nobody left early wait."""
-        seen = added([self._unbet, seen])
-        won = seen.won(limit)
-        self._unbet = seen if won is None and any(seen.audited) else AuditedAnswers()
-        if won is None:
+    def _score(self, answers: AuditedAnswers, limit: float) -> None:
+        """Add audits to the score. Audits end after their answers: those of a look without early answers wait."""
+        answers = summed([self._unscored, answers])
+        gain = answers.score_gain(limit)
+        self._unscored = answers if gain is None and any(answers.audited) else AuditedAnswers()
+        if gain is None:
             return
-        self.held = min(self.held + won, ALARM)  # where nobody acts on an alarm, it does not grow beyond
-        self.bet = added([self.bet, seen])
-        if self.held <= 0.0:
-            self.settle()
+        self.score = min(self.score + gain, ALARM)  # where no controller acts on an alarm, it grows no further
+        self.scored = summed([self.scored, answers])
+        if self.score <= 0.0:
+            self.reset_score()
 
 
 class RecentAgreement(NamedTuple):
-    """The agreement of the last ten minutes, since thresholds changed, and what is known of a promise of it."""
+    """The agreement of the last ten minutes, since thresholds changed, and the state of the promise."""
 
     agreement: Agreement | None
     state: PromiseState | None  # None: nothing is promised
 
 
-def lately(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> RecentAgreement:
-    """What several see together, each of them a part of the answers.
+def recent_agreement(watches: Sequence[PromiseWatch], now_s: float, promised: float | None = None) -> RecentAgreement:
+    """The agreement and the state of the promise by several watches together, each of a part of the answers.
 
-    A promise is broken for ten minutes after an alarm, whatever has changed since. What all purses held at a time is
-    multiplied: since none falls below 1, that is about what one would have held that had seen all, or more.
+    A promise counts as broken for ten minutes after an alarm, whatever has changed since. The scores of all watches at
+    one time are added: since none falls below 0, the sum is at least about the score of one watch of all answers.
     """
-    agreement = added(watch.seen(now_s) for watch in watches).agreement()
+    agreement = summed(watch.recent(now_s) for watch in watches).agreement()
     if promised is None:
         return RecentAgreement(agreement, None)
-    held, alarms = defaultdict[float, float](float), dict[float, float]()
+    scores, alarms = defaultdict[float, float](float), dict[float, float]()
     for look in (look for watch in watches for look in list(watch.looks) if look.ended_s >= now_s - WATCHED_S):
-        held[look.ended_s] += look.held
+        scores[look.ended_s] += look.score
         alarms[look.ended_s] = min(alarms.get(look.ended_s, ALARM), look.alarm)
-    if any(held[at_s] >= alarm for at_s, alarm in alarms.items()):
+    if any(scores[at_s] >= alarm for at_s, alarm in alarms.items()):
         return RecentAgreement(agreement, "broken")
     return RecentAgreement(agreement, agreement.verdict(promised) if agreement else "not watched")

@@ -34,7 +34,7 @@ class Evidence:
     confidence: float
     _ladders: dict[object, list[Indices]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def about(self, metric: Metric | None) -> "Evidence":
+    def for_metric(self, metric: Metric | None) -> "Evidence":
         """The same rows for a promise in another metric; none: the same metric."""
         test = self.test
         if metric and self.metric == "agreement" != metric and (test.right[-1] == 1).all():
@@ -50,13 +50,13 @@ class Evidence:
     @property
     def prepared(self) -> Indices:
         """The candidates that `isobatch prepare` has chosen: every ramp is open, and every block costs the same."""
-        return self.shown(range(self.test.num_ramps), self.test.costs)
+        return self.proven_candidates(range(self.test.num_ramps), self.test.costs)
 
-    def hoped(self, ramps: Sequence[int], costs: Floats) -> Indices:
+    def likely_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
         """The candidate of every ramp, as far as the table tells that may be asked again and again; others are shut."""
         return self._climbed(self.shape, ramps, costs)
 
-    def shown(self, ramps: Sequence[int], costs: Floats) -> Indices:
+    def proven_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
         """The same as far as the promise is kept. Ask this once: chance passes one of many."""
         return self._climbed(self.test, ramps, costs)
 
@@ -76,24 +76,24 @@ class Evidence:
             self._ladders[key] = ladder(self.shape.only(ramps, costs), metric)
         return self._ladders[key]
 
-    def agreeing(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
+    def agreeing_candidates(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
         """The candidates with which, by the test table, no more than this share of answers is not the full network's.
 
         Of less than half an input the table tells nothing: then nobody leaves early. This keeps no promise by itself:
         somebody must watch.
         """
         chosen, rows = self.shape.strictest, list(ramps)
-        if rows and most >= self.least_told:
+        if rows and most >= self.smallest_share:
             rungs, test = self._ladder(rows, costs, "agreement"), self.test.only(rows, costs)
             chosen[rows] = highest(rungs, test, "agreement", lambda lost: bool(lost.mean <= most))
         return chosen
 
     def disagreement(self, chosen: Indices) -> float:
         """The share of answers that are not the full network's, by the test table; half an input at least."""
-        return max(float(outcome(self.test, chosen, "agreement").lost.mean), self.least_told)
+        return max(float(outcome(self.test, chosen, "agreement").lost.mean), self.smallest_share)
 
     @property
-    def least_told(self) -> float:
+    def smallest_share(self) -> float:
         """The share of answers below which the test table tells nothing: half an input."""
         return 0.5 / self.test.num_inputs
 

@@ -40,7 +40,7 @@ class ExitTable:
     """What a policy would do with recorded inputs.
 
     `candidates` are thresholds, the strictest first. `first` is ramps x inputs: the first candidate at which an input
-    leaves there, their number where it leaves at none. `right` and `said` are ramps + 1 x inputs, the full network
+    leaves there, their number where it leaves at none. `right` and `labels` are ramps + 1 x inputs, the full network
     last: how probable it is that the answer is right (0 or 1 where labels are known), and which label it is. `truth` is
     the label of each input. `costs` is what was run at each ramp, and at the end, as a share of the whole network.
 
@@ -50,12 +50,12 @@ class ExitTable:
     candidates: Floats
     first: NDArray[np.uint8]
     right: NDArray[np.float32]
-    said: Labels
+    labels: Labels
     truth: Labels
     costs: Floats
     reference: Labels | None = None
     # Where inputs are texts of several answers each, `right` are shares of these, as `agreed` is of those that are the
-    # full network's; `said` and `truth` say nothing then.
+    # full network's; `labels` and `truth` say nothing then.
     agreed: NDArray[np.float32] | None = None
 
     @property
@@ -74,14 +74,14 @@ class ExitTable:
     @property
     def agrees(self) -> NDArray[Any]:
         """Ramps + 1 x inputs: whether the answer is the full network's, or which share of its answers."""
-        agrees: NDArray[Any] = self.said == self.full_said if self.agreed is None else self.agreed
+        agrees: NDArray[Any] = self.labels == self.full_labels if self.agreed is None else self.agreed
         return agrees
 
     @property
-    def full_said(self) -> Labels:
+    def full_labels(self) -> Labels:
         """What counts as the full network's answers."""
-        said: Labels = self.said[-1] if self.reference is None else self.reference
-        return said
+        labels: Labels = self.labels[-1] if self.reference is None else self.reference
+        return labels
 
     @property
     def full_right(self) -> Floats:
@@ -91,18 +91,18 @@ class ExitTable:
 
     def of(self, chosen: Indices) -> "ExitTable":
         """These inputs only."""
-        right, said = self.right[:, chosen], self.said[:, chosen]
+        right, labels = self.right[:, chosen], self.labels[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
         agreed = None if self.agreed is None else self.agreed[:, chosen]
-        made = replace(self, first=self.first[:, chosen], right=right, said=said, truth=self.truth[chosen])
+        made = replace(self, first=self.first[:, chosen], right=right, labels=labels, truth=self.truth[chosen])
         return replace(made, reference=reference, agreed=agreed)
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs where only these ramps are open, and what was run by then costs as much as this."""
         kept = [*ramps, self.num_ramps]
         agreed = None if self.agreed is None else self.agreed[kept]
-        right, said = self.right[kept], self.said[kept]
-        return replace(self, first=self.first[ramps], right=right, said=said, costs=costs[kept], agreed=agreed)
+        right, labels = self.right[kept], self.labels[kept]
+        return replace(self, first=self.first[ramps], right=right, labels=labels, costs=costs[kept], agreed=agreed)
 
     def places(self, chosen: Indices) -> Indices:
         """The ramp where each input leaves with this candidate at each ramp; their number where at none."""
@@ -117,8 +117,8 @@ class ExitTable:
 
     def answers(self, places: Indices) -> Labels:
         """What inputs are answered that leave at these ramps."""
-        said: Labels = self.said[places, np.arange(self.num_inputs)]
-        return said
+        labels: Labels = self.labels[places, np.arange(self.num_inputs)]
+        return labels
 
     def losses(self, metric: Metric) -> Floats:
         """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 the other way about.
@@ -133,10 +133,10 @@ class ExitTable:
     def lost(self, places: Indices, metric: Metric) -> tuple[Loss, ...]:
         """What inputs lose that leave at these ramps: each of these losses must be within what is allowed."""
         if metric in SCORES:
-            return (score_loss(metric, self.truth, self.full_said, self.answers(places)),)
+            return (score_loss(metric, self.truth, self.full_labels, self.answers(places)),)
         everyone = np.arange(self.num_inputs)
         if metric == "agreement":
-            same = self.answers(places) == self.full_said if self.agreed is None else self.agreed[places, everyone]
+            same = self.answers(places) == self.full_labels if self.agreed is None else self.agreed[places, everyone]
             return (mean_loss(1.0 - same.astype(np.float64)),)
         lost = self.full_right - self.right[places, everyone]
         return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)

@@ -52,23 +52,23 @@ class ExitProfile:
     def num_blocks(self) -> int:
         return len(self.survival)
 
-    def behind(self, ramps: Collection[int]) -> tuple[float, ...]:
+    def survival_with(self, ramps: Collection[int]) -> tuple[float, ...]:
         """The share of inputs that enter each block if only these ramps are open.
 
-        >>> ExitProfile((1.0, 0.5, 0.25), sure=(((0,), 0.5), ((1,), 0.25), ((), 0.25))).behind({0})
+        >>> ExitProfile((1.0, 0.5, 0.25), sure=(((0,), 0.5), ((1,), 0.25), ((), 0.25))).survival_with({0})
         (1.0, 0.5, 0.5)
-        >>> ExitProfile((1.0, 0.5, 0.2)).behind({1})
+        >>> ExitProfile((1.0, 0.5, 0.2)).survival_with({1})
         (1.0, 1.0, 0.2)
         """
         if self.sure:
-            now, then = self._told(range(self.num_blocks - 1)), self._told(ramps)
+            now, then = self._table_survival(range(self.num_blocks - 1)), self._table_survival(ramps)
             return survival_after(self.survival, now, then)
         found = [1.0]
         for block in range(1, self.num_blocks):
             found.append(self.survival[block] if block - 1 in ramps else found[-1])
         return tuple(found)
 
-    def seen_from(self, ramps: Collection[int]) -> tuple[float, ...]:
+    def planning_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
         """The survival by which a plan is sought that opens these ramps, or others: exact for it.
 
         At a ramp that is closed it tells who would leave there if it were open, too, as long as more stay than leave at
@@ -76,10 +76,10 @@ class ExitProfile:
         """
         found = [1.0] * self.num_blocks
         for ramp in range(self.num_blocks - 1):
-            found[ramp + 1] = self.behind({*ramps, ramp})[ramp + 1]
+            found[ramp + 1] = self.survival_with({*ramps, ramp})[ramp + 1]
         return tuple(accumulate(reversed(found), max))[::-1]
 
-    def _told(self, ramps: Collection[int]) -> tuple[float, ...]:
+    def _table_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
         """Who enters each block if these ramps are open, of the inputs of which `sure` tells."""
         left = [0.0] * self.num_blocks
         for sure_at, share in self.sure:

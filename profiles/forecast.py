@@ -94,13 +94,13 @@ class Forecaster:
         forecaster._seen = len(rows)
         return forecaster
 
-    def observe(self, window: Window, others_ask: bool = False) -> None:
+    def observe(self, window: Window, full_share_changed: bool = False) -> None:
         """Take in the next window. The series are fitted anew in turns, so that no window has to wait for all.
 
-        `others_ask`: so many more or fewer inputs ask for the whole network that this series begins anew.
+        `full_share_changed`: so many more or fewer inputs ask for the whole network that this series begins anew.
         """
         values = self._values(window)
-        if others_ask:
+        if full_share_changed:
             self._series[-1] = self._new_series([[] for _ in self._series])[-1]
             values[-1] = replace(values[-1], value=values[-1].steady)
         for index, (series, value) in enumerate(zip(self._series, values, strict=True)):

@@ -79,11 +79,11 @@ class LatencyTable:
         """The largest batch to plan with: of the sizes that were measured, and at least one input."""
         return max(1, int(self.batch_sizes[-1]))
 
-    def told(self, size: float) -> str:
+    def size_text(self, size: float) -> str:
         """A batch size in words: inputs, or tokens where it is no whole number of texts.
 
         >>> table = LatencyTable("cpu", (0.25, 1), ((0.1,),) * 2, ((0.0,),) * 2, 0.0, (0,), (0,), "measured", length=13)
-        >>> table.told(0.25), table.told(1)
+        >>> table.size_text(0.25), table.size_text(1)
         ('3 tokens', '1')
         """
         if self.length is None or size % 1 == 0:
@@ -142,7 +142,7 @@ class LatencyTable:
     def _times(self, rows: Floats, batch: ArrayLike) -> Floats:
         at = np.asarray(batch, float)
         if not self.covers(at):
-            asked, known = self.told(float(at.max())), self.told(self.batch_sizes[-1])
+            asked, known = self.size_text(float(at.max())), self.size_text(self.batch_sizes[-1])
             largest = f"{self.kind}: a batch of {asked} is beyond the largest measured ({known})"
             warnings.warn(f"{largest}: extrapolated in a straight line", ExtrapolationWarning, stacklevel=3)
         return interpolate(self._sizes, rows, at)
@@ -176,7 +176,7 @@ class LatencyTable:
                 raise ValueError(f"{name}[{block}] = {value} must be 0 or more")
 
 
-def mixed(tables: Sequence[LatencyTable]) -> str | None:
+def mixed_backends_warning(tables: Sequence[LatencyTable]) -> str | None:
     """A warning where some tables are of one backend or precision and others of another; None where all are alike.
 
     An eager device pays for every kernel that it is given, a compiled one hardly: plans that put one beside the other

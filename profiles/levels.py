@@ -21,7 +21,7 @@ def edge_bytes(length: int | None, side: int, num_labels: int) -> int:
     return (TOKEN_BYTES * length if length else 4 * 3 * side * side) + 4 * num_labels
 
 
-def one_behind_the_other(tables: Sequence[LatencyTable], carried_bytes: int) -> LatencyTable:
+def cascade_table(tables: Sequence[LatencyTable], carried_bytes: int) -> LatencyTable:
     """One table of all levels, from one of each on the same kind of device, for inputs of one length.
 
     `carried_bytes` is what one input weighs on the wire at an edge: as the next level reads it. Before that it travels

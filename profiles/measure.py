@@ -54,7 +54,7 @@ class Measured:
         if self.drift is not None and self.drift > NOISY:
             found.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
         if self.interrupted:
-            sizes = ", ".join(map(self.table.told, self.table.batch_sizes))
+            sizes = ", ".join(map(self.table.size_text, self.table.batch_sizes))
             found.append(f"interrupted: only batch sizes {sizes} were measured")
         return tuple(found)
 
@@ -124,7 +124,7 @@ class Sweep:
     def _visit(self, size: float) -> Rounds:
         """At least a few rounds; more, up to a point, while this visit's share of the budget lasts."""
         batch, rows = self._make_batch(size), list[Timings]()
-        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, _told(batch, size))
+        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, _batch_text(batch, size))
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
             rows.append(one_round(self._model, batch, self._stopwatch))
@@ -212,7 +212,7 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
     return CountedExits(ExitProfile.from_counts(left.tolist()), by_tokens, int(left.sum()), interrupted)
 
 
-def _told(batch: Batch, size: float) -> str:
+def _batch_text(batch: Batch, size: float) -> str:
     """What is being timed; less than an input is a short text."""
     if size >= 1 or batch.lengths is None:
         return f"batch {size:g}"

@@ -90,7 +90,7 @@ class Exits:
             counts = counts[places]
         return replace(self, rows=self.rows[places], blocks=self.blocks[places], logits=logits, counts=counts)
 
-    def said(self) -> list[tuple[Label, Probability]]:
+    def answers(self) -> list[tuple[Label, Probability]]:
         """What each is answered, and the probability of that."""
         labels, scores = self.labels.tolist(), self.probabilities.max(axis=1, initial=0.0).tolist()
         if self.counts is None:

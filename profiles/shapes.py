@@ -132,10 +132,10 @@ ENCODERS = {
 }
 
 
-def known(name: str, length: int | None) -> Shape:
+def published_shape(name: str, length: int | None) -> Shape:
     """A network that latencies were published of, at `length` tokens.
 
-    >>> known("bert-6l-768h", 384).length, known("resnet50", None).family
+    >>> published_shape("bert-6l-768h", 384).length, published_shape("resnet50", None).family
     (384, 'residual')
     """
     if name.startswith("resnet"):

@@ -1,4 +1,4 @@
-"""What a plan can be for. Importing this package makes the four goals known by their names."""
+"""The goals that a plan can have. Importing this package registers the four goals by their names."""
 
 from optimizer.goals.cost import Cost
 from optimizer.goals.goal import GOALS, Goal, register

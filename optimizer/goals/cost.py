@@ -1,20 +1,17 @@
 """The cheapest devices for a given goodput; the value is dollars per hour."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimizer.goals.goal import Floats, Goal, Number, register
-
-if TYPE_CHECKING:
-    from optimizer.search.bounds import Cut
-    from optimizer.search.multipliers import Relaxation
+from optimizer.arrays import Floats, Number
+from optimizer.goals.goal import Goal, register
+from optimizer.goals.relaxation import Cut, Relaxation, at_least_0
 
 
 @register
 class Cost(Goal):
-    """The least dollars: the best plan takes the fewest replicas that keep what is asked."""
+    """The least dollars: the best plan takes the fewest replicas that keep the limits."""
 
     name = "cost"
     best_with = "fewest"
@@ -28,22 +25,21 @@ class Cost(Goal):
     ) -> Floats:
         return price * np.minimum(fewest, most)
 
-    def first_bound(self, relaxation: "Relaxation") -> "Cut":
-        valuation = relaxation.valuation
-        return relaxation.plain_cut(valuation.objective.goodput_per_s * valuation.prices)
+    def first_bound(self, relaxation: Relaxation) -> Cut:
+        return relaxation.plain_cut(relaxation.goodput_per_s * relaxation.valuation.prices)
 
-    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+    def cuts(self, relaxation: Relaxation) -> list[Cut]:
         """dollars >= goodput * (price + eta) . loads - eta . counts + nu * (latency - budget).
 
         The multipliers eta make scarce kinds dearer than they are.
         """
-        valuation, goodput_per_s = relaxation.valuation, relaxation.valuation.objective.goodput_per_s
+        fleet, goodput_per_s = relaxation.valuation, relaxation.goodput_per_s
 
-        def solve(multipliers: Floats) -> "tuple[Cut, Floats]":
-            eta = multipliers[:-1] * relaxation.scale / valuation.counts
-            mu = goodput_per_s * (valuation.prices + eta)
-            found, path = relaxation.cut(mu, multipliers[-1], float(eta @ valuation.counts))
-            overdrawn = (goodput_per_s * path.loads / valuation.counts - 1) * relaxation.scale
-            return found, np.append(overdrawn, relaxation.late(path))
+        def solve(multipliers: Floats) -> tuple[Cut, Floats]:
+            eta = multipliers[:-1] * relaxation.scale / fleet.counts
+            mu = goodput_per_s * (fleet.prices + eta)
+            cut, path = relaxation.cut(mu, multipliers[-1], float(eta @ fleet.counts))
+            overdrawn = (goodput_per_s * path.loads / fleet.counts - 1) * relaxation.scale
+            return cut, np.append(overdrawn, relaxation.late(path))
 
-        return relaxation.ascend(np.zeros(relaxation.kinds + 1), relaxation.at_least_0, solve)
+        return relaxation.ascend(np.zeros(relaxation.kinds + 1), at_least_0, solve)

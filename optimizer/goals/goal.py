@@ -1,37 +1,32 @@
-"""What a goal has to say for the planner to search for it. A new goal is one file with one registered class."""
+"""The interface of a goal for the search. A new goal is one file with one registered class."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from optimizer.search.bounds import Cut
-    from optimizer.search.multipliers import Relaxation
-
-Floats = NDArray[np.float64]
-Number = Any  # a float or an array of floats
+from optimizer.arrays import Floats, Number
+from optimizer.goals.relaxation import Cut, Relaxation
 
 
 class Goal(ABC):
-    """A value to minimise, and what is known of it in advance.
+    """A value to minimise, and bounds on it.
 
     The value may never get worse when a plan needs fewer device seconds or answers sooner. Everything but `name` and
-    `value` has a default that is right for any such goal; what a goal says of its bounds makes the search fast.
+    `value` has a default that is right for any such goal; better bounds make the search faster.
     """
 
     name: ClassVar[str]
     best_with: ClassVar[Literal["most", "fewest", "any"]] = "any"  # of the replicas that the objective allows
     needs_latency: ClassVar[bool] = False  # latency matters even when no SLO is given
-    at_given_goodput: ClassVar[bool] = False  # the goodput is asked for, and inputs come at that rate
-    adds_up: ClassVar[bool] = False  # it is goodput alone: pipelines side by side sustain the sum of theirs
+    at_given_goodput: ClassVar[bool] = False  # the objective gives the goodput, and inputs come at that rate
+    adds_up: ClassVar[bool] = False  # it is goodput alone: the goodputs of pipelines side by side add up
 
     @abstractmethod
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
-        """The value of a plan that keeps what the objective asks: 0 or more, and the smaller the better."""
+        """The value of a plan that keeps the limits of the objective: 0 or more; the smaller, the better."""
 
     def least_goodput_per_s(self, value: float) -> float:
         """A goodput that every plan sustains whose value is at most this."""
@@ -57,19 +52,19 @@ class Goal(ABC):
         values = np.broadcast_to(self.value(goodputs, replicas * price, latency_s(goodputs)), goodputs.shape)
         return np.asarray(np.where(replicas >= fewest, values, inf).min(axis=0))
 
-    def first_bound(self, relaxation: "Relaxation") -> "Cut":
-        """A bound that is found at once; it sets the scale of values."""
+    def first_bound(self, relaxation: Relaxation) -> Cut:
+        """A bound without a search for multipliers; it sets the scale of values."""
         return relaxation.cut(np.zeros(relaxation.kinds))[0]
 
-    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
-        """Bounds by multipliers that get better and better, the tightest last."""
+    def cuts(self, relaxation: Relaxation) -> list[Cut]:
+        """Bounds at multipliers that are improved step by step, the tightest last."""
         return [self.first_bound(relaxation)]
 
 
-GOALS: dict[str, Goal] = {}  # by the names that stand in files and options
+GOALS: dict[str, Goal] = {}  # by their names in files and options
 
 
 def register(goal: type[Goal]) -> type[Goal]:
-    """Make a goal known by its name."""
+    """Add a goal to GOALS by its name."""
     GOALS[goal.name] = goal()
     return goal

@@ -1,15 +1,12 @@
 """As many inputs per second as the devices sustain; the value is seconds per input."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimizer.goals.goal import Floats, Goal, Number, register
-
-if TYPE_CHECKING:
-    from optimizer.search.bounds import Cut
-    from optimizer.search.multipliers import Relaxation
+from optimizer.arrays import Floats, Number
+from optimizer.goals.goal import Goal, register
+from optimizer.goals.relaxation import Cut, Relaxation
 
 
 @register
@@ -37,22 +34,22 @@ class Goodput(Goal):
     ) -> Floats:
         return loads_s / max(most, 1.0)
 
-    def first_bound(self, relaxation: "Relaxation") -> "Cut":
+    def first_bound(self, relaxation: Relaxation) -> Cut:
         return relaxation.evenly()
 
-    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+    def cuts(self, relaxation: Relaxation) -> list[Cut]:
         """1 / goodput >= (mu . loads + nu * (latency - budget)) / (the most that mu gives on the devices).
 
-        A multiplier of 1 is shared out among the kinds. A kind that works more than the others gets more of it.
+        The multipliers of the kinds sum to 1. A kind that works more than the others gets a larger one.
         """
         counts, fixed_shares = relaxation.valuation.counts, relaxation.fixed_shares
         shares = np.full(len(counts), 1 / len(counts)) if relaxation.shares is None else relaxation.shares
 
-        def solve(multipliers: Floats) -> "tuple[Cut, Floats]":
+        def solve(multipliers: Floats) -> tuple[Cut, Floats]:
             mu = multipliers[:-1] / counts
-            found, path = relaxation.cut(mu / relaxation.valuation.most_capacity(mu), multipliers[-1])
+            cut, path = relaxation.cut(mu / relaxation.valuation.most_capacity(mu), multipliers[-1])
             uneven = path.loads / counts * (not fixed_shares)
-            return found, np.append(uneven - uneven.mean(), relaxation.late(path))
+            return cut, np.append(uneven - uneven.mean(), relaxation.late(path))
 
         def project(multipliers: Floats) -> Floats:
             return np.append(shares if fixed_shares else onto_simplex(multipliers[:-1]), max(multipliers[-1], 0.0))

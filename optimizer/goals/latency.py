@@ -1,18 +1,15 @@
 """The fastest answer at full load; the value is seconds."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from optimizer.goals.goal import Floats, Goal, Number, register
-
-if TYPE_CHECKING:
-    from optimizer.search.bounds import Cut
-    from optimizer.search.multipliers import Relaxation
+from optimizer.arrays import Floats, Number
+from optimizer.goals.goal import Goal, register
+from optimizer.goals.relaxation import Cut, Relaxation
 
 
 @register
 class Latency(Goal):
-    """The shortest latency: the best plan takes as many replicas as there are, as an input then waits least for one."""
+    """The shortest latency: the best plan takes all replicas, as an input then waits the least."""
 
     name = "latency"
     best_with = "most"
@@ -22,7 +19,7 @@ class Latency(Goal):
         return latency_s
 
     def most_seconds_per_input(self, value: float) -> float:
-        """At least one input waits in every batch, so that a latency is no shorter than the time per input."""
+        """At least one input waits in every batch, so latency is no shorter than the time per input."""
         return value
 
     def of_one_placement(
@@ -30,8 +27,8 @@ class Latency(Goal):
     ) -> Floats:
         return latency_s(max(most, 1.0) / loads_s)
 
-    def first_bound(self, relaxation: "Relaxation") -> "Cut":
+    def first_bound(self, relaxation: Relaxation) -> Cut:
         return relaxation.fastest()
 
-    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+    def cuts(self, relaxation: Relaxation) -> list[Cut]:
         return [relaxation.fastest()]

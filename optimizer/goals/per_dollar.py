@@ -1,20 +1,17 @@
 """The most inputs per dollar; the value is dollars per hour for each input per second."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimizer.goals.goal import Floats, Goal, Number, register
-
-if TYPE_CHECKING:
-    from optimizer.search.bounds import Cut
-    from optimizer.search.multipliers import Relaxation
+from optimizer.arrays import Floats, Number
+from optimizer.goals.goal import Goal, register
+from optimizer.goals.relaxation import Cut, Relaxation, at_least_0
 
 
 @register
 class GoodputPerDollar(Goal):
-    """More replicas cost as much more as they bring, so that any number of them may be the best."""
+    """Cost grows with the replicas as goodput does, so any number of replicas may be the best."""
 
     name = "goodput-per-dollar"
 
@@ -26,14 +23,14 @@ class GoodputPerDollar(Goal):
     ) -> Floats:
         return price * loads_s
 
-    def first_bound(self, relaxation: "Relaxation") -> "Cut":
+    def first_bound(self, relaxation: Relaxation) -> Cut:
         return relaxation.plain_cut(relaxation.valuation.prices)
 
-    def cuts(self, relaxation: "Relaxation") -> "list[Cut]":
+    def cuts(self, relaxation: Relaxation) -> list[Cut]:
         """dollars per input >= price . loads + nu * (latency - budget): only lateness has a multiplier."""
 
-        def solve(multipliers: Floats) -> "tuple[Cut, Floats]":
-            found, path = relaxation.cut(relaxation.valuation.prices, float(multipliers[0]))
-            return found, np.array([relaxation.late(path)])
+        def solve(multipliers: Floats) -> tuple[Cut, Floats]:
+            cut, path = relaxation.cut(relaxation.valuation.prices, float(multipliers[0]))
+            return cut, np.array([relaxation.late(path)])
 
-        return relaxation.ascend(np.zeros(1), relaxation.at_least_0, solve)
+        return relaxation.ascend(np.zeros(1), at_least_0, solve)

@@ -1,1 +1,1 @@
-"""What a plan costs: every belief about hardware, and the evaluation of a finished plan."""
+"""What a plan costs: every assumption about hardware, and the evaluation of a finished plan."""

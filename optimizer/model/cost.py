@@ -1,26 +1,22 @@
-"""What a split costs. Every belief about hardware stands here once; all of it takes numbers or arrays.
+"""What a split costs. Every assumption about hardware is stated here once. All functions take numbers or arrays.
 
-The search (search/options.py) and the check (model/evaluate.py) sum these in ways of their own. A launch costs what its
-blocks and active ramps cost, and `launch_s` once; a batch that is to shrink stops at each ramp, which costs `stop_s` if
-anybody is left.
+The search (search/options.py) and the evaluation (model/evaluate.py) each sum these costs by themselves. A launch costs
+the time of its blocks and active ramps, and `launch_s` once. A batch that shrinks stops at each ramp, which costs
+`stop_s` if any input is left.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Number = Any  # a float or an array of floats: numpy broadcasts
+from optimizer.arrays import Number
 
-# A split that no input reaches still needs a replica: this load is so small that one replica always carries it.
+# Seconds. A split that no input reaches still needs a replica: with so small a load one replica always carries it.
 LEAST_LOAD_S = 1e-12
 
 
 def occupancy(batch: Number, staying: Number) -> Number:
-    """The chance that anybody is left of a batch of which each input stays with chance `staying`.
+    """The probability that at least one input of a batch is left, if each stays with probability `staying`.
 
-    A batch of one that left does not run the blocks behind its ramp: that is what early exit saves without batches.
+    A batch of one that left does not run the blocks behind its ramp: this is what early exit saves without batching.
 
     >>> float(occupancy(1, 0.25)), float(occupancy(2, 0.5)), float(occupancy(8, 1.0))
     (0.25, 0.75, 1.0)
@@ -29,7 +25,7 @@ def occupancy(batch: Number, staying: Number) -> Number:
 
 
 def mean_size(batch: Number, staying: Number) -> Number:
-    """How many are left when anybody is.
+    """The mean number of inputs that are left, provided that at least one is.
 
     >>> float(mean_size(1, 0.25)), bool(mean_size(8, 0.5) > 4), float(mean_size(8, 0.0))
     (1.0, True, 1.0)
@@ -40,7 +36,7 @@ def mean_size(batch: Number, staying: Number) -> Number:
 
 
 def felt_size(batch: Number, staying: Number) -> Number:
-    """How many are left in the batch of an input that stays itself. Below 1 it is one input, shorter than others.
+    """The mean size of the batch around an input that stays. Below 1 the batch is one input, shorter than usual.
 
     >>> float(felt_size(9, 0.5)), float(felt_size(0.25, 0.5))
     (5.0, 0.25)
@@ -49,7 +45,7 @@ def felt_size(batch: Number, staying: Number) -> Number:
 
 
 def occupied_s(launch_s: Number, transfer_s: Number) -> Number:
-    """A replica receives its next batch while it computes this one: the longer of the two keeps it.
+    """How long a batch occupies a replica. It receives the next batch while it computes, so the longer time counts.
 
     >>> float(occupied_s(0.004, 0.001)), float(occupied_s(0.004, 0.009))
     (0.004, 0.009)
@@ -58,7 +54,7 @@ def occupied_s(launch_s: Number, transfer_s: Number) -> Number:
 
 
 def load_s(reach: Number, occupied_s: Number, batch: Number) -> Number:
-    """Seconds of device per input that arrives at the network, of which the share `reach` comes to the split.
+    """Device seconds per input that arrives at the network, of which the share `reach` comes to the split.
 
     >>> float(load_s(0.5, 0.008, 4)), float(load_s(0.0, 0.008, 4))
     (0.001, 1e-12)
@@ -67,7 +63,7 @@ def load_s(reach: Number, occupied_s: Number, batch: Number) -> Number:
 
 
 def fill_arrivals(reach: Number, batch: Number) -> Number:
-    """Arrivals at the network until the first input of a batch has seen the last one come; 0 where no input comes.
+    """Arrivals at the network between the first and the last input of a batch; 0 where no input comes.
 
     >>> float(fill_arrivals(0.5, 4))
     6.0
@@ -78,8 +74,8 @@ def fill_arrivals(reach: Number, batch: Number) -> Number:
 def wait_arrivals(reach: Number, batch: Number) -> Number:
     """Arrivals at the network, at full load, between two launches of a split.
 
-    A placement that keeps up starts each of its splits as often as batches form, however many splits take turns on it,
-    so that a full batch waits for a replica no longer than this.
+    A placement that keeps up starts each of its splits as often as a batch of it is full, whichever splits take turns
+    on it, so a full batch waits no longer than this for a replica.
 
     >>> float(wait_arrivals(0.5, 4))
     8.0
@@ -88,11 +84,11 @@ def wait_arrivals(reach: Number, batch: Number) -> Number:
 
 
 def others_s(arrivals: Number, load_s: Number, launch_s: Number) -> Number:
-    """Where inputs stay on their replica: how long it is at the other launches of a split, in one round of `arrivals`.
+    """Seconds of one round of `arrivals` that a replica of a local placement spends on launches of its other splits.
 
-    Batches form on every replica by itself, of what its own launches let through. A round is as many arrivals as fill
-    one batch of the split that takes longest to fill. Full batches come first, the deepest before the others, so that
-    an input which stays to the end is through with its round, and what fills up finds its replica free.
+    Every replica forms its batches from the survivors of its own launches. A round is the number of arrivals that fills
+    one batch of the split that fills slowest. Full batches run first, the deepest split before the others, so an input
+    that stays to the end is finished within its round, and a batch that fills up finds its replica free.
 
     >>> float(others_s(16, 0.001, 0.004))
     0.012
@@ -101,8 +97,9 @@ def others_s(arrivals: Number, load_s: Number, launch_s: Number) -> Number:
 
 
 def latency_s(work_s: float, arrivals: float, goodput_per_s: float) -> float:
-    """Of an input that stays to the end, at full load: computing and travelling, and waiting for so many `arrivals`
-    to fill its batches and to come between two launches.
+    """Latency at full load of an input that stays to the end.
+
+    It computes and travels for `work_s`, and waits for `arrivals` that fill its batches and that come between launches.
 
     >>> latency_s(0.02, arrivals=15, goodput_per_s=3000)
     0.025
@@ -111,8 +108,10 @@ def latency_s(work_s: float, arrivals: float, goodput_per_s: float) -> float:
 
 
 def answer_s(alone_s: Number, full_s: Number, load: Number) -> Number:
-    """The same at a part of the full load. An idle replica never waits for others to come, so that an input which is
-    alone takes launches of one. A batch forms while replicas are busy, and they are busy as much as the load says.
+    """The latency at a part of the full load.
+
+    An idle replica never waits for more inputs, so a lone input takes launches of one. Batches form while replicas are
+    busy, which is the share `load` of the time.
 
     >>> answer_s(1.0, 3.0, load=0.5)
     2.0

@@ -1,4 +1,4 @@
-"""What any plan sustains, takes and costs, computed split by split from the tables and apart from the search."""
+"""The goodput, latency and cost of any plan, computed split by split from the tables, independently of the search."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from optimizer.model import cost
-from optimizer.model.limits import broken_counts, broken_facts, broken_wishes
+from optimizer.model.limits import broken_counts, broken_facts, broken_objective
 from optimizer.model.work import Work, local_waits_s, works
 from optimizer.objective import Objective
 from optimizer.plan import Plan, Split
@@ -17,17 +17,17 @@ from profiles.errors import UserError
 
 @dataclass(frozen=True)
 class SplitScore:
-    """One split of a plan. Times are seconds; `busy` is its share of its placement's time at full load."""
+    """One split of a plan. `busy` is its share of its placement's time at full load."""
 
     split: Split
     kind: str
-    reach: float  # the share of all inputs that enter
-    survivors: float  # the share of all inputs that go on
+    reach: float  # the share of all inputs that enters the split
+    survivors: float  # the share of all inputs that goes on behind it
     launch_s: float
-    felt_s: float  # what an input that stays to the end sees of a launch
+    felt_s: float  # the launch as an input sees it that stays to the end
     transfer_s: float
-    alone_s: float  # computing and travelling of an input that is alone
-    stays: bool  # its inputs are on its replica already
+    alone_s: float  # computing and transfer for a lone input
+    stays: bool  # inputs reach the split on the replica that they are on
     load_s: float
     fill_s: float
     wait_s: float
@@ -36,17 +36,17 @@ class SplitScore:
 
 @dataclass(frozen=True)
 class Score:
-    """A whole plan."""
+    """A whole plan, with one line for each limit that it breaks."""
 
     splits: tuple[SplitScore, ...]
     goodput_per_s: float
     latency_s: float  # of an input that stays to the end, at full load
     cost_per_hour: float
-    broken: tuple[str, ...]  # what the objective asks and the plan does not keep, one line each
+    broken: tuple[str, ...]
     pipelines: "tuple[Score, ...]" = ()  # where several run side by side
 
     def answer_s(self, rate_per_s: float) -> float:
-        """How long an input that stays to the end takes when so many come."""
+        """The latency of an input that stays to the end when inputs arrive at this rate."""
         if self.pipelines:
             shares = [each.goodput_per_s / self.goodput_per_s for each in self.pipelines]
             return max(each.answer_s(rate_per_s * share) for each, share in zip(self.pipelines, shares, strict=True))
@@ -55,7 +55,7 @@ class Score:
 
     @property
     def latency_parts_s(self) -> dict[str, float]:
-        """The latency of an input that stays to the end, by what it waits for; that of the slowest pipeline."""
+        """The parts of the latency of an input that stays to the end, for the slowest pipeline."""
         if self.pipelines:
             return max(self.pipelines, key=lambda pipeline: pipeline.latency_s).latency_parts_s
         return {
@@ -73,7 +73,7 @@ class Score:
 
 
 def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> Score:
-    """Goodput, latency and cost of a plan, and which wishes of the objective it breaks."""
+    """Goodput, latency and cost of a plan, and the limits of the objective that it breaks."""
     objective = objective or Objective()
     if plan.beside:
         return _together(plan, facts, objective)
@@ -81,7 +81,7 @@ def evaluate(plan: Plan, facts: Problem, objective: Objective | None = None) -> 
 
 
 def _alone(plan: Plan, facts: Problem, objective: Objective, lane: Sequence[Plan] = ()) -> Score:
-    """One pipeline. `lane`: all that are served as one with it, if there are others (Problem.lanes)."""
+    """Score one pipeline. `lane`: all pipelines that are served as one with it (Problem.lanes); empty: it alone."""
     if plan.num_blocks != facts.num_blocks:
         raise UserError(f"the plan covers {plan.num_blocks} blocks, the network has {facts.num_blocks}")
     lane, parts = lane or (plan,), list(works(plan, facts))
@@ -97,12 +97,12 @@ def _alone(plan: Plan, facts: Problem, objective: Objective, lane: Sequence[Plan
     )
     latency_s = float(sum(part.felt_s + part.transfer_s + part.fill_s + part.wait_s for part in splits))
     price = sum(p.replicas * facts.device(p.kind).price_per_hour for p in plan.placements)
-    broken = (*broken_facts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective))
+    broken = (*broken_facts(plan, facts), *broken_objective(goodput_per_s, latency_s, price, objective))
     return Score(splits, goodput_per_s, latency_s, price, broken)
 
 
 def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
-    """Pipelines side by side take shares by what each sustains: goodputs add up, and the slowest answer counts."""
+    """Score pipelines side by side, which share inputs by goodput: goodputs add up, and the slowest answer counts."""
     numbers, lanes = facts.lanes(plan), defaultdict[int, list[Plan]](list)
     for number, pipeline in zip(numbers, plan.pipelines, strict=True):
         lanes[number].append(pipeline)
@@ -113,7 +113,7 @@ def _together(plan: Plan, facts: Problem, objective: Objective) -> Score:
     goodput_per_s = sum(score.goodput_per_s for score in scores)
     latency_s, price = max(score.latency_s for score in scores), sum(score.cost_per_hour for score in scores)
     broken = [line for score in scores for line in score.broken]
-    broken += [*broken_counts(plan, facts), *broken_wishes(goodput_per_s, latency_s, price, objective)]
+    broken += [*broken_counts(plan, facts), *broken_objective(goodput_per_s, latency_s, price, objective)]
     splits = tuple(split for score in scores for split in score.splits)
     return Score(splits, goodput_per_s, latency_s, price, tuple(broken), tuple(scores))
 

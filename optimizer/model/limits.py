@@ -1,4 +1,4 @@
-"""What a plan has to keep: the fleet, the memory of its devices, the ramps that there are, and what was wished."""
+"""The limits that a plan must keep: the fleet, the memory of its devices, the existing ramps, and the objective."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,7 +9,7 @@ from optimizer.problem import Problem
 
 
 def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
-    """The memory that a split needs on its device: its weights, and the activations of its largest block."""
+    """The memory of a split on its device: its weights, and the activations of its largest block."""
     table = facts.table(kind)
     blocks = slice(split.start, split.stop)
     weights = sum(table.memory_bytes[blocks]) - sum(table.repeated_bytes[split.start + 1 : split.stop])
@@ -17,14 +17,11 @@ def memory_bytes(split: Split, facts: Problem, kind: str) -> int:
 
 
 def waiting_bytes(placement: Placement, facts: Problem) -> int:
-    """The memory of inputs that wait on a replica of a local placement: nearly a batch, and what a launch adds."""
+    """The memory of waiting inputs on a replica of a local placement: up to a batch, and the survivors of a launch."""
     hidden = facts.table(placement.kind).hidden_bytes
-    joins = [(a, b) for a, b in pairwise(sorted(placement.splits, key=_start)) if placement.local and a.stop == b.start]
+    splits = sorted(placement.splits, key=lambda split: split.start)
+    joins = [(a, b) for a, b in pairwise(splits) if placement.local and a.stop == b.start]
     return sum((a.batch_size + b.batch_size) * hidden[a.stop - 1] for a, b in joins)
-
-
-def _start(split: Split) -> int:
-    return split.start
 
 
 def broken_counts(plan: Plan, facts: Problem) -> Iterator[str]:
@@ -45,7 +42,7 @@ def broken_facts(plan: Plan, facts: Problem) -> Iterator[str]:
         yield f"ramp {ramp} is active, but no ramp stands behind that block"
 
 
-def broken_wishes(goodput_per_s: float, latency_s: float, price: float, objective: Objective) -> Iterator[str]:
+def broken_objective(goodput_per_s: float, latency_s: float, price: float, objective: Objective) -> Iterator[str]:
     close = 1 + 1e-9
     if latency_s > objective.budget_s * close:
         yield f"latency {latency_s * 1e3:.4g} ms is over the budget of {objective.budget_s * 1e3:.4g} ms"

@@ -1,21 +1,17 @@
-"""What splits take on a device: weights, activations, and in a local placement what waits between two splits."""
+"""The memory of splits on a device: weights, activations, and the waiting inputs of a local placement."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optimizer.arrays import Bools, Floats, Ints
 from optimizer.problem import Problem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by kind; `largest` is the largest batch of each."""
+    """Bytes by kind of device; `largest` is the largest batch of each kind."""
 
     facts: Problem
     largest: Ints
@@ -31,7 +27,7 @@ class DeviceMemory:
 
     @cached_property
     def _added(self) -> Floats:
-        """What a block adds to the one before it: shared weights are held once."""
+        """Kinds x blocks: the weights that a block adds to those of the block before; shared weights count once."""
         none = (0,) * self.facts.num_blocks
         added: Floats = self.weights - np.array([table.repeated_bytes or none for table in self.facts.tables], float)
         return added
@@ -43,11 +39,11 @@ class DeviceMemory:
 
     @cached_property
     def _hidden(self) -> Floats:
-        """What one input weighs behind every block; behind the last there is nothing."""
+        """Kinds x blocks: the bytes of one input behind each block; behind the last block nothing is handed on."""
         return np.array([[*table.hidden_bytes[:-1], 0.0] for table in self.facts.tables])
 
     def splits(self, start: int, batches: Ints) -> Floats:
-        """Stops x kinds x batches, of splits from one block."""
+        """Stops x kinds x batches: the memory of splits that start at one block."""
         added = np.hstack([self.weights[:, [start]], self._added[:, start + 1 :]])
         weights = np.cumsum(added, axis=1).T
         largest = np.maximum.accumulate(self._activations[:, start:], axis=1).T
@@ -55,7 +51,7 @@ class DeviceMemory:
         return memory
 
     def local(self, start: int, batches: Ints) -> Floats:
-        """The same in a local placement, with what waits before the split and behind it (limits.waiting_bytes)."""
+        """The same in a local placement, with the inputs that wait before the split and behind it (limits.py)."""
         before = self._hidden[:, [start - 1]] if start else 0.0
         waiting = (self._hidden[:, start:] + before).T
         return self.splits(start, batches) + waiting[..., None] * batches
@@ -67,11 +63,11 @@ class DeviceMemory:
 
     @cached_property
     def holds_any_cut(self) -> Bools:
-        """Kinds that hold the whole network however it is cut: their splits lose nothing by sharing one placement."""
+        """Kinds that hold the whole network however it is cut: sharing one placement costs their splits nothing."""
         return np.asarray(self.weights.sum(1) + self._activations.sum(1) * self.largest <= self.capacity)
 
     @cached_property
     def holds_any_local(self) -> Bools:
-        """Kinds that also hold all that can wait between the splits of a local placement."""
+        """Kinds that also hold all inputs that can wait between the splits of a local placement."""
         each = self._activations.sum(1) + 2 * self._hidden.sum(1)
         return np.asarray(self.weights.sum(1) + each * self.largest <= self.capacity)

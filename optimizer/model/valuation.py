@@ -1,4 +1,4 @@
-"""Values plans by their loads: finds how many replicas each placement gets, and the value of the goal that results."""
+"""Values plans by their loads: finds the best number of replicas for each placement, and the value of the goal."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,20 +6,17 @@ from functools import cached_property
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optimizer.arrays import Floats, Ints
 from optimizer.effort import LAST_BITS
 from optimizer.model import cost
 from optimizer.objective import Objective
 from optimizer.problem import Problem
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Staffing:
-    """The best replicas for some loads, by column, with their value (the smaller the better) and goodput."""
+    """The best replicas for some loads, by column, with the value (the smaller, the better) and the goodput."""
 
     value: float
     goodput_per_s: float
@@ -28,7 +25,7 @@ class Staffing:
 
 @dataclass(frozen=True)
 class Valuation:
-    """Values partial and finished plans. A column is a placement; `kind_of[column]` is its kind."""
+    """Values partial and finished plans. A column is a placement, of kind `kind_of[column]`."""
 
     facts: Problem
     objective: Objective
@@ -48,7 +45,7 @@ class Valuation:
         return inf if self.objective.cost_per_hour is None else self.objective.cost_per_hour * (1 + LAST_BITS)
 
     def least_goodput_per_s(self, work: float, arrivals: float) -> float:
-        """The goodput from which on the latency fits; infinite when none is enough."""
+        """The least goodput at which the latency is within budget; infinite if there is none."""
         floor, spare = self.objective.goodput_per_s, self.objective.budget_s - work
         if np.isinf(spare):
             return floor
@@ -57,7 +54,7 @@ class Valuation:
         return max(floor, arrivals / max(spare, LAST_BITS))
 
     def _least_goodputs(self, work: Floats, arrivals: Floats) -> Floats:
-        """`least_goodput_per_s` of many plans."""
+        """`least_goodput_per_s` for arrays of plans."""
         if np.isinf(self.objective.budget_s):
             return np.full(len(work), self.objective.goodput_per_s)
         spare = self.objective.budget_s - work
@@ -69,7 +66,7 @@ class Valuation:
         goal, least = self.objective.aim, self.least_goodput_per_s(work, arrivals)
         if np.isinf(least) or not (loads > 0).any():
             return None
-        least = max(least, goal.least_goodput_per_s(best))  # slower ones would not be taken
+        least = max(least, goal.least_goodput_per_s(best))  # a plan with less goodput is not better than `best`
         found: Staffing | None = None
         for replicas, goodput_per_s in self._staircase(loads, least):
             price = float(self.prices[list(self.kind_of)] @ replicas)
@@ -82,7 +79,7 @@ class Valuation:
         return found if found and found.value < best else None
 
     def of_one_placement(self, kind: int, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
-        """Values of plans with one placement, on that kind: as `staffed` has it, of many at once."""
+        """`staffed` for arrays of plans with one placement on this kind: their values."""
         price = float(self.prices[kind])
         most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
         fewest = np.maximum(1.0, np.ceil(self._least_goodputs(work, arrivals) * loads * (1 - LAST_BITS)))
@@ -94,9 +91,9 @@ class Valuation:
         return np.where(fewest <= most, values, inf)
 
     def _staircase(self, loads: Floats, least_per_s: float) -> Iterator[tuple[tuple[int, ...], float]]:
-        """The fewest replicas for every goodput from this one on, as far as the fleet goes.
+        """The fewest replicas for every goodput from this one up, as far as the fleet goes.
 
-        To sustain more, the slowest placement needs one replica more: there is no other way, so nothing is missed.
+        More goodput always needs one more replica of the slowest placement, so nothing is missed.
         """
         used = np.nonzero(loads > 0)[0]
         heavy, kinds = loads[used], np.array(self.kind_of)[used]
@@ -112,7 +109,7 @@ class Valuation:
 
     @cached_property
     def _takes_all(self) -> bool:
-        """Whether the best plan simply takes all devices of a kind for its one placement."""
+        """Whether the best plan is to take all devices of a kind for its one placement."""
         alone = len(set(self.kind_of)) == len(self.kind_of)
         return alone and np.isinf(self.allowed) and self.objective.aim.best_with == "most"
 
@@ -126,7 +123,7 @@ class Valuation:
         return tuple(int(count) for count in columns)
 
     def most_capacity(self, mu: Floats) -> float:
-        """The largest sum of mu over devices that the fleet and the money allow (fractions of devices too)."""
+        """The largest sum of mu over devices, fractions included, that the fleet and the cost limit allow."""
         if np.isinf(self.allowed):
             return float(mu @ self.counts)
         per_dollar = mu / np.maximum(self.prices, 1e-300)

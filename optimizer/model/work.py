@@ -1,4 +1,4 @@
-"""What each split of a plan takes, straight from the tables, before the goodput of the plan is known."""
+"""The work of each split of a plan, straight from the tables, before the goodput of the plan is known."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from optimizer.arrays import Floats
 from optimizer.model import cost
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
@@ -14,7 +15,7 @@ from profiles.errors import UserError
 
 @dataclass(frozen=True)
 class Work:
-    """One split: how many inputs reach it, and how long they keep a device and wait."""
+    """One split: the share of inputs that reach it, and the times of its launches."""
 
     split: Split
     kind: str
@@ -23,12 +24,12 @@ class Work:
     launch_s: float
     felt_s: float
     transfer_s: float
-    alone_s: float = 0.0  # computing and travelling of an input that is alone
-    stays: bool = False  # its inputs are on its replica already
+    alone_s: float = 0.0  # computing and transfer for a lone input
+    stays: bool = False  # inputs reach the split on the replica that they are on
 
     @property
     def load_s(self) -> float:
-        """Seconds of device per input that arrives at the network."""
+        """Device seconds per input that arrives at the network."""
         occupied_s = cost.occupied_s(self.launch_s, self.transfer_s)
         return float(cost.load_s(self.reach, occupied_s, self.split.batch_size))
 
@@ -42,25 +43,26 @@ class Work:
 
     @property
     def arrivals(self) -> float:
-        """How many inputs arrive at the network between two launches of this split."""
+        """The number of inputs that arrive at the network between two launches of this split."""
         return float(cost.wait_arrivals(self.reach, self.split.batch_size))
 
 
 def works(plan: Plan, facts: Problem) -> Iterator[Work]:
+    """The work of each split of a plan, in order."""
     reach, before = 1.0, None
     for split in plan.splits:
         placement = plan.placement_of(split)
         stays = placement.local and placement is before
         source = None if before is None or stays else before.kind
-        done = replace(work(split, facts, placement.kind, source, reach), stays=stays)
-        one = work(replace(split, batch_size=1), facts, placement.kind, source, reach)
-        done = replace(done, alone_s=min(one.felt_s + one.transfer_s, done.felt_s + done.transfer_s))
-        yield _turning(done, facts) if placement.local and len(placement.splits) > 1 else done
-        reach, before = done.survivors, placement
+        full = replace(work(split, facts, placement.kind, source, reach), stays=stays)
+        alone = work(replace(split, batch_size=1), facts, placement.kind, source, reach)
+        full = replace(full, alone_s=min(alone.felt_s + alone.transfer_s, full.felt_s + full.transfer_s))
+        yield _turning(full, facts) if placement.local and len(placement.splits) > 1 else full
+        reach, before = full.survivors, placement
 
 
 def _turning(work: Work, facts: Problem) -> Work:
-    """Where splits take turns, a launch occupies its replica until the front has said what runs next."""
+    """Add the pause of a replica whose splits take turns: after a launch it waits for its next order from the front."""
     turn_s = facts.turn_s(work.kind)
     waits_s = turn_s if work.felt_s else 0.0
     return replace(work, launch_s=work.launch_s + turn_s, felt_s=work.felt_s + waits_s, alone_s=work.alone_s + waits_s)
@@ -80,7 +82,7 @@ def local_waits_s(plan: Plan, works: list[Work]) -> dict[Split, float]:
 
 
 def _runs(works: list[Work]) -> Iterator[list[Work]]:
-    """Neighbours between which inputs stay on their replica."""
+    """Runs of neighbouring splits between which inputs stay on their replica."""
     edges = [i for i, work in enumerate(works) if not work.stays]
     for start, stop in pairwise([*edges, len(works)]):
         if stop - start > 1:
@@ -88,21 +90,21 @@ def _runs(works: list[Work]) -> Iterator[list[Work]]:
 
 
 def work(split: Split, facts: Problem, kind: str, source: str | None, reach: float, size: float | None = None) -> Work:
-    """A split on `kind` that the share `reach` of all inputs enters, coming from `source`.
+    """The work of a split on `kind` that the share `reach` of all inputs enters, coming from `source`.
 
-    Without a source nothing travels: the inputs come from outside, or stay where they are. `size`: of the launch, where
-    it is not full; below 1 it is one input that is shorter than others.
+    Without a source nothing is transferred: the inputs come from outside, or stay on their replica. `size` is that of
+    the launch, where it is not full; below 1 it is one input that is shorter than usual.
     """
     inside = inside_of(split, facts.survival, reach)
     launch_s, felt_s = _launch(split, facts, kind, inside, split.batch_size if size is None else size)
     transfer_s = _transfer_s(split, facts, source, kind) if source else 0.0
-    if reach == 0:  # no input comes here, so none waits
+    if reach == 0:  # no input comes to this split, so none waits for it
         felt_s = 0.0
     return Work(split, kind, reach, inside[-1], launch_s, felt_s, transfer_s if reach > 0 else 0.0)
 
 
 def until_s(split: Split, facts: Problem, kind: str, reach: float, size: float) -> list[float]:
-    """Seconds from the beginning of a launch of this size to the end of each block, as an input sees it that stays."""
+    """Seconds from the start of a launch of this size to the end of each block, for an input that stays."""
     staying = _staying(inside_of(split, facts.survival, reach))
     blocks_s = _blocks_s(split, facts, kind, cost.felt_size(size, staying))
     ends_s: list[float] = (facts.table(kind).launch_s + blocks_s.cumsum()).tolist()
@@ -110,7 +112,7 @@ def until_s(split: Split, facts: Problem, kind: str, reach: float, size: float) 
 
 
 def inside_of(split: Split, survival: tuple[float, ...], reach: float) -> list[float]:
-    """The share of all inputs inside each block of a split, and last the share that goes on behind it."""
+    """The share of all inputs inside each block of a split, and at the end the share that goes on behind it."""
     shares = [reach]
     for block in range(split.start, split.stop):
         behind = (*survival, 0.0)[block + 1]
@@ -119,29 +121,26 @@ def inside_of(split: Split, survival: tuple[float, ...], reach: float) -> list[f
 
 
 def _launch(split: Split, facts: Problem, kind: str, inside: list[float], size: float) -> tuple[float, float]:
-    """Seconds that a launch takes on average, and that an input sees which stays to the end."""
+    """Seconds of a launch: on average, and as an input sees it that stays to the end."""
     staying = _staying(inside)
-    some, mean, felt = (
-        cost.occupancy(max(size, 1), staying),
-        cost.mean_size(size, staying),
-        cost.felt_size(size, staying),
-    )
+    some, mean = cost.occupancy(max(size, 1), staying), cost.mean_size(size, staying)
+    felt = cost.felt_size(size, staying)
     launch_s = facts.table(kind).launch_s
     mean_s, felt_s = _blocks_s(split, facts, kind, mean), _blocks_s(split, facts, kind, felt)
     return launch_s + float(some @ mean_s), launch_s + float(felt_s.sum())
 
 
-def _staying(inside: list[float]) -> cost.Floats:
-    """Of the inputs that enter a split, the share inside each of its blocks."""
+def _staying(inside: list[float]) -> Floats:
+    """The share of the inputs of a split that is inside each of its blocks."""
     return np.array(inside[:-1]) / inside[0] if inside[0] > 0 else np.zeros(len(inside) - 1)
 
 
-def _blocks_s(split: Split, facts: Problem, kind: str, sizes: cost.Floats) -> cost.Floats:
-    """Seconds of each block of a split, with its ramp, in a launch that has so many inputs there."""
+def _blocks_s(split: Split, facts: Problem, kind: str, sizes: Floats) -> Floats:
+    """Seconds of each block of a split and its ramp, in a launch with these numbers of inputs."""
     table = facts.table(kind)
     row, block = np.arange(split.stop - split.start), np.arange(split.start, split.stop)
     ramps = np.array([k in split.ramps for k in range(split.start, split.stop)])
-    again_s = np.where(np.append(False, ramps[:-1]), table.each_stop_s, 0.0)  # to shrink, a batch stops at its ramps
+    again_s = np.where(np.append(False, ramps[:-1]), table.each_stop_s, 0.0)  # a batch stops at ramps to shrink
     ramp_s = np.where(ramps, table.ramp_times_s(sizes)[row, block], 0.0)
     return table.block_times_s(sizes)[row, block] + ramp_s + again_s
 

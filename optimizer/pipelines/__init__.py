@@ -1,1 +1,1 @@
-"""Several pipelines side by side, the baselines, and what no combination can exceed."""
+"""Several pipelines side by side, the baselines, and upper bounds on the goodput of any combination."""

@@ -1,7 +1,7 @@
-"""The plans that one would run without a planner, at the same costs, so that every plan can say what it gains.
+"""Plans without a planner, at the same costs, so that every plan can report its gain over them.
 
-Every baseline is a plan like any other: kinds side by side, each with the whole network at its best batch size, or at
-the one batch size that the objective fixes for all.
+Every baseline is an ordinary plan: kinds side by side, each with the whole network at its best batch size, or at the
+batch size that the objective fixes.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from optimizer.arrays import Floats
 from optimizer.effort import SAME
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.model.valuation import Valuation
@@ -17,13 +18,13 @@ from optimizer.objective import Objective
 from optimizer.pipelines.spread import Planner, spread
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem, split_with_ramps
-from optimizer.search.options import Builder, Floats
+from optimizer.search.options import Builder
 from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """`plan` is None where no batch size keeps what is asked."""
+    """A baseline by its name. `plan` is None where no batch size keeps the limits."""
 
     name: str
     plan: Plan | None
@@ -36,7 +37,7 @@ def baselines(facts: Problem, objective: Objective) -> tuple[Baseline, ...]:
 
 
 def baseline(name: str, facts: Problem, objective: Objective) -> Baseline:
-    """One baseline. It need not reach the goodput that is asked, unless the goal is to reach it."""
+    """One baseline. It need not reach the goodput of the objective, unless the goal is to reach it."""
     if not objective.aim.at_given_goodput:
         objective = replace(objective, goodput_per_s=0.0)
     plan = spread(facts, objective, PLANNERS[name])
@@ -44,10 +45,10 @@ def baseline(name: str, facts: Problem, objective: Objective) -> Baseline:
 
 
 def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
-    """The plan of a baseline, where it must have one."""
+    """The plan of a baseline. Raise UserError where it has none."""
     plan = baseline(name, facts, objective).plan
     if plan is None:
-        raise UserError(f"{name}: no batch size keeps what is asked")
+        raise UserError(f"{name}: no batch size keeps these limits")
     return plan
 
 
@@ -55,7 +56,7 @@ def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objectiv
     """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
     if stock.score is None:
         raise UserError(
-            "--alpha: without exits these devices cannot do what is asked, so that there is no cost to compare with"
+            "--alpha: without exits these devices cannot keep the limits, so there is no cost to compare with"
         )
     dollars = alpha * stock.score.cost_per_hour
     return replace(
@@ -68,18 +69,16 @@ def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objectiv
 
 
 def no_later(facts: Problem, objective: Objective) -> Objective:
-    """The same with an SLO at which no answer takes longer than without exits: the tail never grows (PAME, 2024)."""
+    """The same objective with an SLO at which no answer takes longer than without exits (PAME, 2024)."""
     stock = baseline(NO_EXITS, facts, objective).score
     if stock is None:
-        raise UserError("--no-later: without exits these devices cannot do what is asked, so there is no time to keep")
-    return replace(
-        objective, slo_s=stock.latency_s * (1 + SAME), slack=0.0
-    )  # within the SLO that was asked for, slack included
+        raise UserError("--no-later: without exits these devices cannot keep the limits, so there is no time to keep")
+    return replace(objective, slo_s=stock.latency_s * (1 + SAME), slack=0.0)  # within the SLO and slack of `objective`
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Ways to run the whole network on one kind, as arrays; `splits(i)` are those of the i-th."""
+    """Ways to run the whole network on one kind, as arrays; `splits(i)` gives those of way i."""
 
     load_s: Floats
     work_s: Floats
@@ -89,19 +88,19 @@ class Ways:
 
 
 def _best_of(ways: Callable[[Problem, Objective], Ways]) -> Planner:
-    """A planner that takes the best of the ways that `ways` lists."""
+    """A planner that takes the best of the ways that `ways` returns."""
 
     def planner(facts: Problem, objective: Objective) -> Plan | None:
-        found, valuation = ways(facts, objective), Valuation(facts, objective, (0,))
-        arrivals = 2 * found.first - 1  # to fill a batch, and between two launches
-        values = valuation.of_one_placement(0, found.load_s, found.work_s, arrivals)
+        choices, valuation = ways(facts, objective), Valuation(facts, objective, (0,))
+        arrivals = 2 * choices.first - 1  # to fill a batch, and between two launches
+        values = valuation.of_one_placement(0, choices.load_s, choices.work_s, arrivals)
         if not np.isfinite(values).any():
             return None
         best = int(values.argmin())
-        staffing = valuation.staffed(found.load_s[[best]], found.work_s[best], arrivals[best])
+        staffing = valuation.staffed(choices.load_s[[best]], choices.work_s[best], arrivals[best])
         if staffing is None:
             return None
-        return Plan((Placement(facts.devices[0].kind, staffing.replicas[0], found.splits(best), found.local),))
+        return Plan((Placement(facts.devices[0].kind, staffing.replicas[0], choices.splits(best), choices.local),))
 
     return planner
 
@@ -111,24 +110,24 @@ def _stock(facts: Problem, objective: Objective) -> Ways:
 
 
 def _naive(facts: Problem, objective: Objective) -> Ways:
-    before = zip(facts.survival, facts.survival[1:], strict=False)
-    return _whole(facts, objective, tuple(block for block, (here, behind) in enumerate(before) if behind < here))
+    shares = pairwise(facts.survival)
+    return _whole(facts, objective, tuple(block for block, (share, behind) in enumerate(shares) if behind < share))
 
 
 def _whole(facts: Problem, objective: Objective, ramps: tuple[int, ...]) -> Ways:
-    """One split, at every batch size, even across the edges of a cascade."""
-    here = Builder(replace(facts, edges=()), objective.batches, np.inf, pruned=False).starting(0)
-    here = here.only((here.stop == facts.num_blocks) & (here.inner == bool(ramps)))
+    """The network as one split at every batch size, even across the edges of a cascade."""
+    options = Builder(replace(facts, edges=()), objective.batches, np.inf, pruned=False).starting(0)
+    options = options.only((options.stop == facts.num_blocks) & (options.inner == bool(ramps)))
     return Ways(
-        here.load_s[0], here.work_s[0], here.batch.astype(float),
-        lambda i: (Split(0, facts.num_blocks, int(here.batch[i]), ramps),), local=False,
+        options.load_s[0], options.work_s[0], options.batch.astype(float),
+        lambda i: (Split(0, facts.num_blocks, int(options.batch[i]), ramps),), local=False,
     )  # fmt: skip
 
 
 def _serial(facts: Problem, objective: Objective) -> Ways:
-    """Splits of one size in turns on every device, survivors staying there (search/local.py), if all that fits.
+    """Splits of one size that take turns on every device, with survivors staying there, where they fit into memory.
 
-    For every batch and every block that the last split may start from: the lightest splits up to there.
+    For every batch and every block at which the last split may start: the lightest splits up to that block.
     """
     builder, blocks = Builder(facts, objective.batches, np.inf), facts.num_blocks
     loads, arrivals = zip(*(builder.still(start) for start in range(blocks)), strict=True)
@@ -136,9 +135,9 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
     came = np.zeros(before.shape, int)
     before[0] = 0.0 if builder.memory.holds_any_local[0] else np.inf
     for start in range(blocks):
-        grown, here = before[start] + loads[start][0].T, before[start + 1 :]
-        came[start + 1 :][grown < here] = start
-        np.minimum(here, grown, out=here)
+        grown, behind = before[start] + loads[start][0].T, before[start + 1 :]
+        came[start + 1 :][grown < behind] = start
+        np.minimum(behind, grown, out=behind)
     ends = np.stack([before[start] + loads[start][0][:, -1] for start in range(blocks)])
     last, batch = np.nonzero(np.isfinite(ends))
 
@@ -152,5 +151,7 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
     return Ways(ends[last, batch], work, (batch + 1).astype(float), splits, local=True)
 
 
-NO_EXITS, EARLY_EXIT, SERIAL = "no exits", "early exit, shrinking batches", "serial E3, one device at a time"
+NO_EXITS = "no exits"
+EARLY_EXIT = "early exit, shrinking batches"
+SERIAL = "serial E3, one device at a time"
 PLANNERS: dict[str, Planner] = {NO_EXITS: _best_of(_stock), EARLY_EXIT: _best_of(_naive), SERIAL: _best_of(_serial)}

@@ -1,9 +1,9 @@
-"""What no pipelines side by side can exceed together, however many there are, even if they share kinds.
+"""An upper bound on pipelines side by side, however many there are, even if they share kinds.
 
 Multipliers `mu` on a second of every kind and `nu` on latency bound the sum: each pipeline pays at least `bound` for an
-input, and all together pay no more than the devices can. Two things make that tight. A pipeline on one kind pays no
-less than the best one there, which was found before. And a local placement answers in time or is no choice at all, so
-that it needs no multiplier for latency.
+input, and all together pay no more than the devices have. Two facts make this tight. A pipeline on one kind pays no
+less than the best one there, which is already known. And a local placement that answers too late is no choice at all,
+so local placements need no multiplier for latency.
 """
 
 from collections.abc import Iterator
@@ -11,21 +11,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optimizer.arrays import Bools, Floats
 from optimizer.effort import EFFORT, SAME, Effort
+from optimizer.goals.relaxation import Cut
 from optimizer.objective import Objective
 from optimizer.problem import Problem
-from optimizer.search.bounds import Cut, cut
+from optimizer.search.bounds import cut
 from optimizer.search.exact import cheapest_blocks_s, least_without_exits
-from optimizer.search.local import Floats, LocalSearch
-from optimizer.search.multipliers import Relaxation
+from optimizer.search.local import LocalSearch
+from optimizer.search.multipliers import LagrangianRelaxation
 from optimizer.search.sweeps import Search
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """`alone_per_s`: what every kind sustains at most by itself, for the goal goodput; 0 where that is not known."""
+    """`alone_per_s`: the most that every kind sustains by itself, for the goal goodput; 0 where it is not known."""
 
     facts: Problem
     objective: Objective
@@ -33,7 +34,7 @@ class Ceiling:
     effort: Effort = EFFORT
 
     def bound(self, gap: float) -> float:
-        """A value that no pipelines undercut. Once it is within `gap` of what kinds do alone, it is good enough."""
+        """A value that no pipelines undercut. It stops within `gap` of what the kinds do alone."""
         enough = 1 / (self.alone_per_s.sum() * (1 + gap)) if self.alone_per_s.any() else np.inf
         least = 0.0
         for by in self._cuts():
@@ -51,9 +52,9 @@ class Ceiling:
         return Search(self.facts.without_exits, self.objective, self.effort)
 
     def _cuts(self) -> Iterator[Cut]:
-        """The goal's first bound, which is never 0 for goodput; shares as kinds have alone, with the best multiplier of
-        latency; then all the best; then between the two."""
-        relaxation = Relaxation(
+        """Cuts to try: the goal's first bound, which is never 0 for goodput; the shares that kinds have alone, with the
+        best multiplier of latency; the best of all multipliers; and some between the two."""
+        relaxation = LagrangianRelaxation(
             self._search.options, self._search.valuation, self._search.at_s, steps=self.effort.ceiling_steps,
             effort=self.effort,
         )  # fmt: skip
@@ -71,9 +72,9 @@ class Ceiling:
         yield from self._between(apart, free[-1])
 
     def _shares(self) -> Floats:
-        """As kinds have alone; a kind that can do nothing alone gets what it could do with all the time in the world.
+        """The shares that kinds have alone. A kind that can do nothing alone gets its goodput without any time limit.
 
-        With no share its seconds would cost nothing, and a way through it would make every bound 0.
+        Without a share, the seconds of that kind would cost nothing, and a way through it would make every bound 0.
         """
         each_s = cheapest_blocks_s(self.facts, self.objective) @ self.facts.survival
         guesses = self._search.valuation.counts / np.maximum(each_s, 1e-300)
@@ -81,7 +82,7 @@ class Ceiling:
         return np.asarray(guesses / guesses.sum())
 
     def _between(self, apart: Cut, free: Cut) -> Iterator[Cut]:
-        """Bounds are concave in the multipliers: halve between where kinds alone bind and where chains do."""
+        """Cuts between the two, by halving: bounds are concave, and either kinds alone or chains bind."""
         low, high = 0.0, 1.0
         for _ in range(self.effort.ceiling_halvings):
             share = (low + high) / 2
@@ -92,7 +93,7 @@ class Ceiling:
             low, high = (share, high) if by.bound < self._alone(by) else (low, share)
 
     def _least(self, by: Cut) -> float:
-        """What no pipeline costs less than, at these multipliers."""
+        """The least cost of any pipeline at these multipliers."""
         least = min(by.bound, self._alone(by), self._local(by, self._search))
         if min(map(min, self.facts.survivals)) < 1 and least_without_exits(self.facts, self.objective, by) < least:
             bare = cut(self._bare.options, by.mu, by.nu, by.offset, self._bare.at_s)[0].bound
@@ -100,27 +101,27 @@ class Ceiling:
         return least
 
     @cached_property
-    def _known(self) -> NDArray[np.bool_]:
-        """Kinds whose best pipeline is known and has one placement, so that with fewer devices each does no better."""
-        known: NDArray[np.bool_] = (self.alone_per_s > 0) & self._search.builder.memory.holds_any_cut
+    def _known(self) -> Bools:
+        """Kinds whose best pipeline is known and has one placement, so that fewer devices do no better each."""
+        known: Bools = (self.alone_per_s > 0) & self._search.builder.memory.holds_any_cut
         return known
 
     def _alone(self, by: Cut) -> float:
         costs = by.mu * self._search.valuation.counts / np.where(self._known, self.alone_per_s, 1.0) - self._offset(by)
         return float(costs[self._known].min(initial=np.inf))
 
-    def _local(self, by: Cut, here: Search) -> float:
-        """What local placements on any other kind cost at least."""
+    def _local(self, by: Cut, pipelines: Search) -> float:
+        """The least cost of local placements on any other kind."""
         budget_s, least = self.objective.budget_s * (1 + SAME), np.inf
         for kind in np.nonzero(~self._known)[0]:
 
             def costs(loads: Floats, arrivals: float, first: Floats, mu: float = float(by.mu[kind])) -> Floats:
-                late = arrivals * loads + (2 * first - 1) * here.at_s > budget_s
+                late = arrivals * loads + (2 * first - 1) * pipelines.at_s > budget_s
                 return np.where(late, np.inf, mu * loads) - self._offset(by)
 
-            least = LocalSearch(here.builder, int(kind)).best(costs, least)[0]
+            least = LocalSearch(pipelines.builder, int(kind)).best(costs, least)[0]
         return least
 
     def _offset(self, by: Cut) -> float:
-        """The offset of a cut, less the part for lateness."""
+        """The offset of a cut, without its part for lateness."""
         return by.offset - (by.nu * self.objective.budget_s if by.nu else 0.0)

@@ -1,4 +1,4 @@
-"""The goodput that no system can exceed on these devices: what simulated goodputs are a share of."""
+"""An upper bound on the goodput of any system on these devices. Simulated goodputs are reported as a share of it."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from optimizer.problem import Problem
 
 
 def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:
-    """No system serves more: every input pays for the blocks it needs, always in the best batch that the SLO allows.
+    """The bound: every input pays for the blocks it needs, always in the best batch that the SLO allows.
 
-    Ramps, launches, links, queues and the arrival of inputs cost nothing; any block runs on any device. How much of
-    which block runs where is a linear program: rate * survival[k] inputs come to block k, and no kind is over its time.
+    Ramps, launches, links, queues and the arrival of inputs cost nothing, and any block runs on any device. A linear
+    program assigns blocks to kinds: rate * survival[k] inputs reach block k, and no kind exceeds its time.
     """
     cost_s = np.array([list(_each_s(facts, kind, slo_s, max_batch)) for kind in range(len(facts.devices))])
     kinds, blocks = cost_s.shape
@@ -26,7 +26,7 @@ def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:
 
 
 def _each_s(facts: Problem, kind: int, slo_s: float, max_batch: int) -> Iterator[float]:
-    """By block: what one input costs in the best batch that ends within the SLO after the fastest way there."""
+    """By block: the time of one input in the best batch that ends within the SLO after the fastest way to the block."""
     sizes = np.arange(1, min(max_batch, facts.tables[kind].largest) + 1)
     times_s = facts.tables[kind].block_times_s(sizes)
     fastest_s = np.min([table.block_times_s(1) for table in facts.tables], axis=0)

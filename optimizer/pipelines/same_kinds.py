@@ -1,7 +1,7 @@
-"""One kind of device under several names is planned for as one kind, and its devices are told apart afterwards.
+"""Plans a kind of device that has several names as one kind, and names its devices afterwards.
 
-A plan names kinds: a pipeline on devices of several names is written as pipelines beside each other which differ in
-names and replicas alone. They are scored and served as one lane (Problem.lanes).
+A plan names kinds: a pipeline on devices of several names is written as several pipelines beside each other, which
+differ only in names and replicas. They are scored and served as one lane (Problem.lanes).
 """
 
 from collections import defaultdict
@@ -13,11 +13,11 @@ from optimizer.plan import Placement, Plan
 from optimizer.problem import Problem
 from profiles.devices import Device
 
-Names = dict[str, list[str]]  # of each kind, by the first of them
+Names = dict[str, list[str]]  # the names of each kind, by the first one
 
 
-def as_one(facts: Problem) -> Problem:
-    """The same problem with each kind under its first name alone."""
+def merged_by_kind(facts: Problem) -> Problem:
+    """The same problem with each kind under its first name."""
     devices = {device.kind: device for device in facts.devices}
     together = [
         replace(devices[first], count=sum(devices[name].count for name in names))
@@ -26,22 +26,22 @@ def as_one(facts: Problem) -> Problem:
     return facts if len(together) == len(devices) else facts.with_devices(together)
 
 
-def told_apart(plan: Plan, facts: Problem) -> Plan | None:
-    """A plan for `as_one(facts)` on the devices of all names; None where a placement has fewer devices than names."""
+def split_by_name(plan: Plan, facts: Problem) -> Plan | None:
+    """A plan of the merged problem with devices of all names; None where a placement has fewer devices than names."""
     names, left = _names(facts), {device.kind: device.count for device in facts.devices}
-    found: list[Plan] = []
+    pipelines: list[Plan] = []
     for pipeline in plan.pipelines:
         parts = [list(_of_names(placement, names[placement.kind], left)) for placement in pipeline.placements]
         most = max(map(len, parts))
         if any(each.replicas < most for each in pipeline.placements):
             return None
         rows = zip(*(_in_parts(each, most) for each in parts), strict=True)
-        found += [replace(pipeline, placements=placements) for placements in rows]
-    return replace(joined(found), promise=plan.promise)
+        pipelines += [replace(pipeline, placements=placements) for placements in rows]
+    return replace(joined(pipelines), promise=plan.promise)
 
 
 def _names(facts: Problem) -> Names:
-    """Kinds may differ in nothing."""
+    """The names of each kind. Devices of one kind agree in everything but their name and count."""
     names: dict[tuple[str, Device], list[str]] = defaultdict(list)
     for each in facts.devices:
         names[facts.first_names[each.kind], replace(each, kind="", count=0)].append(each.kind)
@@ -49,7 +49,7 @@ def _names(facts: Problem) -> Names:
 
 
 def _of_names(placement: Placement, names: list[str], left: dict[str, int]) -> Iterator[Placement]:
-    """The placement under the name of which it leaves as little over as can be, or else under several."""
+    """The placement under the name that leaves the fewest devices over, or else under several names."""
     enough = [kind for kind in names if left[kind] >= placement.replicas]
     missing = placement.replicas
     for kind in sorted(enough, key=lambda each: left[each])[:1] or sorted(names, key=lambda each: -left[each]):
@@ -61,7 +61,7 @@ def _of_names(placement: Placement, names: list[str], left: dict[str, int]) -> I
 
 
 def _in_parts(placements: list[Placement], count: int) -> list[Placement]:
-    """The same devices in so many placements, as every pipeline needs one."""
+    """The same devices in `count` placements, one for every pipeline."""
     while len(placements) < count:
         largest = max(placements, key=lambda each: each.replicas)
         rest = replace(largest, replicas=largest.replicas - 1)

@@ -1,8 +1,8 @@
 """Kinds that pipelines share: a chain that needs few devices of one kind leaves the others to another pipeline.
 
-A device is worth what it sustains among others of its kind alone. Of the chains that are the best plans for goodput per
-dollar at such prices, that one is taken which sustains most above what its devices are worth; what it leaves is shared
-in the same way, as long as there is such a chain. That is no proof of the best: only the ceiling bounds it.
+The worth of a device is its goodput among others of its kind alone. With these worths as prices, chains are planned for
+the most goodput per dollar. The chain with the largest goodput above the worth of its devices is taken, and the devices
+that it leaves are shared in the same way. This proves no plan the best: only the ceiling bounds it.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from optimizer.problem import Problem
 from optimizer.search.exact import search
 from profiles.devices import Device
 
-# What a device may be worth of a kind that can do nothing alone, times what the best one is worth.
+# The assumed worth of a device whose kind can do nothing alone, as multiples of the largest worth.
 GUESSES = (0.1, 0.3, 1.0)
 
 
@@ -34,17 +34,17 @@ class Sharing:
     objective: Objective
     gap: float
     effort: Effort
-    alone: dict[Device, Plan | None]  # the best pipeline of each kind by itself, as far as it is known
+    alone: dict[Device, Plan | None]  # the best pipeline of each kind by itself, where it is known
     _chained: dict[tuple[Device, Device], Plan | None] = field(default_factory=dict)
 
     def pipelines(self) -> list[Plan]:
-        """With their promises. Those that differ in how many devices they have alone are one."""
+        """All pipelines with their promises. Pipelines that differ only in their numbers of devices are merged."""
         alike = defaultdict[object, list[Plan]](list)
         for plan in self._chains_and_rest(self.facts.devices):
             alike[tuple((each.kind, each.splits, each.local) for each in plan.placements)].append(plan)
-        return [self._as_one(plans) for plans in alike.values()]
+        return [self._merged(plans) for plans in alike.values()]
 
-    def _as_one(self, plans: Sequence[Plan]) -> Plan:
+    def _merged(self, plans: Sequence[Plan]) -> Plan:
         counts = (sum(each.replicas for each in row) for row in zip(*(plan.placements for plan in plans), strict=True))
         placements = (replace(each, replicas=count) for each, count in zip(plans[0].placements, counts, strict=True))
         plan = replace(plans[0], placements=tuple(placements))
@@ -52,7 +52,7 @@ class Sharing:
         return replace(plan, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, MOST_GAP))
 
     def _chains_and_rest(self, devices: Sequence[Device]) -> list[Plan]:
-        """Chains as long as one sustains more than its devices do alone, then every kind that is left by itself."""
+        """Chains as long as one sustains more than its devices do alone, then every remaining kind by itself."""
         worth = {each.kind: promised_per_s(self._by_itself(each)) / each.count for each in devices}
         chain = max(self._chains(devices, worth), key=lambda each: _gain(each, worth), default=None)
         if chain is None:
@@ -70,19 +70,19 @@ class Sharing:
 
     def _by_itself(self, device: Device) -> Plan | None:
         if device not in self.alone:
-            here = self.facts.with_devices([device])
-            self.alone[device] = search(here, self.objective, self.gap, effort=self.effort)
+            facts = self.facts.with_devices([device])
+            self.alone[device] = search(facts, self.objective, self.gap, effort=self.effort)
         return self.alone[device]
 
     def _chain(self, pair: tuple[Device, Device]) -> Plan | None:
-        """The plan on these two kinds that sustains most for what it uses, if that is worthwhile."""
+        """The best plan on these two kinds for goodput per dollar, if its gain is worthwhile."""
         if pair not in self._chained and not self.effort.out_of_time():
-            here, asked = self.facts.with_devices(pair), replace(self.objective, goal="goodput-per-dollar")
+            facts, objective = self.facts.with_devices(pair), replace(self.objective, goal="goodput-per-dollar")
             below = 1 / (1 + self.effort.worthwhile)
-            self._chained[pair] = search(here, asked, self.gap, below=below, prove=False, effort=self.effort)
+            self._chained[pair] = search(facts, objective, self.gap, below=below, prove=False, effort=self.effort)
         return self._chained.get(pair)
 
 
 def _gain(chain: Plan, worth: dict[str, float]) -> float:
-    """How much more a chain sustains than its devices would alone."""
+    """The goodput of a chain above that of its devices alone."""
     return promised_per_s(chain) - sum(worth[kind] * count for kind, count in chain.devices().items())

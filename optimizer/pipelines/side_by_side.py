@@ -1,20 +1,21 @@
 """Pipelines side by side: kinds of devices that do better apart than in one chain each take a share of the inputs.
 
-Every block of a pipeline runs on one kind, so that a fleet of several kinds must be chained. Where links are slow or
-kinds uneven, it is better to let some kinds work beside the others:
+Every block of a pipeline runs on one kind, so a pipeline on several kinds chains them. Where links are slow or kinds
+uneven, it is better to let some kinds work beside the others:
 
     most(S) = max( goodput of the best pipeline on S,
                    max over T in S of goodput of the best pipeline on T + most(S - T) )
 
-over sets of kinds, where a kind belongs to one pipeline. Then kinds may be shared (pipelines/sharing.py). A ceiling
-(pipelines/ceiling.py) bounds the sum for any number of pipelines, also for ones that share a kind, so that most sets
-need never be looked at.
+over sets of kinds, where a kind belongs to one pipeline. After that, kinds may be shared (pipelines/sharing.py).
+A ceiling (pipelines/ceiling.py) bounds the sum for any number of pipelines, also for ones that share a kind, so most
+sets need not be planned at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+from math import comb
 
 import numpy as np
 
@@ -23,15 +24,19 @@ from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.ceiling import Ceiling
-from optimizer.pipelines.same_kinds import as_one, told_apart
+from optimizer.pipelines.same_kinds import merged_by_kind, split_by_name
 from optimizer.pipelines.sharing import Sharing, promised_per_s
 from optimizer.pipelines.spread import best_of, joined, spread, value
 from optimizer.plan import Plan, Promise
 from optimizer.problem import Problem
 from optimizer.search.exact import search
 from profiles.devices import Device
+from profiles.errors import UserError
 
 Kinds = frozenset[int]
+Find = Callable[[Problem, Objective, float], Plan | None]
+# The most choices of cuts that `few_splits` plans for, each with a search of its own.
+MOST_CHOICES = 600
 
 
 @dataclass(frozen=True)
@@ -46,25 +51,25 @@ class Pipelines:
 
     @property
     def most(self) -> float:
-        """The goodput that no pipelines on these kinds exceed, as is proved."""
+        """A proven upper bound on the goodput of any pipelines on these kinds."""
         return sum(plan.promise.goodput_per_s * (1 + plan.promise.gap) for plan in self.plans if plan.promise)
 
 
 def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort: Effort = EFFORT) -> Plan | None:
-    """The best pipelines, one or several: the fastest one, with the others `beside` it.
+    """The best pipelines, one or several: the one with the most goodput, with the others `beside` it.
 
-    One kind under several names is one kind, as far as its devices can be told apart afterwards.
+    One kind under several names is planned as one kind, as far as its devices can be named afterwards.
     """
-    together = as_one(facts)
+    together = merged_by_kind(facts)
     if together is facts:
         return _by_kinds(facts, objective, gap, effort)
     plan = _by_kinds(together, objective, gap, effort)
     if plan is None:
         return None
-    if apart := told_apart(plan, facts):
+    if apart := split_by_name(plan, facts):
         return apart
     unshared = _by_kinds(together, objective, gap, replace(effort, kinds_shared=0))
-    others = [unshared and told_apart(unshared, facts), _by_kinds(facts, objective, gap, effort)]
+    others = [unshared and split_by_name(unshared, facts), _by_kinds(facts, objective, gap, effort)]
     return best_of(others, facts, objective)
 
 
@@ -76,13 +81,13 @@ def _by_kinds(facts: Problem, objective: Objective, gap: float, effort: Effort) 
 
 
 def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
-    """One pipeline, or kinds side by side that are used up one after the other; never worse than a baseline."""
-    one = search(facts, objective, gap, effort=effort)
+    """One pipeline, or kinds side by side that are filled one after the other; never worse than a baseline."""
+    single = search(facts, objective, gap, effort=effort)
     several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
-    free = objective.cuts is None and not facts.edges  # baselines are cut as they want
+    free = objective.cuts is None and not facts.edges  # baselines do not keep given cuts
     others = baselines(facts, objective) if free else ()
-    best = best_of([one, several, *(each.plan for each in others)], facts, objective)
-    if best is None or best is one:
+    best = best_of([single, several, *(each.plan for each in others)], facts, objective)
+    if best is None or best is single:
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
     score = evaluate(best, facts, objective)
@@ -91,33 +96,33 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
 
 
 def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
-    """Plan every set of kinds in turn, until the ceiling says that no more can be gained."""
+    """Plan every set of kinds in turn, until the ceiling shows that no more can be gained."""
     alone = replace(objective, goodput_per_s=0.0)
     all_kinds = frozenset(range(len(facts.devices)))
-    found: dict[Kinds, Pipelines] = {}
+    planned: dict[Kinds, Pipelines] = {}
     least = 0.0
     for kinds in _sets(len(facts.devices), effort.kinds_in_all_sets):
         if len(kinds) == 2 and not least:
             most_alone = [
-                found[each].most if (each := frozenset({kind})) in found else 0.0 for kind in sorted(all_kinds)
+                planned[each].most if (each := frozenset({kind})) in planned else 0.0 for kind in sorted(all_kinds)
             ]
             least = Ceiling(facts, alone, np.array(most_alone), effort).bound(gap)
-        most = _most(found, len(facts.devices))
+        most = _most(planned, len(facts.devices))
         if least * max(most[all_kinds].goodput_per_s * (1 + gap), 1e-300) >= 1:
             break
-        if least and found and effort.out_of_time():
+        if least and planned and effort.out_of_time():
             break
         apart = most[kinds].goodput_per_s * (1 + max(gap, SAME))
-        here = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
-        # The ceiling bounds what kinds can do together, so that a chain of several needs no proof of its own.
-        plan = search(here, alone, gap, below=1 / apart if apart else np.inf, prove=len(kinds) == 1, effort=effort)
+        together = facts.with_devices([facts.devices[kind] for kind in sorted(kinds)])
+        # The ceiling bounds what kinds can do together, so a chain of several needs no proof of its own.
+        plan = search(together, alone, gap, below=1 / apart if apart else np.inf, prove=len(kinds) == 1, effort=effort)
         if plan:
-            found[kinds] = Pipelines((plan,))
-    best = _most(found, len(facts.devices))[all_kinds]
+            planned[kinds] = Pipelines((plan,))
+    best = _most(planned, len(facts.devices))[all_kinds]
     proved = least * best.goodput_per_s * (1 + gap) >= 1
     if not proved and len(facts.devices) <= effort.kinds_shared and not effort.out_of_time():
         known: dict[Device, Plan | None] = {
-            facts.devices[kind]: each.plans[0] for (kind, *others), each in found.items() if not others
+            facts.devices[kind]: each.plans[0] for (kind, *others), each in planned.items() if not others
         }
         shared = Pipelines(tuple(Sharing(facts, alone, gap, effort, known).pipelines()))
         best = max(best, shared, key=lambda each: each.goodput_per_s)
@@ -127,22 +132,24 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
 
 
 def _sets(kinds: int, all_up_to: int) -> Iterator[Kinds]:
-    """Small sets first: they are quickly planned, and often enough."""
+    """Small sets first: they are planned quickly, and are often enough."""
     sizes = range(1, kinds + 1) if kinds <= all_up_to else (1, 2, kinds)
     for size in sizes:
         yield from map(frozenset, combinations(range(kinds), size))
 
 
-def _most(found: dict[Kinds, Pipelines], kinds: int) -> dict[Kinds, Pipelines]:
-    """`most` of every set of kinds, from the pipelines found so far."""
+def _most(plans: dict[Kinds, Pipelines], num_kinds: int) -> dict[Kinds, Pipelines]:
+    """`most` of every set of kinds, from the sets planned so far."""
     most: dict[Kinds, Pipelines] = {frozenset(): Pipelines(())}
-    for kind in range(kinds):
+    for kind in range(num_kinds):
         for rest in list(most):
-            here = rest | {kind}
+            kinds = rest | {kind}
             choices = [
-                Pipelines((*found[taken].plans, *most[here - taken].plans)) for taken in found if kind in taken <= here
+                Pipelines((*plans[chain].plans, *most[kinds - chain].plans))
+                for chain in plans
+                if kind in chain <= kinds
             ]
-            most[here] = max([most[rest], *choices], key=lambda each: each.goodput_per_s)
+            most[kinds] = max([most[rest], *choices], key=lambda each: each.goodput_per_s)
     return most
 
 
@@ -152,3 +159,24 @@ def _joined(pipelines: Pipelines, facts: Problem, ceiling: float) -> Plan:
     gap = min(max(0.0, float(ceiling) / score.goodput_per_s - 1), MOST_GAP)
     promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, gap if gap > SAME else 0.0)
     return replace(plan, promise=promise)
+
+
+def few_splits(facts: Problem, objective: Objective, gap: float, most: int, find: Find) -> Plan | None:
+    """The best plan by `find` whose pipelines have at most `most` splits each.
+
+    Where the best plan of all has more, it is the best of the plans whose pipelines are all cut at the same blocks.
+    """
+    plan = find(facts, objective, gap)
+    if plan is None or all(len(pipeline.splits) <= most for pipeline in plan.pipelines):
+        return plan
+    inside = range(1, facts.num_blocks)
+    choices = sum(comb(len(inside), count) for count in range(most))
+    if choices > MOST_CHOICES:
+        raise UserError(
+            f"{facts.num_blocks} blocks are cut into at most {most} splits in {choices:,} ways, and {MOST_CHOICES} "
+            "can be tried: ask for fewer splits, or name the cuts"
+        )
+    plans = [
+        find(facts, replace(objective, cuts=cuts), gap) for count in range(most) for cuts in combinations(inside, count)
+    ]
+    return best_of(plans, facts, objective)

@@ -1,6 +1,6 @@
 """Kinds of devices side by side, each with the whole network, for any goal and any planner of a single kind.
 
-Kinds are used up one after the other; the last one takes the inputs that are left, or the money.
+Kinds are filled one after the other; the last one takes the remaining inputs, or the remaining money.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,13 @@ from optimizer.objective import Objective
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 
-# The best plan for a problem of one kind, if there is any.
+# Plans a problem of one kind; None if there is no plan.
 Planner = Callable[[Problem, Objective], Plan | None]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One kind by itself, all of its devices at work."""
+    """One kind by itself, with all of its devices in use."""
 
     facts: Problem
     plan: Plan
@@ -28,7 +28,7 @@ class Pipeline:
 
 
 def value(plan: Plan, facts: Problem, objective: Objective) -> float:
-    """The value of a plan for the goal, the smaller the better; infinite if it breaks a limit."""
+    """The value of a plan for the goal (the smaller, the better); infinite if the plan breaks a limit."""
     score = evaluate(plan, facts, objective)
     if score.broken:
         return float("inf")
@@ -36,22 +36,22 @@ def value(plan: Plan, facts: Problem, objective: Objective) -> float:
 
 
 def best_of(plans: Sequence[Plan | None], facts: Problem, objective: Objective) -> Plan | None:
-    """The plan of the least value; of equals the first."""
-    found, least = None, float("inf")
+    """The plan with the least value; of equal ones the first."""
+    best, least = None, float("inf")
     for plan in plans:
-        if plan and (here := value(plan, facts, objective)) < least * (1 - SAME):
-            found, least = plan, here
-    return found
+        if plan and (plan_value := value(plan, facts, objective)) < least * (1 - SAME):
+            best, least = plan, plan_value
+    return best
 
 
 def joined(plans: Sequence[Plan]) -> Plan:
-    """The fleet's plan of some pipelines: the first, the others beside it."""
+    """One plan of several pipelines: the first, with the others beside it. It promises nothing yet."""
     first, *others = plans
     return replace(first, promise=None, beside=tuple(replace(each, promise=None) for each in others))
 
 
 def spread(facts: Problem, objective: Objective, planner: Planner, effort: Effort = EFFORT) -> Plan | None:
-    """The best plan of pipelines that run the whole network on a kind each."""
+    """The best plan in which every pipeline runs the whole network on one kind."""
     alone = [facts.with_devices((device,)) for device in facts.devices]
     plans = [planner(each, objective) for each in alone]
     if len(alone) > 1 and (objective.aim.adds_up or objective.goodput_per_s > 0):
@@ -86,7 +86,7 @@ def _one_after_the_other(
 
 
 def _used_up(order: Sequence[Pipeline], objective: Objective, planner: Planner) -> tuple[list[Pipeline], list[Plan]]:
-    """The kinds that are used up, and the one that takes the rest of the inputs, or of the money."""
+    """The kinds that are used in full, and the plan of the one that takes the rest of the inputs, or of the money."""
     used: list[Pipeline] = []
     left = objective.goodput_per_s if not objective.aim.adds_up else float("inf")
     dollars = objective.cost_per_hour if objective.cost_per_hour is not None else float("inf")

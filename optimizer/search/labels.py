@@ -1,4 +1,4 @@
-"""Partial plans from the first block to the last: all those that no other one beats and no bound rules out.
+"""Partial plans from the first block to the last: all that no other one dominates and no bound rules out.
 
 A label stands before block a and holds the loads of the blocks it has passed. With x + o for label x and option o:
 
@@ -6,8 +6,8 @@ A label stands before block a and holds the loads of the blocks it has passed. W
     labels(b) = undominated { x + o : x in labels(a), o an option from a that stops at b, bound(x + o) <= limit }
 
 `loads` has one column per placement. x dominates y when it came from the same kind and is no larger in any column, nor
-in latency at the highest and at the lowest goodput of interest: whatever completes y then completes x at least as well.
-If a kind's device holds the whole network, all splits on it share one column, which never costs a replica:
+in latency at the highest and at the lowest goodput that matter: any completion of y then completes x at least as well.
+If a kind's device holds the whole network, all splits on it share one column, which never costs a replica, as
 ceil(x + y) <= ceil(x) + ceil(y). Other kinds have several columns, each with splits that fit into its memory.
 """
 
@@ -15,26 +15,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optimizer.arrays import Bools, Floats, Ints
 from optimizer.effort import EFFORT, SAME, SPARE_BITS, Effort
-from optimizer.search.bounds import Cut
+from optimizer.goals.relaxation import Cut
+from optimizer.search.bounds import through
 from optimizer.search.options import Options
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class LabelSet:
-    """Arrays of one entry per partial plan; `parent`, `option` and `column` say how it was made."""
+    """Arrays with one entry per partial plan; `parent`, `option` and `column` tell how it was made."""
 
     loads: Floats
     memory: Floats
     work: Floats
     arrivals: Floats
-    kind: Ints  # of the last split
-    origin: Ints  # the block before which its parent stands
+    kind: Ints  # kind of the last split
+    origin: Ints  # the block of the parent
     parent: Ints
     option: Ints
     column: Ints
@@ -42,7 +40,7 @@ class LabelSet:
     def __len__(self) -> int:
         return len(self.work)
 
-    def pick(self, rows: NDArray[np.bool_] | Ints) -> "LabelSet":
+    def pick(self, rows: Bools | Ints) -> "LabelSet":
         return LabelSet(**{name: array[rows] for name, array in vars(self).items()})
 
     @classmethod
@@ -59,7 +57,7 @@ class LabelSet:
 
 @dataclass(frozen=True)
 class PlacementColumns:
-    """Placements that a plan may have: `kind[j]` of every column, and its memory in bytes (inf: no limit)."""
+    """The placements that a plan may have: the `kind` of every column, and its memory in bytes (inf: no limit)."""
 
     kind: Ints
     capacity: Floats
@@ -76,20 +74,20 @@ class PlacementColumns:
 
 @dataclass
 class LabelSweep:
-    """One sweep over the blocks. `limits[i]` is the largest bound that cut i may give; it may shrink between sweeps."""
+    """One sweep over the blocks. `limits[i]` is the largest bound by cut i; it may shrink between sweeps."""
 
     options: Sequence[Options]
     columns: PlacementColumns
     counts: Floats
     cuts: Sequence[Cut]
     limits: Sequence[float]
-    spacings_s: Sequence[float]  # seconds per input at which latencies are compared; none when latency does not matter
-    least_goodput_per_s: float  # of any plan of interest
-    width: int  # the most labels that are kept before a block
-    proof: bool  # a proof ends as soon as it would have to drop a label, since it then proves nothing
+    spacings_s: Sequence[float]  # seconds per input at which latencies are compared; none if latency does not matter
+    least_goodput_per_s: float  # of any plan that matters
+    width: int  # the most labels before a block
+    proof: bool  # a proof ends as soon as it would have to drop a label, since it would prove nothing
     effort: Effort = EFFORT
     by_block: list[LabelSet] = field(default_factory=list)
-    dropped: float = np.inf  # the least bound of any label that was dropped because there were too many
+    dropped: float = np.inf  # the least bound of the labels that were dropped to keep `width`
 
     def run(self) -> LabelSet:
         """Sweep over all blocks; returns the labels of whole plans."""
@@ -97,17 +95,17 @@ class LabelSweep:
         waiting: list[list[LabelSet]] = [[] for _ in range(len(self.options) + 1)]
         waiting[0].append(LabelSet.nothing(len(self.columns.kind), kinds))
         nothing = LabelSet.nothing(len(self.columns.kind), kinds).pick(np.zeros(0, int))
-        for block, here in enumerate(self.options):
-            if self.effort.out_of_time():  # what was not looked at is bounded by the cuts alone
+        for block, options in enumerate(self.options):
+            if self.effort.out_of_time():  # only the cuts bound the labels that are not reached
                 self.dropped = -np.inf
                 return nothing
             labels = self._settle(waiting[block], block)
             waiting[block] = []
             self.by_block.append(labels)
-            if len(labels) and len(here):
-                for part in self._extend(labels, here):
-                    for stop in np.unique(here.stop[part.option]):
-                        waiting[stop].append(part.pick(here.stop[part.option] == stop))
+            if len(labels) and len(options):
+                for part in self._extend(labels, options):
+                    for stop in np.unique(options.stop[part.option]):
+                        waiting[stop].append(part.pick(options.stop[part.option] == stop))
         return LabelSet.join(waiting[-1]) if waiting[-1] else nothing
 
     def _settle(self, parts: list[LabelSet], block: int) -> LabelSet:
@@ -117,17 +115,17 @@ class LabelSweep:
         return self._narrow(labels.pick(undominated(self._measures(labels), labels.kind)), block, self.width)
 
     def _narrow(self, labels: LabelSet, block: int, width: int) -> LabelSet:
-        """The labels of the least bounds, if there are too many; none of them when this sweep is a proof."""
+        """The labels with the least bounds, if there are too many; none of them when this sweep is a proof."""
         if len(labels) <= width:
             return labels
         width = 0 if self.proof else width
         bounds = self.bounds(labels, block)
-        order = np.argsort(_rank_in_group(bounds, labels.kind), kind="stable")  # so that each kind keeps some
+        order = np.argsort(_rank_in_group(bounds, labels.kind), kind="stable")  # leaves labels of each kind
         self.dropped = min(self.dropped, float(bounds[order[width:]].min()))
         return labels.pick(np.sort(order[:width]))
 
     def bounds(self, labels: LabelSet, block: int = -1) -> Floats:
-        """The tightest bound of each label, as a value of the goal; the last cut is latency and no bound."""
+        """The tightest bound of each label, as a value of the goal; the last cut is latency, which is no bound."""
         spent = [each.spent(self._kinds(labels.loads), labels.work, labels.arrivals) for each in self.cuts]
         goal = [paid + each.togo[block, labels.kind] - each.offset for paid, each in zip(spent, self.cuts, strict=True)]
         return np.asarray(np.max(goal[:-1], axis=0))
@@ -140,68 +138,70 @@ class LabelSweep:
         memory = labels.memory[:, np.isfinite(self.columns.capacity)]
         return np.concatenate([labels.loads, memory, *late], axis=1)
 
-    def _extend(self, labels: LabelSet, here: Options) -> list[LabelSet]:
-        """Every label with every option, as far as the cuts allow."""
-        classes = here.class_of[labels.kind]
-        found = []
+    def _extend(self, labels: LabelSet, options: Options) -> list[LabelSet]:
+        """Every label extended by every option, as far as the cuts allow."""
+        classes = options.class_of[labels.kind]
+        extended = []
         for row in np.unique(classes):
             members = np.nonzero(classes == row)[0]
-            step = max(1, self.effort.pairs // len(here))
+            step = max(1, self.effort.pairs // len(options))
             for at in range(0, len(members), step):
-                found += self._pairs(labels, members[at : at + step], here, row)
-        return found
+                extended += self._pairs(labels, members[at : at + step], options, row)
+        return extended
 
-    def _pairs(self, labels: LabelSet, rows: Ints, here: Options, source: int) -> list[LabelSet]:
+    def _pairs(self, labels: LabelSet, rows: Ints, options: Options, source: int) -> list[LabelSet]:
         spent = [
             each.spent(self._kinds(labels.loads[rows]), labels.work[rows], labels.arrivals[rows]) for each in self.cuts
         ]
-        through = [each.through(here, source) for each in self.cuts]
+        ahead = [through(each, options, source) for each in self.cuts]
         limits = [limit + each.offset for limit, each in zip(self.limits, self.cuts, strict=True)]
-        fits = np.ones(len(here), bool)
-        for paid, rest, limit in zip(spent, through, limits, strict=True):
+        fits = np.ones(len(options), bool)
+        for paid, rest, limit in zip(spent, ahead, limits, strict=True):
             fits &= (rest <= limit - paid.min()) & np.isfinite(rest)
         choice = np.nonzero(fits)[0]
-        label, option = np.nonzero(spent[-2][:, None] + through[-2][choice] <= limits[-2])
+        label, option = np.nonzero(spent[-2][:, None] + ahead[-2][choice] <= limits[-2])
         option = choice[option]
         if len(label) > self.effort.crowd * self.width:
-            score = spent[-2][label] + through[-2][option]
+            score = spent[-2][label] + ahead[-2][option]
             order = np.argpartition(score, self.effort.crowd * self.width)
             self.dropped = min(self.dropped, float(score[order[self.effort.crowd * self.width]]) - self.cuts[-2].offset)
             label, option = (
                 label[order[: self.effort.crowd * self.width]],
                 option[order[: self.effort.crowd * self.width]],
             )
-        for paid, rest, limit in zip(spent, through, limits, strict=True):
+        for paid, rest, limit in zip(spent, ahead, limits, strict=True):
             keep = paid[label] + rest[option] <= limit
             label, option = label[keep], option[keep]
-        return self._place(labels, rows[label], here, option, source)
+        return self._place(labels, rows[label], options, option, source)
 
-    def _place(self, labels: LabelSet, label: Ints, here: Options, option: Ints, source: int) -> list[LabelSet]:
-        """Place each pair on every column of its kind that may take it: those in use, and the first unused one."""
+    def _place(self, labels: LabelSet, label: Ints, options: Options, option: Ints, source: int) -> list[LabelSet]:
+        """Place each pair on every column of its kind that may take it: columns in use, and the first unused one."""
         columns = self.columns.of(len(self.counts))
         result = []
         for turn in range(max(len(each) for each in columns)):
-            target = np.array([each[turn] if turn < len(each) else -1 for each in columns])[here.kind[option]]
+            target = np.array([each[turn] if turn < len(each) else -1 for each in columns])[options.kind[option]]
             free = labels.loads[label, target] == 0
             opened = free & (labels.loads[label, target - 1] == 0) if turn else np.zeros(len(label), bool)
-            memory = labels.memory[label, target] + here.memory[option]
+            memory = labels.memory[label, target] + options.memory[option]
             keep = (target >= 0) & ~opened & (memory <= self.columns.capacity[target])
             if keep.any():
-                result.append(self._grown(labels, label[keep], here, option[keep], source, target[keep]))
+                result.append(self._grown(labels, label[keep], options, option[keep], source, target[keep]))
         return [part for part in result if len(part)]
 
-    def _grown(self, labels: LabelSet, label: Ints, here: Options, option: Ints, source: int, column: Ints) -> LabelSet:
+    def _grown(
+        self, labels: LabelSet, label: Ints, options: Options, option: Ints, source: int, column: Ints
+    ) -> LabelSet:
         loads, memory, row = labels.loads[label], labels.memory[label], np.arange(len(label))
-        loads[row, column] += here.load_s[source, option]
-        memory[row, column] += here.memory[option]
+        loads[row, column] += options.load_s[source, option]
+        memory[row, column] += options.memory[option]
         grown = LabelSet(
-            loads, memory, labels.work[label] + here.work_s[source, option],
-            labels.arrivals[label] + here.arrivals[option], here.kind[option], np.full(len(label), here.start), label,
-            option, column,
+            loads, memory, labels.work[label] + options.work_s[source, option],
+            labels.arrivals[label] + options.arrivals[option], options.kind[option],
+            np.full(len(label), options.start), label, option, column,
         )  # fmt: skip
         return grown.pick(self._enough_devices(loads))
 
-    def _enough_devices(self, loads: Floats) -> NDArray[np.bool_]:
+    def _enough_devices(self, loads: Floats) -> Bools:
         replicas = np.ceil(loads * self.least_goodput_per_s * (1 - SAME))
         return np.asarray((self._kinds(np.maximum(replicas, loads > 0)) <= self.counts).all(axis=1))
 
@@ -219,20 +219,20 @@ def _rank_in_group(values: Floats, group: Ints) -> Ints:
 
 
 def undominated(points: Floats, group: Ints) -> Ints:
-    """Rows that no other row of their group equals or undercuts in every column, the least of equals; in order.
+    """The rows that no other row of their group equals or undercuts in every column; of equal rows the least.
 
-    Numbers that differ from the eleventh digit on are equal. No float here is negative, so bits sort like numbers.
+    Numbers that differ only from the eleventh digit on are equal. No float is negative, so bits sort like numbers.
     """
     if not len(points):
         return np.zeros(0, np.int64)
     coarse = np.ascontiguousarray(points).view(np.int64) >> SPARE_BITS
     groups = (np.nonzero(group == each)[0] for each in np.unique(group))
-    kept = [rows[_front(coarse[rows], np.argsort(points[rows].sum(axis=1), kind="stable"))] for rows in groups]
-    return np.sort(np.concatenate(kept))
+    rows_by_group = [rows[_front(coarse[rows], np.argsort(points[rows].sum(axis=1), kind="stable"))] for rows in groups]
+    return np.sort(np.concatenate(rows_by_group))
 
 
 def _front(points: Ints, order: Ints, chunk: int = 256) -> Ints:
-    """Go in order of the points' sums, since no point with a larger sum can dominate one with a smaller."""
+    """The front, in order of the points' sums: no point can dominate one with a smaller sum."""
     front = np.zeros(0, np.int64)
     for at in range(0, len(order), chunk):
         rows = order[at : at + chunk]
@@ -243,7 +243,7 @@ def _front(points: Ints, order: Ints, chunk: int = 256) -> Ints:
     return front
 
 
-def _beaten(front: Ints, points: Ints) -> NDArray[np.bool_]:
+def _beaten(front: Ints, points: Ints) -> Bools:
     beats = np.ones((len(front), len(points)), bool)
     for column in range(points.shape[1]):
         beats &= front[:, column, None] <= points[:, column]

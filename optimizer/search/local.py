@@ -1,12 +1,12 @@
-"""The best local placement: the whole network on every device of one kind, whose splits take turns.
+"""The best local placement: the whole network on every device of one kind, with splits that take turns.
 
 Each split keeps its batch size, and survivors stay on their replica. A round is the number of arrivals c that fills one
-batch of the split that fills slowest; an answer takes c * load (cost.others_s), plus the wait for the first batch.
-For one c the lightest way from block a to the end is a shortest path,
+batch of the split that fills slowest; an answer takes c * load (cost.others_s), plus the wait for the first batch. For
+a given c the lightest way from block a to the end is a shortest path,
 
     lightest(a, c) = min over stops b and batches n with n / reach[a] <= c of  load(a, b, n) + lightest(b, c),
 
-and it gets lighter as c grows, so one bound covers a whole range of c: load at its last c, latency at its first.
+and it gets lighter as c grows, so one bound covers a range of c: the load at its last c with the latency at its first.
 """
 
 import heapq
@@ -16,17 +16,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optimizer.arrays import Floats, Ints
 from optimizer.effort import SAME
 from optimizer.search.options import Builder
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 
 class Chain(NamedTuple):
-    """The whole network in splits, as (stop, batch) of each, with their total load and latency."""
+    """The whole network in splits, as pairs of stop and batch, with their total load and latency."""
 
     splits: tuple[tuple[int, int], ...]
     load_s: float
@@ -37,12 +34,12 @@ class Chain(NamedTuple):
         return self.arrivals * self.load_s
 
 
-# The value of chains by their loads, the arrivals of their round, and their first batches; smaller is better.
+# The value of chains by their loads, the arrivals of their round, and their first batches; the smaller, the better.
 Value = Callable[[Floats, float, Floats], Floats]
 
 
 class Heads(NamedTuple):
-    """Chains at one size of round: loads and first batches; `walk(i)` gives the splits of the i-th."""
+    """Chains at one size of round: loads and first batches; `walk(i)` gives the splits of chain i."""
 
     load_s: Floats
     first: Floats
@@ -51,7 +48,7 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Searches all chains of at least two splits on one kind."""
+    """The search among all chains of at least two splits on one kind."""
 
     builder: Builder
     kind: int
@@ -67,7 +64,7 @@ class LocalSearch:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Every size that a round may have."""
+        """All possible sizes of a round."""
         return np.unique(self._arrivals)
 
     @cached_property
@@ -87,23 +84,23 @@ class LocalSearch:
 
     @cached_property
     def _lightest(self) -> Floats:
-        """The least load with any batch up to each size; the first row stands for no batch at all."""
+        """The least load with any batch up to each size; the first row is for no batch at all."""
         lightest = np.minimum.accumulate(self._loads, axis=1)
         return np.concatenate([np.full_like(lightest[:, :1], np.inf), lightest], axis=1)
 
     def best(self, value: Value, below: float = np.inf) -> tuple[float, Chain | None]:
-        """The chain of the least value, if any is below `below`."""
-        found: Chain | None = None
+        """The chain with the least value, if it is below `below`."""
+        best: Chain | None = None
         last = len(self.sizes) - 1
         waiting = [(self._bound(value, 0, last), 0, last)] if self.fits and self.num_blocks > 1 else []
         while waiting and waiting[0][0] < _less(below):
             bound, low, high = heapq.heappop(waiting)
-            here, chain = self._at(value, high)
-            if here < _less(below):
-                below, found = here, chain
+            chain_value, chain = self._at(value, high)
+            if chain_value < _less(below):
+                below, best = chain_value, chain
             for part in self._parts(low, high):
                 heapq.heappush(waiting, (max(bound, self._bound(value, *part)), *part))
-        return below, found
+        return below, best
 
     def _parts(self, low: int, high: int) -> Iterator[tuple[int, int]]:
         """The halves of a range whose last size has been evaluated."""
@@ -131,7 +128,7 @@ class LocalSearch:
         return np.asarray((self._arrivals <= self.sizes[size] * (1 + SAME)).sum(axis=1))
 
     def _heads(self, size: int) -> Heads:
-        """Chains that begin with any split and continue with the least load."""
+        """Chains that start with any split and continue with the least load."""
         blocks, largest = self.num_blocks, self._largest(size)
         ways, after = self._lightest[np.arange(blocks), largest], np.zeros(blocks + 1)
         for start in range(blocks - 1, 0, -1):
@@ -150,7 +147,7 @@ class LocalSearch:
         return Heads(first[batches, stops], (batches + 1).astype(float), walk)
 
     def _lean(self, size: int) -> Heads:
-        """The heads where memory is short: chains that no other chain beats in both load and memory."""
+        """The same where memory is short: chains that no other chain beats in both load and memory."""
         blocks, largest = self.num_blocks, self._largest(size)
         after: dict[int, list[tuple[float, float, tuple[tuple[int, int], ...]]]] = {blocks: [(0.0, 0.0, ())]}
         for start in range(blocks - 1, -1, -1):
@@ -174,9 +171,9 @@ def _less(value: float) -> float:
 
 
 def _undominated(chains: list[tuple[float, float, tuple[tuple[int, int], ...]]]) -> list:  # type: ignore[type-arg]
-    kept, least = [], np.inf
+    front, least = [], np.inf
     for chain in sorted(chains, key=lambda each: each[:2]):
         if chain[1] < least:
-            kept.append(chain)
+            front.append(chain)
             least = chain[1]
-    return kept
+    return front

@@ -1,4 +1,4 @@
-"""Cuts of one problem at chosen multipliers, from which the goals (optimizer/goals) build their bounds."""
+"""The relaxation of one problem, from which the goals (optimizer/goals) build their bounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,22 +6,24 @@ from functools import cached_property
 
 import numpy as np
 
+from optimizer.arrays import Floats
 from optimizer.effort import EFFORT, Effort
+from optimizer.goals.relaxation import Cut, Path
 from optimizer.model.valuation import Valuation
-from optimizer.search.bounds import Cut, Floats, Path, ascend, cut
+from optimizer.search.bounds import ascend, cut
 from optimizer.search.options import Options
 
 
 @dataclass(frozen=True)
-class Relaxation:
-    """The problem with its constraints turned into multipliers: a shortest path solves it (search/bounds.py)."""
+class LagrangianRelaxation:
+    """The problem with its constraints turned into multipliers, as goals use it (goals/relaxation.py)."""
 
     options: Sequence[Options]
     valuation: Valuation
-    at_s: float  # seconds per input of the fastest plan of interest, for which batches fill soonest
-    shares: Floats | None = None  # the assumed contribution of every kind, to start from
-    lateness: float = 0.0  # the multiplier of latency to start from, for all of the budget
-    fixed_shares: bool = False  # stay with these shares: only the multiplier of latency changes
+    at_s: float  # seconds per input of the fastest plan that matters, for which batches fill soonest
+    shares: Floats | None = None
+    lateness: float = 0.0
+    fixed_shares: bool = False
     steps: int = EFFORT.ascent_steps
     enough: float = np.inf  # the search for multipliers stops at this bound
     effort: Effort = EFFORT
@@ -30,6 +32,10 @@ class Relaxation:
     @property
     def kinds(self) -> int:
         return len(self.valuation.counts)
+
+    @property
+    def goodput_per_s(self) -> float:
+        return self.valuation.objective.goodput_per_s
 
     def cuts(self) -> list[Cut]:
         """Cuts of the goal, the tightest last."""
@@ -40,47 +46,36 @@ class Relaxation:
         return self.valuation.objective.aim.first_bound(self)
 
     def fastest(self) -> Cut:
-        """The cut of latency alone: the budget that must be left from every block on."""
         return cut(self.options, np.zeros(self.kinds), 1.0, 0.0, self.at_s)[0]
 
     def evenly(self) -> Cut:
-        """The cut of seconds per input, regardless of latency, when every kind contributes the same share."""
         mu = 1 / self.valuation.counts
         return self.plain_cut(mu / self.valuation.most_capacity(mu))
 
     def plain_cut(self, mu: Floats) -> Cut:
-        """The cut at multipliers for device seconds alone."""
         return cut(self.options, mu, 0.0, 0.0, self.at_s)[0]
 
     @cached_property
     def scale(self) -> float:
-        """A typical value of the goal, which is the unit of latency's multiplier."""
         bound = self.first_bound().bound
         return max(bound, 1e-12) if np.isfinite(bound) else 1.0
 
     def cut(self, mu: Floats, lateness: float = 0.0, offset: float = 0.0) -> tuple[Cut, Path]:
-        """The cut at multipliers `mu` for device seconds and `lateness` for the budget, and the cheapest plan then."""
         budget_s = self.valuation.objective.budget_s
         late = lateness * self.scale if lateness and np.isfinite(budget_s) else 0.0
-        found, path = cut(self.options, mu, late / budget_s, offset + late, self.at_s, self._late_s)
+        result, path = cut(self.options, mu, late / budget_s, offset + late, self.at_s, self._late_s)
         self.paths.append(path)
-        return found, path
+        return result, path
 
     def ascend(
         self, start: Floats, project: Callable[[Floats], Floats], solve: Callable[[Floats], tuple[Cut, Floats]]
     ) -> list[Cut]:
-        """Multipliers that raise the bound (search/bounds.py), from `start` on."""
         return ascend(start, project, solve, self.steps, self.enough, self.effort)
-
-    @staticmethod
-    def at_least_0(multipliers: Floats) -> Floats:
-        return np.maximum(multipliers, 0.0)
 
     @cached_property
     def _late_s(self) -> list[Floats]:
         return [each.latency_s(self.at_s) for each in self.options]
 
     def late(self, path: Path) -> float:
-        """By how much of the budget a plan is late, in units of the goal."""
         budget_s = self.valuation.objective.budget_s
         return ((path.work + path.arrivals * self.at_s) / budget_s - 1) * self.scale if np.isfinite(budget_s) else 0.0

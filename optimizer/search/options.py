@@ -1,40 +1,36 @@
 """Every way to run a split, as arrays: the edges of the graph that the planner searches.
 
-An option starts before block `start` and says where it stops, on which kind, at what batch size, and whether the ramps
-inside are active. Options that another one beats in every respect are left out, which keeps the search exact.
+An option starts before block `start` and gives its stop, its kind, its batch size, and whether the ramps inside are
+active. Options that another one beats in every respect are left out, which keeps the search exact.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optimizer.arrays import Bools, Floats, Ints
 from optimizer.effort import TIE_BREAK
 from optimizer.model import cost
 from optimizer.model.memory import DeviceMemory
 from optimizer.problem import Problem
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
 
 @dataclass(frozen=True)
 class Options:
-    """Arrays of one entry per option. `load_s`, `work_s`, `barred`: a row per class of kinds a batch may come from."""
+    """Arrays with one entry per option. `load_s`, `work_s`, `barred` have a row per class of source kinds."""
 
     start: int
     stop: Ints
     kind: Ints
     batch: Ints
     inner: Bools  # ramps inside the split are active
-    load_s: Floats  # seconds of device per arriving input
-    work_s: Floats  # computing and travelling, for an input that stays to the end
-    arrivals: Floats  # to wait for, see cost.latency_s
+    load_s: Floats  # device seconds per arriving input
+    work_s: Floats  # computing and transfer, for an input that stays to the end
+    arrivals: Floats  # arrivals to wait for, see cost.latency_s
     memory: Floats  # bytes on the device
     class_of: Ints  # the class of each kind that a batch may come from
-    barred: Bools  # there is no way from that class to the option's kind
+    barred: Bools  # no link leads from that class to the option's kind
 
     def __len__(self) -> int:
         return len(self.stop)
@@ -44,7 +40,7 @@ class Options:
         return bool(self.barred.any())
 
     def latency_s(self, seconds_per_input: float, row: int | slice = slice(None)) -> Floats:
-        """When so many seconds pass between two inputs."""
+        """Latencies when inputs arrive at this distance."""
         latency_s: Floats = self.work_s[row] + self.arrivals * seconds_per_input
         return latency_s
 
@@ -57,14 +53,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Builder:
-    """Tables of one problem, evaluated once at every batch size that may occur."""
+    """The tables of one problem, evaluated once at every batch size that may occur."""
 
     facts: Problem
     batches: tuple[int, int]  # the smallest and the largest
     budget_s: float
     timed: bool = True  # whether latency matters
     pruned: bool = True  # leave out options that another one beats
-    cuts: tuple[int, ...] | None = None  # the only blocks before which the network is cut; None: any
+    cuts: tuple[int, ...] | None = None  # the network is cut exactly before these blocks; None: anywhere
 
     def options(self) -> list[Options]:
         """One `Options` per block, in order."""
@@ -76,12 +72,12 @@ class Builder:
 
     @cached_property
     def _survival(self) -> Floats:
-        """Survivals x blocks: the expected survival, and the pessimistic one if given; the plan must bear both."""
+        """Survivals x blocks: the expected survival, and the pessimistic one if given."""
         return np.array([[*shares, 0.0] for shares in self.facts.survivals])
 
     @cached_property
     def _largest(self) -> Ints:
-        """The largest batch of each kind, as nothing was measured beyond the largest batch of its table."""
+        """The largest batch of each kind: nothing was measured beyond the largest batch of its table."""
         return np.array([min(self.batches[1], table.largest) for table in self.facts.tables])
 
     @cached_property
@@ -94,7 +90,7 @@ class Builder:
         return self._leaving(self._survival[:, :-1], self._survival[:, 1:])
 
     def _leaving(self, before: Floats, behind: Floats) -> Bools:
-        """Where fewer inputs come out than go in, at any of the survivals; the last entry is the end of the network."""
+        """Whether fewer inputs come out than go in, at any survival; the last entry is the end of the network."""
         leaving = np.asarray((behind < before).any(axis=0))
         leaving[-1] = False
         return leaving
@@ -117,7 +113,7 @@ class Builder:
 
     @cached_property
     def _tie_break_s(self) -> float:
-        """A tiny extra cost of every split, so that of equal plans the one with the fewest splits is taken."""
+        """A tiny extra cost of every split, so that of equal plans the one with the fewest splits is best."""
         size = np.maximum(np.arange(self._block_s.shape[1]), 1.0)[:, None]
         return TIE_BREAK * float((self._block_s / size)[:, 1:].min(axis=(0, 1)).sum())
 
@@ -134,7 +130,7 @@ class Builder:
         return np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
 
     def _allowed(self, start: int) -> Bools:
-        """By stop, whether a split may run from this block to there."""
+        """Whether a split may run from this block to each stop."""
         stops = np.arange(start + 1, self.facts.num_blocks + 1)
         level_stop = next((edge for edge in self.facts.edges if edge > start), self.facts.num_blocks)
         allowed: Bools = stops <= level_stop
@@ -145,7 +141,7 @@ class Builder:
         return allowed
 
     def _dense(self, method: str) -> Floats:
-        """Kinds x batch sizes 0.. x blocks; tables are linear between whole batch sizes, so this loses nothing."""
+        """Kinds x batch sizes from 0 x blocks. Tables are linear between whole batch sizes, so this loses nothing."""
         rows = [np.minimum(np.arange(self._batches[-1] + 1), largest) for largest in self._largest]
         times = [getattr(table, method)(row) for table, row in zip(self.facts.tables, rows, strict=True)]
         return np.stack(times)
@@ -159,7 +155,7 @@ class Builder:
         return self._best(start, load, work, class_of)
 
     def _loads(self, start: int, quiet: Floats, transfer: Floats, shares: Floats) -> tuple[Floats, Floats]:
-        """Load and work at one survival, with a first axis for the classes of kinds that a batch comes from."""
+        """Load and work at one survival, with a first axis for the classes of source kinds."""
         shrinking, felt = self._shrinking_s(start, shares)
         occupied_s = cost.occupied_s(_by_stop(quiet, shrinking), transfer)
         possible, reach = np.isfinite(occupied_s), shares[start]
@@ -168,7 +164,7 @@ class Builder:
         return np.where(possible, load, np.inf), np.where(possible, work, np.inf)
 
     def _quiet_s(self, start: int) -> Floats:
-        """Kinds x batches x stops: the batch keeps its size; the ramp at the end lets the survivors of all go on."""
+        """Kinds x batches x stops: times if the batch keeps its size up to the ramp at the end of the split."""
         work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
         leaving = self._leaving(self._survival[:, [start]], self._survival[:, start + 1 :])
         possible = ~leaving | self._has_ramp[start:]
@@ -176,7 +172,7 @@ class Builder:
         return quiet
 
     def still(self, start: int) -> tuple[Floats, Floats]:
-        """Loads (kinds x batches x stops) when the batch keeps its size and nothing travels, and arrivals by batch."""
+        """Loads (kinds x batches x stops) if the batch keeps its size and is not transferred, and arrivals by batch."""
         quiet, shares = self._quiet_s(start) + self._turn_s, self._survival[:, start]
         allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
         possible = np.isfinite(quiet) & allowed[..., None] & self._allowed(start)
@@ -186,12 +182,12 @@ class Builder:
         return np.where(possible, load, np.inf), arrivals
 
     def local_memory(self, start: int) -> Floats:
-        """Kinds x batches x stops 0.., of splits in a local placement."""
+        """Kinds x batches x stops from 0: the memory of splits in a local placement."""
         memory = self.memory.local(start, self._batches).transpose(1, 2, 0)
         return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
 
     def _shrinking_s(self, start: int, shares: Floats) -> tuple[Floats, Floats]:
-        """The same when every ramp inside is active: on average, and as felt by an input that stays."""
+        """The same if every ramp inside is active: on average, and as an input sees it that stays."""
         shrinks = np.append(False, np.logical_or.accumulate(self._releasing[start:-1]))  # by last block of a split
         reach, size = shares[start], self._batches[:, None]
         if not (shrinks.any() and reach > 0):
@@ -215,7 +211,7 @@ class Builder:
         return times + (size - low) * (self._block_and_ramp_s[:, high, block] - times)
 
     def _transfer(self, start: int) -> tuple[Floats, Ints]:
-        """Seconds by class of source x 1 x kind x batch, and the class of every source. Nothing precedes block 0."""
+        """Seconds (class of source x 1 x kind x batch), and the class of every source. Nothing precedes block 0."""
         classes: dict[bytes, tuple[int, Floats]] = {}
         class_of = []
         for source, table in zip(self.facts.devices, self.facts.tables, strict=True):
@@ -231,10 +227,10 @@ class Builder:
         link = self.facts.links.get((source, target))
         if link is None:
             return np.full(len(size), np.inf)
-        return np.asarray(link.transfer_s(size))  # type: ignore[arg-type]  # it serves arrays as well
+        return np.asarray(link.transfer_s(size))  # type: ignore[arg-type]  # its formula is valid for arrays as well
 
     def _best(self, start: int, load: Floats, work: Floats, class_of: Ints) -> Options:
-        """The options that fit and that no other option beats, in flat arrays."""
+        """The options that fit into memory and that no other option beats, in flat arrays."""
         batch = np.repeat(self._batches, 2)
         memory = np.repeat(self.memory.splits(start, self._batches), 2, axis=2)
         fits = (
@@ -255,9 +251,9 @@ class Builder:
         )  # fmt: skip
 
     def _beaten(self, load: Floats, work: Floats, memory: Floats) -> Bools:
-        """Options no better than one of a smaller or equal batch, wherever the batch comes from.
+        """Options that are no better than one of a smaller or equal batch, whatever kind the batch comes from.
 
-        Each is compared with one rival only, the lightest among those before it, as a smaller batch fills sooner.
+        Each is compared with one rival only: the lightest among those before it, as a smaller batch fills sooner.
         """
         lightest = load.min(0)
         order = np.arange(load.shape[-1])
@@ -275,6 +271,6 @@ class Builder:
 
 
 def _by_stop(quiet: Floats, shrinking: Floats) -> Floats:
-    """Both of kinds x batches x stops, woven into 1 x stops x kinds x (batches x [quiet, shrinking])."""
+    """Both (kinds x batches x stops) interleaved as 1 x stops x kinds x (batches x [quiet, shrinking])."""
     both = np.stack([quiet, shrinking], -1).transpose(2, 0, 1, 3)
     return both.reshape(1, *both.shape[:2], -1)

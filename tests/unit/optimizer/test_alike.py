@@ -12,7 +12,7 @@ from experiments.planner.random_problems import random_objective, random_problem
 from optimizer.effort import Effort
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
-from optimizer.pipelines.same_kinds import told_apart
+from optimizer.pipelines.same_kinds import split_by_name
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
 from optimizer.plan import Placement, Plan, Split
@@ -54,7 +54,7 @@ def test_a_second_name_costs_nothing(seed: int) -> None:
     assert (one is None) == (several is None)
     if one and several:
         assert all(several.devices().get(each.kind, 0) <= each.count for each in named.devices)
-        if told_apart(one, named):
+        if split_by_name(one, named):
             assert value(several, named, objective) == pytest.approx(value(one, alone, objective))
         assert several.promise is not None
         assert evaluate(several, named).latency_s == pytest.approx(several.promise.latency_s)
@@ -67,7 +67,7 @@ def test_names_lose_nothing_by_pipelines_that_would_share_their_kind() -> None:
     named, apart = renamed(alone, "kind0", "again", 1), Effort(kinds_shared=0)
     shared = side_by_side(alone, objective)
     assert shared is not None
-    assert told_apart(shared, named) is None
+    assert split_by_name(shared, named) is None
     found = [side_by_side(named, objective), side_by_side(named, objective, effort=apart)]
     best, before = (evaluate(plan, named).goodput_per_s for plan in found if plan)
     assert best >= before * (1 - 1e-9)

@@ -107,13 +107,13 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     said = told(run_played(profile, *small, "--out", str(path)))
     plan = read_plan(path)
     assert plan.promise is not None
-    assert plan.promise.played is not None
-    assert f"latency, as played {plan.promise.played}" in said
+    assert plan.promise.simulated is not None
+    assert f"latency, as played {plan.promise.simulated}" in said
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in said
     again = told(run_played(profile, *small, "--evaluate", str(path)))
-    assert f"latency, as played {plan.promise.played}, when it was planned" in again
+    assert f"latency, as played {plan.promise.simulated}, when it was planned" in again
     shown = json.loads(run_played(profile, *small, "--json"))["played"]
-    assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.played)
+    assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.simulated)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from optimizer.decoding import (
     DecodingFacts,
     DecodingGoal,
     DecodingWay,
-    expected,
-    fits,
-    paces,
-    screened,
+    expected_pace,
+    expected_paces,
+    misfit,
+    most_promising,
     ways,
 )
 from optimizer.decoding_plans import plan_of
@@ -33,8 +33,8 @@ WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)
 @pytest.mark.parametrize("k", RHYTHMS[:4])
 def test_where_weights_bind_it_is_the_arithmetic_of_rhythms(cut: int, survival: float, k: int) -> None:
     facts = DecodingFacts(paper_decoder(LaunchSize(blocks=1e-3), ((cut - 1, survival),)), CPU)
-    full = expected(facts, DecodingWay(8, 1, 32, 256)).tokens_per_s
-    found = expected(facts, DecodingWay(cut, k, 32, 256)).tokens_per_s / full
+    full = expected_pace(facts, DecodingWay(8, 1, 32, 256)).tokens_per_s
+    found = expected_pace(facts, DecodingWay(cut, k, 32, 256)).tokens_per_s / full
     best = rhythm(cut / 8, survival, fixed=1e9, fill=1.0)
     assert found <= best.gain + 1e-6
     if k == best.launches:
@@ -44,7 +44,7 @@ def test_where_weights_bind_it_is_the_arithmetic_of_rhythms(cut: int, survival: 
 def test_where_rows_bind_recompute_gains_nothing_and_where_kv_binds_all() -> None:
     for price, gain in ((LaunchSize(rows=1e-3), 1.0), (LaunchSize(read=1e-3), 1 / (0.25 + 0.75 * 0.3))):
         facts = DecodingFacts(paper_decoder(price, prompt=200, output=2000), CPU)
-        cut, full = (expected(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
+        cut, full = (expected_pace(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
         assert cut / full == pytest.approx(gain, rel=0.02)
 
 
@@ -53,7 +53,7 @@ def test_where_rows_bind_projection_gains_what_rows_that_do_not_run_would_cost()
     for projected, gain in ((0.0, 1 / (0.25 + 0.75 * 0.3)), (1e-4, 1 / (0.25 + 0.75 * (0.3 + 0.7 * 0.1)))):
         prices = LaunchSize(rows=1e-3, projected=projected)
         facts = DecodingFacts(paper_decoder(prices, prompt=1, output=2000), CPU)
-        cut, full = (expected(facts, DecodingWay(at, 1, 32, 256), at < 8).tokens_per_s for at in (2, 8))
+        cut, full = (expected_pace(facts, DecodingWay(at, 1, 32, 256), at < 8).tokens_per_s for at in (2, 8))
         assert cut / full == pytest.approx(gain, rel=0.01)
 
 
@@ -66,21 +66,21 @@ def test_projection_is_planned_where_it_is_known() -> None:
     assert known.under("recompute") == known
     facts = DecodingFacts(known, CPU)
     assert {way.cut for way in ways(facts, goal)} == {4, 8}, "what is lost is known with this cut alone"
-    assert "what projection takes on cpu is not known" in str(fits(facts, goal))
+    assert "the time of projection on cpu is not known" in str(misfit(facts, goal))
     priced = replace(known, tables=(replace(known.tables[0], projects=True),))
-    assert fits(DecodingFacts(priced, CPU), goal) is None
+    assert misfit(DecodingFacts(priced, CPU), goal) is None
 
 
 def test_the_best_of_all_ways_within_the_limits_comes_first() -> None:
     facts, goal = DecodingFacts(paper_decoder(survival=((1, 0.3), (3, 0.2), (5, 0.1))), CPU), DecodingGoal(1.0, 0.02)
-    looked_at = paces(facts, goal)
+    looked_at = expected_paces(facts, goal)
     within = [each for each in looked_at if each.tpot_s <= 0.02 and each.ttft_s <= 1]
-    found = screened(looked_at, goal, 5)
+    found = most_promising(looked_at, goal, 5)
     best = max(within, key=lambda each: each.tokens_per_s)
     assert found[0].tokens_per_s >= NEARLY * best.tokens_per_s
     assert found[0].way.residents <= best.way.residents
     assert len({(each.way.cut, each.way.launches) for each in found}) == 5
-    assert not screened(looked_at, DecodingGoal(1.0, 1e-6), 5)
+    assert not most_promising(looked_at, DecodingGoal(1.0, 1e-6), 5)
 
 
 def test_texts_end_with_tokens_that_the_deep_part_never_sees() -> None:
@@ -88,7 +88,7 @@ def test_texts_end_with_tokens_that_the_deep_part_never_sees() -> None:
     gains = []
     for output in (2000, 8):
         facts = DecodingFacts(paper_decoder(LaunchSize(rows=1e-3), survival=((1, 0.3),), prompt=1, output=output), CPU)
-        cut, full = (expected(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
+        cut, full = (expected_pace(facts, DecodingWay(at, 1, 32, 256)).tokens_per_s for at in (2, 8))
         gains.append(cut / full)
     unseen = (0.7 - 0.7**11) / 0.3 / 10  # tokens of a text's mean of 10, after the last that goes deep
     assert gains[0] == pytest.approx(1.0, abs=0.01)
@@ -141,12 +141,12 @@ def test_a_context_that_memory_does_not_hold_is_cut() -> None:
 
 def test_what_has_no_room_is_said() -> None:
     profile = paper_decoder()
-    assert "the weights need 0.001 GB" in str(fits(DecodingFacts(profile, Device("cpu", 1, 10**6, 1.0)), WIDE))
-    assert "the longest text needs 1 MB" in str(fits(DecodingFacts(profile, Device("cpu", 1, 1_300_000, 1.0)), WIDE))
-    assert fits(DecodingFacts(profile, CPU), WIDE) is None
-    assert "the shortest text has 17 tokens" in str(fits(DecodingFacts(paper_decoder(reads=16), CPU), WIDE))
+    assert "the weights need 0.001 GB" in str(misfit(DecodingFacts(profile, Device("cpu", 1, 10**6, 1.0)), WIDE))
+    assert "the longest text needs 1 MB" in str(misfit(DecodingFacts(profile, Device("cpu", 1, 1_300_000, 1.0)), WIDE))
+    assert misfit(DecodingFacts(profile, CPU), WIDE) is None
+    assert "the shortest text has 17 tokens" in str(misfit(DecodingFacts(paper_decoder(reads=16), CPU), WIDE))
     read_long = paper_decoder(prompt=90, output=2, has_encoder=True)
-    assert "the longest text needs 3 MB" in str(fits(DecodingFacts(read_long, CPU), DecodingGoal(kv_megabytes=2)))
+    assert "the longest text needs 3 MB" in str(misfit(DecodingFacts(read_long, CPU), DecodingGoal(kv_megabytes=2)))
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:

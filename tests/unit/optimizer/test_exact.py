@@ -16,8 +16,7 @@ from experiments.planner.run import agrees
 from optimizer.effort import MOST_GAP, Effort
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
-from optimizer.pipelines.few_splits import few_splits
-from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.pipelines.side_by_side import few_splits, side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 from optimizer.search.exact import search

@@ -7,15 +7,14 @@ import pytest
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
+from optimizer.arrays import Number
 from optimizer.goals import GOALS, Goal, register
-from optimizer.goals.goal import Number
+from optimizer.goals.relaxation import Cut, Relaxation
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.problem import Problem
-from optimizer.search.bounds import Cut
 from optimizer.search.exact import search
-from optimizer.search.multipliers import Relaxation
 
 
 class Impatience(Goal):

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
 from optimizer.search.exact import search
-from optimizer.tuning import costs_of, opened, settled, tuned
+from optimizer.tuning import costs_of, opened, plan_for_its_ramps, tuned
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
 from profiles.exit_table import outcome
@@ -46,7 +46,7 @@ def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     assert found.plan.promise is not None
     assert found.before.promise is not None
     assert found.plan.promise.goodput_per_s > found.before.promise.goodput_per_s
-    score = evaluate(found.plan, asked.surviving(found.exits.behind(opened(found.plan))), objective)
+    score = evaluate(found.plan, asked.surviving(found.exits.survival_with(opened(found.plan))), objective)
     assert score.goodput_per_s == pytest.approx(found.plan.promise.goodput_per_s)
     reached = outcome(kept.test, found.chosen, "accuracy")
     assert kept.shows(reached.lost)
@@ -81,7 +81,7 @@ def exits(seed: int) -> ExitProfile:
     sets = [tuple(ramp for ramp in range(3) if each >> ramp & 1) for each in range(8)]
     shares = random.dirichlet([0.5] * 8)
     known = ExitProfile((1.0,) * 4, tuple(zip(sets, (shares / shares.sum()).tolist(), strict=True)))
-    return replace(known, survival=known.behind(range(3)))
+    return replace(known, survival=known.survival_with(range(3)))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -91,16 +91,19 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
     def told(survival: tuple[float, ...]) -> Plan | None:
         return search(asked.surviving(survival), objective)
 
-    plan = settled(known, told, lambda plan: plan)
+    plan = plan_for_its_ramps(known, told, lambda plan: plan)
     assert plan is not None
     assert plan.promise is not None
-    truth = evaluate(plan, asked.surviving(known.behind(opened(plan))), objective)
+    truth = evaluate(plan, asked.surviving(known.survival_with(opened(plan))), objective)
     assert plan.promise.goodput_per_s == pytest.approx(truth.goodput_per_s)
     assert not truth.broken
     best = 0.0
     for ramps in chain.from_iterable(combinations(range(3), count) for count in range(4)):
-        other = told(known.behind(ramps))
-        if other and not (score := evaluate(other, asked.surviving(known.behind(opened(other))), objective)).broken:
+        other = told(known.survival_with(ramps))
+        if (
+            other
+            and not (score := evaluate(other, asked.surviving(known.survival_with(opened(other))), objective)).broken
+        ):
             best = max(best, score.goodput_per_s)
     assert truth.goodput_per_s >= 0.9 * best
 
@@ -110,5 +113,5 @@ def test_the_planner_settles_wherever_the_profile_knows_who_is_sure_where() -> N
     devices = fleet("v100=2")
     plan = optimize(known, devices, links_between(devices), Objective(max_batch=8))
     assert plan.promise is not None
-    truth = problem(known, devices, links_between(devices), exits(3).behind(opened(plan)))
+    truth = problem(known, devices, links_between(devices), exits(3).survival_with(opened(plan)))
     assert plan.promise.goodput_per_s == pytest.approx(evaluate(plan, truth).goodput_per_s)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.agreement import WATCHED_S, AuditedAnswers, PromiseWatch, agreement_of, bounds, lately
+from profiles.agreement import WATCHED_S, AuditedAnswers, PromiseWatch, agreement_of, bounds, recent_agreement
 
 LEFT_SHARES, MISSES = np.array([0.5, 0.3, 0.2]), np.array([0.002, 0.03, 0.0])
 SHARE = 0.05  # of the inputs that are audited
@@ -56,7 +56,7 @@ HIT, MISS = AuditedAnswers((1, 0), (1, 0), (0, 0)), AuditedAnswers((1, 0), (1, 0
 
 @given(st.floats(0.0, 1.0, exclude_max=True))
 def test_the_bet_is_fair_where_as_many_disagree_as_may(limit: float) -> None:
-    hit, miss = HIT.won(limit), MISS.won(limit)
+    hit, miss = HIT.score_gain(limit), MISS.score_gain(limit)
     assert hit is not None
     assert miss is not None
     assert limit * exp(miss) + (1 - limit) * exp(hit) == pytest.approx(1.0)
@@ -74,32 +74,32 @@ def watched(seen: AuditedAnswers, promised: float = 0.9, count: int = 20) -> Pro
 def test_a_promise_is_broken_for_ten_minutes_after_an_alarm_whatever_changes_meanwhile() -> None:
     watch = watched(AuditedAnswers((50, 0, 50), (10, 0, 0), (5, 0, 0)))
     watch.restart()
-    assert lately([watch], 100.0).agreement is None, "thresholds are others now"
+    assert recent_agreement([watch], 100.0).agreement is None, "thresholds are others now"
     good = AuditedAnswers((50, 0, 50), (10, 0, 0), (0, 0, 0))
     for number in range(140):
         at_s = 105.0 + 5.0 * number
         watch.follow(good, at_s, 0.9)
-        assert lately([watch], at_s, 0.9).state in (("broken",) if at_s < WATCHED_S else ("broken", "kept"))
-    assert lately([watch], at_s, 0.9).state == "kept"
+        assert recent_agreement([watch], at_s, 0.9).state in (("broken",) if at_s < WATCHED_S else ("broken", "kept"))
+    assert recent_agreement([watch], at_s, 0.9).state == "kept"
 
 
 def test_what_is_seen_is_forgotten_after_ten_minutes() -> None:
     watch = watched(AuditedAnswers((50, 50), (10, 0), (0, 0)), count=1000)
-    seen = lately([watch], 5000.0).agreement
+    seen = recent_agreement([watch], 5000.0).agreement
     assert seen
     assert seen.audits == pytest.approx(1200, abs=10)
     assert len(watch.looks) <= 122
-    assert lately([watch], 5000.0 + WATCHED_S + 5.0).agreement is None
-    assert lately([watch], 5000.0 + WATCHED_S + 5.0, 0.9).state == "not watched"
+    assert recent_agreement([watch], 5000.0 + WATCHED_S + 5.0).agreement is None
+    assert recent_agreement([watch], 5000.0 + WATCHED_S + 5.0, 0.9).state == "not watched"
 
 
 def test_two_whose_purses_are_no_alarm_by_themselves_see_together_that_the_promise_is_broken() -> None:
     part, looks = AuditedAnswers((20, 20), (4, 0), (1, 0)), 12
     halves = [watched(part, promised=0.95, count=looks) for _ in range(2)]
-    assert [lately([half], 60.0, 0.95).state for half in halves] == ["not watched"] * 2
-    assert lately(halves, 60.0, 0.95).state == "broken"
+    assert [recent_agreement([half], 60.0, 0.95).state for half in halves] == ["not watched"] * 2
+    assert recent_agreement(halves, 60.0, 0.95).state == "broken"
     one = watched(AuditedAnswers((40, 40), (8, 0), (2, 0)), promised=0.95, count=looks)
-    assert lately([one], 60.0, 0.95).state == "broken"
+    assert recent_agreement([one], 60.0, 0.95).state == "broken"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60))
@@ -112,5 +112,5 @@ def test_several_together_say_no_later_than_one_that_sees_all_that_the_promise_i
         for part, each in zip(parts, missed, strict=True):
             part.follow(AuditedAnswers((10, 10), (5, 0), (each, 0)), 5.0 * number, 0.9)
         if whole.is_alarmed:
-            assert lately(parts, 5.0 * number, 0.9).state == "broken"
+            assert recent_agreement(parts, 5.0 * number, 0.9).state == "broken"
             return

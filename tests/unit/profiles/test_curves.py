@@ -9,9 +9,9 @@ from profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_of, curve_tab
 from profiles.datasheet import Kernel
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
-from profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed
+from profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed_backends_warning
 from profiles.published import published
-from profiles.shapes import bert_base, distilbert, known, resnet50
+from profiles.shapes import bert_base, distilbert, published_shape, resnet50
 from profiles.sweep import whole_s
 
 GPUS = sorted(set(CATALOGUE) - {"cpu"})
@@ -84,7 +84,7 @@ def test_every_curve_meets_what_it_was_fitted_to() -> None:
 
 def test_every_published_latency_is_of_a_known_shape_and_names_its_source() -> None:
     for series in published():
-        assert known(series.network, series.length).blocks
+        assert published_shape(series.network, series.length).blocks
         assert " @ " in series.source
         batches = [batch for batch, _ in series.seconds]
         assert batches == sorted(set(batches))
@@ -103,6 +103,6 @@ def test_what_nobody_knows_is_named() -> None:
 def test_tables_of_several_backends_are_told_from_those_of_one() -> None:
     onnx = [curve_table(resnet50(), kind, backend="onnx", dtype="float16") for kind in ("v100", "t4")]
     eager = curve_table(resnet50(), "l4", backend="torch", dtype="float16")
-    assert mixed(onnx) is None
-    assert "v100 onnx float16, t4 onnx float16, l4 torch float16" in str(mixed([*onnx, eager]))
-    assert mixed([onnx[0], replace(eager, backend=None, dtype=None)]) is None  # nobody noted it
+    assert mixed_backends_warning(onnx) is None
+    assert "v100 onnx float16, t4 onnx float16, l4 torch float16" in str(mixed_backends_warning([*onnx, eager]))
+    assert mixed_backends_warning([onnx[0], replace(eager, backend=None, dtype=None)]) is None  # nobody noted it

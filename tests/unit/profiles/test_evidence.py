@@ -43,7 +43,7 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
 @given(seed=st.integers(0, 1000), ramps=st.sets(st.integers(0, 2)))
 def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(seed: int, ramps: set[int]) -> None:
     kept = evidence(seed)
-    chosen = kept.shown(sorted(ramps), kept.test.costs)
+    chosen = kept.proven_candidates(sorted(ramps), kept.test.costs)
     found = outcome(kept.test, chosen, kept.metric)
     assert set(found.places.tolist()) <= ramps | {3}
     assert found.cost == 1.0 or kept.shows(found.lost)
@@ -54,7 +54,7 @@ def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(s
 
 def test_nobody_leaves_where_less_is_allowed_than_the_table_can_tell() -> None:
     kept = replace(evidence(), test=exit_table(2, count=100))
-    some, nobody = (kept.agreeing(range(3), kept.test.costs, inputs / 100) for inputs in (0.51, 0.49))
+    some, nobody = (kept.agreeing_candidates(range(3), kept.test.costs, inputs / 100) for inputs in (0.51, 0.49))
     found = outcome(kept.test, some, "agreement")
     assert (found.lost.mean, found.cost < 1.0) == (0.0, True)
     np.testing.assert_array_equal(nobody, kept.shape.strictest)
@@ -63,13 +63,15 @@ def test_nobody_leaves_where_less_is_allowed_than_the_table_can_tell() -> None:
 def test_what_is_hoped_for_never_looks_at_the_inputs_of_the_test() -> None:
     kept = evidence()
     other = replace(kept, test=exit_table(99, count=900))
-    np.testing.assert_array_equal(kept.hoped([0, 2], kept.test.costs), other.hoped([0, 2], kept.test.costs))
+    np.testing.assert_array_equal(
+        kept.likely_candidates([0, 2], kept.test.costs), other.likely_candidates([0, 2], kept.test.costs)
+    )
 
 
 def test_costs_decide_where_inputs_leave() -> None:
     """Where all that is dear comes after the second ramp, nothing is gained by the first."""
     kept = evidence()
-    flat = kept.hoped([0, 1, 2], np.array([0.25, 0.5, 0.75, 1.0]))
-    late = kept.hoped([0, 1, 2], np.array([0.01, 0.011, 0.9, 1.0]))
+    flat = kept.likely_candidates([0, 1, 2], np.array([0.25, 0.5, 0.75, 1.0]))
+    late = kept.likely_candidates([0, 1, 2], np.array([0.01, 0.011, 0.9, 1.0]))
     left = [outcome(kept.shape, chosen, "accuracy").places for chosen in (flat, late)]
     assert (left[1] <= 1).mean() > (left[0] <= 1).mean()

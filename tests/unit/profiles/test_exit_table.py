@@ -142,8 +142,8 @@ def test_too_few_inputs_let_nobody_leave() -> None:
 def test_one_class_that_is_rare_cannot_pay_for_the_others() -> None:
     """Accuracy hardly sees what a class of 3 % loses; the loss of its recall is what is promised instead."""
     shape, test = (exit_table(seed, count=6000, rare=0.03) for seed in (1, 2))
-    spoiled = [replace(each, said=_never(each.said)) for each in (shape, test)]
-    spoiled = [replace(each, right=(each.said == each.truth).astype(np.float32)) for each in spoiled]
+    spoiled = [replace(each, labels=_never(each.labels)) for each in (shape, test)]
+    spoiled = [replace(each, right=(each.labels == each.truth).astype(np.float32)) for each in spoiled]
     lost = {}
     for metric in ("accuracy", "worst-class", "macro-f1", "mcc"):
         chosen = Evidence(*spoiled, metric, 0.05, 0.95).prepared

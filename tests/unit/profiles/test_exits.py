@@ -20,16 +20,18 @@ def test_survivors_are_those_that_are_counted_with_only_these_ramps_open(
     exits = Evidence(table, table, "accuracy", 0.01, 0.95).exits(candidates)
     places = table.places(np.where(np.isin(np.arange(4), list(ramps)), candidates, 0))
     counted = [float((places >= block).mean()) for block in range(5)]
-    assert exits.behind(ramps) == pytest.approx(counted)
-    assert exits.behind(range(4)) == pytest.approx(exits.survival)
-    seen = exits.seen_from(ramps)
-    assert ExitProfile(seen).behind(ramps) == pytest.approx(counted), "what it looks like from a plan is exact for it"
+    assert exits.survival_with(ramps) == pytest.approx(counted)
+    assert exits.survival_with(range(4)) == pytest.approx(exits.survival)
+    seen = exits.planning_survival(ramps)
+    assert ExitProfile(seen).survival_with(ramps) == pytest.approx(counted), (
+        "what it looks like from a plan is exact for it"
+    )
     assert all(low <= high + 1e-9 for low, high in zip(seen, counted, strict=True)), "and tells who else would leave"
 
 
 def test_other_inputs_than_those_of_the_table_are_told_by_what_was_counted_of_them() -> None:
     told = ((0,), 0.5), ((1,), 0.25), ((), 0.25)
-    assert ExitProfile((1.0, 0.8, 0.2), sure=told).behind({1}) == pytest.approx((1.0, 1.0, 0.6))
+    assert ExitProfile((1.0, 0.8, 0.2), sure=told).survival_with({1}) == pytest.approx((1.0, 1.0, 0.6))
 
 
 def test_shares_and_ramps_that_cannot_be_are_refused() -> None:
