@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from profiles.errors import UserError, named, read_text
+from profiles.errors import UserError, naming_target, read_text
 
 _CONTENT = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
@@ -46,7 +46,7 @@ def whole(target: Path) -> Iterator[Path]:
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     draft.chmod(0o755)
     try:
-        with named(draft, target):
+        with naming_target(draft, target):
             yield draft
         old = draft.with_name(draft.name + ".old")
         if target.exists():

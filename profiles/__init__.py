@@ -1,1 +1,1 @@
-"""What was measured: exits, latencies, devices; and what is expected of the next window."""
+"""Measurements: latencies, exits and devices; and the forecast of the next window."""

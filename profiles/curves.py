@@ -1,9 +1,9 @@
-"""Latency tables of devices that nobody measured here: curves fitted to what others published.
+"""Latency tables of devices that were not measured: curves fitted to published latencies.
 
-A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is what a framework
-needs for a layer's kernels however small they are; it decides what shrinking batches save. A curve is `published` where
-measurements of this very kind of device, framework and family of networks are known, and `estimated` where its
-constants are borrowed from other devices. docs/profiles.md tells how far off they are. What is measured beats both.
+A launch takes `call + sum over layers of max(floor of the framework, weights + work)`. The floor is the least time of
+a framework for the kernels of a layer, however few inputs there are; it decides what shrinking batches save. A curve is
+`published` if latencies of this kind of device, framework and family of networks are known, and `estimated` if its
+constants come from other devices. docs/profiles.md shows how far off they are. A measured table beats both.
 """
 
 import csv
@@ -21,20 +21,20 @@ from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
 
 FILE = Path(__file__).with_name("curves.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
-FUSED = ("graphs", "tensorrt")
+FUSED = ("graphs", "tensorrt")  # backends whose kernels keep intermediate values on the chip
 DTYPES = tuple(BYTES)
-# Published, but not in the catalogue: peaks in float32 and float16, and the memory's rate.
+# Devices with published latencies that are not in the catalogue: peak flops in float32 and float16, memory bytes per s.
 NOT_FOR_HIRE = {"rtx3090": (35.6e12, 71e12, 936e9)}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What decides how long launches take: of one framework, on one kind of device, in one precision."""
+    """The constants of launch times for one framework, one kind of device and one precision."""
 
     call_s: float  # of a launch, whatever it runs
-    floor_s: float  # of a kernel: no layer takes less than its kernels' floors
-    bytes_per_s: float  # at which weights are read, once for a batch
-    flops_per_s: float  # at which inputs are worked on
+    floor_s: float  # of a kernel: a layer takes at least the floors of its kernels
+    bytes_per_s: float  # rate of reading weights, once for a batch
+    flops_per_s: float  # rate of arithmetic on inputs
 
     def layer_s(self, kernels: Sequence[Kernel], batch: float, dtype: str) -> float:
         """
@@ -49,13 +49,13 @@ class Curve:
         return max(len(kernels) * self.floor_s, weights_s + work_s)
 
     def whole_s(self, shape: Shape, batch: float, dtype: str) -> float:
-        """One launch through all blocks, without ramps."""
+        """Seconds of one launch through all blocks, without ramps."""
         return self.call_s + sum(self.layer_s(block.kernels, batch, dtype) for block in shape.blocks)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A curve and what it was fitted to: so many measured latencies of these networks, met with this median error."""
+    """A curve and its data: `rows` measured latencies of `networks`, which it meets with the median `error`."""
 
     kind: str
     backend: str
@@ -70,7 +70,7 @@ class Fitted:
 
 @cache
 def fitted() -> tuple[Fitted, ...]:
-    """All that is known, as `python -m experiments.curves.fit` wrote it."""
+    """All fitted curves, as `python -m experiments.curves.fit` wrote them."""
     with FILE.open(newline="") as file:
         return tuple(_fitted(row) for row in csv.DictReader(file))
 
@@ -89,24 +89,24 @@ def _fitted(row: dict[str, str]) -> Fitted:
 def curve_of(
     kind: str, backend: str, dtype: str, family: str, known: Collection[Fitted] | None = None
 ) -> tuple[Curve, str]:
-    """The curve of a device and framework, and whether it is published or estimated.
+    """The curve of a device and framework, and its origin: published or estimated.
 
     >>> curve_of("v100", "onnx", "float16", "encoder")[1], curve_of("h200", "onnx", "float16", "encoder")[1]
     ('published', 'estimated')
     """
-    everything = fitted() if known is None else known
-    for each in everything:
+    curves = fitted() if known is None else known
+    for each in curves:
         if (each.kind, each.backend, each.dtype, each.family) == (kind, backend, dtype, family):
             return each.curve, PUBLISHED
-    return estimated(kind, backend, dtype, family, everything), ESTIMATED
+    return estimated(kind, backend, dtype, family, curves), ESTIMATED
 
 
 def estimated(kind: str, backend: str, dtype: str, family: str, known: Collection[Fitted]) -> Curve:
-    """A curve for a device from those of others: their times, and their share of the pace that the maker prints.
+    """A curve for a device from those of others: their times, and their share of the printed pace.
 
-    Weights are small beside what else a layer takes however few inputs there are, so how long a parameter takes is the
-    framework's, too. Where the device is known by other frameworks, it gets as much more or less of its rate as there.
-    No device gets more of its peak rate of arithmetic than the framework has been seen to get of any.
+    The weights take little time beside the rest of a layer at any batch size, so the time per parameter comes from the
+    framework as well. Where curves of the device are known for other frameworks, its share of the pace is corrected by
+    the ratio found there. No device gets a larger share of its peak flops than any known one has with the framework.
     """
     alike = _nearest(known, backend, dtype, family)
     beside = [each for each in known if each.kind == kind and each.backend != backend and each.dtype == dtype]
@@ -141,7 +141,7 @@ def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -
 
 
 def _others(known: Collection[Fitted], one: Fitted) -> list[Fitted]:
-    """What is known of other devices, by the same framework, in the same precision and family."""
+    """The curves of other devices with the same framework, precision and family."""
     like = (one.backend, one.dtype, one.family)
     return [each for each in known if (each.backend, each.dtype, each.family) == like and each.kind != one.kind]
 
@@ -155,10 +155,10 @@ def _share(each: Fitted) -> float:
 
 
 def pace(kind: str, backend: str, dtype: str) -> float:
-    """What a device does with a framework's kernels, but for a factor that devices share.
+    """The pace of a device with a framework's kernels, up to a factor that all devices share.
 
-    Fused kernels keep what they compute on the chip: their pace is the peak rate of arithmetic. Others read and write
-    it as well: theirs is the geometric mean of that rate and the memory's.
+    Fused kernels keep intermediate values on the chip: their pace is the peak rate of arithmetic. Others write and read
+    them: their pace is the geometric mean of that rate and the memory's.
     """
     if backend in FUSED:
         return peak(kind, dtype)
@@ -167,7 +167,7 @@ def pace(kind: str, backend: str, dtype: str) -> float:
 
 
 def peak(kind: str, dtype: str) -> float:
-    """Operations per second, as the maker prints them."""
+    """Operations per second, as the maker prints it."""
     if kind in NOT_FOR_HIRE:
         single, half, _ = NOT_FOR_HIRE[kind]
     else:
@@ -178,7 +178,7 @@ def peak(kind: str, dtype: str) -> float:
 def curve_table(
     shape: Shape, kind: str, *, backend: str, dtype: str, batch_sizes: Iterable[float] = BATCH_SIZES
 ) -> LatencyTable:
-    """What `shape` takes on a device of this kind, as far as published figures tell."""
+    """The latency table of `shape` on a device of this kind, from published figures."""
     if dtype not in BYTES:
         raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
     kind, sizes = kind.lower(), tuple(batch_sizes)

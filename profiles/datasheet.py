@@ -1,7 +1,7 @@
-"""Latency tables from datasheets alone: a roofline per kernel, for when nothing has been measured.
+"""Latency tables from datasheets alone, by a roofline per kernel, for devices without any measurement.
 
-A kernel has three times: its share of a launch, its arithmetic at the device's peak rate, its traffic at the memory's
-bandwidth. They hide each other in part. The constants below were fitted to one device (an A100) and are checked on
+A kernel has three times: its share of a launch, its arithmetic at the device's peak rate, and its traffic at the
+memory's bandwidth. They overlap in part. The constants below were fitted to one device (an A100) and are checked on
 others in docs/profiles.md. A measured table beats all of this.
 """
 
@@ -12,18 +12,24 @@ from profiles.devices import DeviceKind, known_kind
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
 
-KERNEL_S = 5e-6  # no kernel is faster than this
-COMPUTE_SHARE = 0.75  # of the peak rate that a large matrix product reaches
-MEMORY_SHARE = 0.80  # of the peak bandwidth that a stream reaches
-OVERLAP = 1.2  # 1: the three times add up; infinity: the longest hides the others
-LAUNCH_S = 200e-6  # a batch's way in and out of a device: an assumption, measure it
+# Seconds: no kernel is faster.
+KERNEL_S = 5e-6
+# The share of the peak flops that a large matrix product reaches.
+COMPUTE_SHARE = 0.75
+# The share of the peak bandwidth that a stream reaches.
+MEMORY_SHARE = 0.80
+# How the three times combine. 1: they add up; infinity: the longest one hides the others.
+OVERLAP = 1.2
+# Seconds for the way of a batch in and out of a device: an assumption, to be measured.
+LAUNCH_S = 200e-6
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+# Bytes of a number.
 BYTES = {"float32": 4, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operation: arithmetic and numbers moved per input, and weights that are read once for a whole batch."""
+    """One operation: arithmetic and moved numbers per input, and weights that are read once for a batch."""
 
     flops: float
     values: float
@@ -42,14 +48,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Shape:
-    """A network as a datasheet table needs it; `ramps[k]` is the ramp after block k, empty on the last."""
+    """A network as a datasheet table needs it; `ramps[k]` is the ramp after block k, empty for the last block."""
 
     name: str
     blocks: tuple[Block, ...]
     ramps: tuple[tuple[Kernel, ...], ...]
     length: int | None = None  # tokens per input; None where inputs have one size
-    embedding: float = 0.0  # numbers in memory beside the blocks' weights
-    family: str = "encoder"  # or "residual": how its kernels are alike
+    embedding: float = 0.0  # numbers in memory in addition to the blocks' weights
+    family: str = "encoder"  # or "residual": networks of one family have similar kernels
 
 
 def kernel_s(kernel: Kernel, batch: float, device: DeviceKind, dtype: str) -> float:
@@ -69,7 +75,7 @@ def kernel_s(kernel: Kernel, batch: float, device: DeviceKind, dtype: str) -> fl
 def datasheet_table(
     shape: Shape, kind: str, *, dtype: str | None = None, batch_sizes: Iterable[float] = BATCH_SIZES
 ) -> LatencyTable:
-    """What the datasheet of `kind` promises for `shape`, in the dtype that suits the device unless one is given."""
+    """The latency table of `shape` by the datasheet of `kind`, in the best dtype of the device unless one is given."""
     device = known_kind(kind)
     dtype = dtype or device.best_dtype
     if dtype not in BYTES:

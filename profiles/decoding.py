@@ -1,4 +1,4 @@
-"""What is known of a network that decodes: how long its launches take on a device, and what clients have it write."""
+"""The profile of a network that decodes: how long its launches take on a device, and the workload of its clients."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,31 +12,33 @@ from profiles.errors import UserError, first_wrong, read_text
 from profiles.files import write_whole
 
 SCHEMA_VERSION = 1
-KIND = "decoder"  # what its file calls itself, as its exits.json does
-LEAST_OBSERVED = 20  # texts
-CERTAIN = 1e-4  # a share that is less than this from 0 or 1 is taken to be so far from it
+KIND = "decoder"  # names the kind of profile in its file, as in exits.json
+# Texts: a plan from observations needs at least this number.
+LEAST_OBSERVED = 20
+# Shares are kept this far from 0 and 1 when their log-odds are taken.
+CERTAIN = 1e-4
 STRICT = {"extra": "forbid"}  # a misspelt field in a file is an error
 
 
 @dataclass(frozen=True)
 class LaunchSize:
-    """What a launch is made of. Its time is the sum of its parts, each at its price (`DecodingTable`).
+    """The size of a launch by its parts. Its time is the sum of all parts times their prices (`DecodingTable`).
 
-    Attention reads sequences of like size side by side, as a *band*, padded to the longest of them.
+    Attention reads sequences of similar length side by side, as a *band*, padded to the longest of them.
     """
 
     launches: float = 0.0
     pieces: float = 0.0  # sequences
-    blocks: float = 0.0  # that it runs through
-    bands: float = 0.0  # bands, in each of these blocks
-    rows: float = 0.0  # positions, through each of these blocks
-    read: float = 0.0  # positions whose KV is read, in each of these blocks
-    seen: float = 0.0  # the same times the rows that see them
-    heads: float = 0.0  # 1: the head reads some of its rows
-    asked: float = 0.0  # how many
+    blocks: float = 0.0  # blocks that it runs
+    bands: float = 0.0  # bands in each of these blocks
+    rows: float = 0.0  # positions that run through each of these blocks
+    read: float = 0.0  # positions whose KV is read in each of these blocks
+    seen: float = 0.0  # pairs of a row and a position that it attends to, in each of these blocks
+    heads: float = 0.0  # 1 if the head runs
+    asked: float = 0.0  # rows that the head reads
     sources: float = 0.0  # groups of texts that an encoder reads side by side
-    source_rows: float = 0.0  # their positions
-    source_seen: float = 0.0  # positions times positions that they see
+    source_rows: float = 0.0  # positions of these groups
+    source_seen: float = 0.0  # pairs of positions that attend to each other in these groups
     projections: float = 0.0  # blocks in which some rows only leave their KV
     projected: float = 0.0  # these rows, in each of these blocks
 
@@ -48,26 +50,26 @@ class LaunchSize:
 
 
 PARTS = tuple(field.name for field in fields(LaunchSize))
-# Where a device reads memory while it computes, the longer of these two hides the other.
+# Where a device reads memory while it computes, only the longer one of these two sums counts.
 MEMORY = ("blocks", "read", "heads", "sources")
 ARITHMETIC = ("rows", "seen", "asked", "source_rows", "source_seen", "projected")
-PROJECT = "project"
+PROJECT = "project"  # the way of exits that projects KV for the blocks that a token skips
 
 
 @dataclass(frozen=True)
 class DecodingTable:
-    """How long launches take on one kind of device: what each part of one costs, in seconds.
+    """How long launches take on one kind of device: the seconds of each part of a launch.
 
-    `overlaps`: what is read and what is computed hide each other, as on a GPU by its datasheet; else all parts add up.
-    `error`: of launches that no price was fitted to, the median share by which they took more or less, and `bias` that
-    of all of them together; None: it is estimated, not measured. `residents`: launches that were timed had no more
-    sequences, so a plan has no more; None: nothing was timed. `projects`: projecting KV is priced.
+    `overlaps`: reading and computing overlap, as on a GPU by its datasheet; otherwise all parts add up. `error`: the
+    median relative error on launches that no price was fitted to, and `bias` the relative error of their sum; None: the
+    table is estimated, not measured. `residents`: the most sequences of a timed launch, and so of a plan; None: nothing
+    was timed. `projects`: there is a price for projecting KV.
     """
 
     kind: str
     price_s: LaunchSize
     source: str
-    kv_bytes: int  # of the keys and values of one position in one block
+    kv_bytes: int  # keys and values of one position in one block
     weights_bytes: int
     dtype: str = "float32"
     overlaps: bool = False
@@ -106,16 +108,16 @@ class DecodingTable:
 
 @dataclass(frozen=True)
 class DecodingWorkload:
-    """What clients ask for, and how early tokens are known.
+    """The texts of clients, and how early their tokens are known.
 
     `survival`: for each block that a ramp may follow, the share of tokens that go on after it; `projected`: the same
-    where KV is projected. `prompts` and `outputs` have the tokens of each of some texts.
+    where KV is projected. `prompts` and `outputs` are the numbers of tokens of sampled texts.
     """
 
     survival: tuple[tuple[int, float], ...]
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
-    agreement: float = 1.0  # of tokens that leave early, those that the full network says too
+    agreement: float = 1.0  # the share of tokens that leave early and equal the full network's
     projected: tuple[tuple[int, float], ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
@@ -131,7 +133,7 @@ class DecodingWorkload:
 
     @property
     def prompt(self) -> float:
-        """Tokens, on average."""
+        """Mean tokens of a prompt."""
         return sum(self.prompts) / len(self.prompts)
 
     @property
@@ -144,16 +146,16 @@ class DecodingWorkload:
         return max(self.prompts), max(self.outputs)
 
     def after(self, block: int) -> float:
-        """The share of tokens that go on after a block; all of them where no ramp may stand."""
+        """The share of tokens that go on after a block; all of them where no ramp is possible."""
         return dict(self.survival).get(block, 1.0)
 
 
 @dataclass(frozen=True)
 class ObservedTexts:
-    """What a server has seen of its clients, as its `/stats` tells it.
+    """A server's observations of its texts, as its `/stats` reports them.
 
-    `exits` has tokens by the block after which they were known, which is after one of the `ramps`, or the last.
-    `prompts` and `outputs` have the tokens of each of the latest texts; `texts` came in so many `seconds`.
+    `exits` counts tokens by the block after which they were known: after one of the `ramps`, or the last block.
+    `prompts` and `outputs` are the numbers of tokens of the latest texts; `texts` is the number of texts in `seconds`.
     """
 
     ramps: tuple[int, ...]
@@ -172,25 +174,25 @@ class ObservedTexts:
         return self.texts / self.seconds if self.seconds > 0 else 0.0
 
     def survival(self, block: int) -> float:
-        """The share of tokens that go on after a ramp, never quite none and never quite all."""
+        """The share of tokens that go on after a ramp, never exactly 0 or 1."""
         tokens = sum(count for _, count in self.exits)
         return (sum(count for depth, count in self.exits if depth > block) + 0.5) / (tokens + 1.0)
 
 
 def as_observed(workload: DecodingWorkload, seen: ObservedTexts) -> DecodingWorkload:
-    """The workload as a server has seen it. What is not seen is who would leave at ramps that are not used: it is taken
-    to have moved as much as where it is seen, in log-odds.
+    """The workload as a server observes it. At ramps that the server does not use, survival is assumed to have moved as
+    much as on average at the used ones, in log-odds.
 
     >>> before = DecodingWorkload(((1, 0.5), (3, 0.2)), (4,), (8,))
     >>> seen = ObservedTexts((1,), ((1, 25), (7, 75)), (5,) * 20, (6,) * 20, 20, 10.0)
     >>> [(block, round(share, 2)) for block, share in as_observed(before, seen).survival], seen.texts_per_s
     ([(1, 0.75), (3, 0.43)], 2.0)
     """
-    there = [block for block in seen.ramps if block in dict(workload.survival)]
-    moved = [_log_odds(seen.survival(block)) - _log_odds(workload.after(block)) for block in there]
-    by = sum(moved) / len(moved) if moved else 0.0
+    used = [block for block in seen.ramps if block in dict(workload.survival)]
+    moves = [_log_odds(seen.survival(block)) - _log_odds(workload.after(block)) for block in used]
+    mean_move = sum(moves) / len(moves) if moves else 0.0
     survival = tuple(
-        (block, seen.survival(block) if block in there else _share(_log_odds(share) + by))
+        (block, seen.survival(block) if block in used else _share(_log_odds(share) + mean_move))
         for block, share in workload.survival
     )
     return replace(workload, survival=survival, prompts=seen.prompts, outputs=seen.outputs)
@@ -207,14 +209,14 @@ def _share(log_odds: float) -> float:
 
 @dataclass(frozen=True)
 class DecoderProfile:
-    """All that is known of one network that decodes: a table for each kind of device, and its workload."""
+    """The profile of one network that decodes: a table for each kind of device, and its workload."""
 
     model: str
     num_blocks: int
-    reads: int  # the most tokens of a text
+    reads: int  # the most tokens of a text that the network reads
     tables: tuple[DecodingTable, ...]
     workload: DecodingWorkload
-    has_encoder: bool = False  # that reads the prompt
+    has_encoder: bool = False  # an encoder reads the prompt
     notes: tuple[str, ...] = ()
     weights: str = ""  # a hash of the network's weights; "": not known
 
@@ -234,26 +236,26 @@ class DecoderProfile:
             raise UserError(f"{self.model}: nothing is known of it on {kind}, only on {kinds}: see isobatch profile")
         return found
 
-    def under(self, exits: str) -> "DecoderProfile":
-        """The same for those who decode so: where KV is projected, others go on, and after fewer ramps that is known.
+    def for_exits(self, exits: str) -> "DecoderProfile":
+        """The profile for this way of exits: where KV is projected, other shares go on, at ramps where it was tried.
 
-        Raise UserError where it is not known at all.
+        Raise UserError where these shares are not known at all.
         """
         if exits != PROJECT:
             return self
         if not self.workload.projected:
-            raise UserError("exits = 'project': nothing is known of who goes on: isobatch prepare, then profile, tell")
+            raise UserError("exits = 'project': shares that go on are not known: run isobatch prepare, then profile")
         return replace(self, workload=replace(self.workload, survival=self.workload.projected))
 
     def check_same(self, model: str, num_blocks: int, weights: str) -> None:
-        """Raise UserError unless it is of this network."""
+        """Raise UserError if this is the profile of another network."""
         if (self.model, self.num_blocks) != (model, num_blocks):
             raise UserError(f"cannot add a profile of {model} to one of {self.model}: write it to another file")
         if self.weights and weights and self.weights != weights:
             raise UserError(f"cannot add to the profile of another {self.model}: write it to another file")
 
     def joined_by(self, other: "DecoderProfile") -> "DecoderProfile":
-        """Both as one: a later table replaces that of the same kind, but an estimate no measurement."""
+        """Both as one: a later table replaces that of the same kind, but an estimate never replaces a measurement."""
         self.check_same(other.model, other.num_blocks, other.weights)
         tables = {table.kind: table for table in self.tables}
         for table in other.tables:
@@ -264,13 +266,13 @@ class DecoderProfile:
 
 
 def save_decoder_profile(profile: DecoderProfile, path: Path) -> None:
-    """Write all or nothing: a crash leaves the file that was there."""
+    """Write all or nothing: a crash leaves the old file."""
     content = {"schema_version": SCHEMA_VERSION, "profile_of": KIND, **asdict(profile)}
     write_whole(path, json.dumps(content, indent=2))
 
 
 def load_decoder_profile(path: Path) -> DecoderProfile:
-    """Read a profile; whatever is wrong with it is one line that names the place."""
+    """Read a profile. Raise UserError with one line that names the wrong place."""
     try:
         content: dict[str, Any] = dict(json.loads(read_text(path)))
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The devices a plan may use, the links between them, and a catalogue of kinds that need not be looked up again."""
+"""The devices that a plan may use, the links between them, and a catalogue of known kinds."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ from profiles.errors import UserError
 
 GB = 10**9
 GBIT = 10**9 / 8
-# One hop between two replicas, small tensors: what a Ray Serve handle costs, not the wire (docs/profiles.md).
+# Seconds of one hop of small tensors between two replicas: the cost of a Ray Serve handle, not of the wire
+# (docs/profiles.md).
 HOP_S = 0.0018
-# A replica that keeps what goes on hears only when a launch has ended what it is to run next: by way of the front.
+# Seconds until a replica that keeps its survivors gets its next order: the front sends it when a launch has ended.
 TURN_S = 0.001
 
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device, of which a fleet holds `count`."""
+    """One kind of device, and its `count` in a fleet."""
 
     kind: str
     count: int
@@ -34,13 +35,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one kind of device to another (the same kind too: another machine, or the same one)."""
+    """The way from one kind of device to another, or to the same kind (in another machine, or the same one)."""
 
     source: str
     target: str
     bytes_per_s: float
     latency_s: float
-    turn_s: float = 0.0  # how long a replica stands still between two launches when nothing has to travel
+    turn_s: float = 0.0  # the pause of a replica between two launches when nothing is transferred
 
     def __post_init__(self) -> None:
         name = f"link {self.source} -> {self.target}"
@@ -60,15 +61,15 @@ class Link:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What the maker and the clouds print about one device. Rates are peaks, without sparsity."""
+    """Figures of one device, as the maker and the clouds print them. Rates are peaks, without sparsity."""
 
     memory_bytes: int
     price_per_hour: float
     price_note: str
     fp32_flops: float
-    fp16_flops: float  # the same as fp32 where half precision brings nothing
+    fp16_flops: float  # equals fp32_flops where half precision is no faster
     memory_bytes_per_s: float
-    host_bytes_per_s: float  # to the host it sits in, one way
+    host_bytes_per_s: float  # between the device and its host, one way
     network_bytes_per_s: float  # its share of the machine's network
 
     @property
@@ -86,8 +87,8 @@ def _kind(
     )  # fmt: skip
 
 
-# Prices: US on-demand list prices for one device with its share of the machine, averaged over the clouds named. They
-# move every month: give your own as "v100=6@2.10". Memory is counted in 10^9 bytes, a little less than is really there.
+# Prices: US on-demand list prices for one device with its share of the machine, averaged over the named clouds. They
+# change every month: give your own as "v100=6@2.10". Memory counts 10^9 bytes per GB, a little less than there is.
 CATALOGUE: dict[str, DeviceKind] = {
     "k80": _kind(12, 0.75, 2.8, 2.8, 240, 12, 10, "half a board: AWS p2 0.90, Azure NC6 0.90, GCP 0.45"),
     "p100": _kind(16, 1.77, 9.3, 18.7, 732, 12, 10, "Azure NC6s v2 2.07, GCP 1.46"),
@@ -106,7 +107,7 @@ CATALOGUE: dict[str, DeviceKind] = {
 
 
 def known_kind(kind: str) -> DeviceKind:
-    """The catalogue's entry, or an error that lists what there is."""
+    """The catalogue's entry. Raise UserError with the known kinds if there is none."""
     try:
         return CATALOGUE[kind.lower()]
     except KeyError:
@@ -150,18 +151,18 @@ def links_between(
 ) -> tuple[Link, ...]:
     """A link for every ordered pair of kinds, the same kind included: over the network, or inside one machine.
 
-    A kind that is in no catalogue is taken to be connected as the slowest in it. `gbit_per_s` has the links that are
-    known better, by the names that the example shows.
+    A kind that is not in the catalogue is connected as the slowest kind in it. `gbit_per_s` gives the rates of links
+    that are known better, by the names in the example.
 
     >>> links = links_between(fleet("v100=1,k80=1"), gbit_per_s={"v100>k80": 0.08})
     >>> [(f"{link.source}>{link.target}", link.bytes_per_s / 1e6) for link in links]
     [('v100>v100', 1250.0), ('v100>k80', 10.0), ('k80>v100', 1250.0), ('k80>k80', 1250.0)]
     """
-    told = gbit_per_s or {}
+    given = gbit_per_s or {}
     slowest = min(CATALOGUE.values(), key=lambda kind: _rate(kind, one_machine))
     rates = {device.kind: _rate(CATALOGUE.get(device.kind.lower(), slowest), one_machine) for device in devices}
     return tuple(
-        Link(a, b, told[name] * GBIT if (name := f"{a}>{b}") in told else min(rates[a], rates[b]), HOP_S, turn_s)
+        Link(a, b, given[name] * GBIT if (name := f"{a}>{b}") in given else min(rates[a], rates[b]), HOP_S, turn_s)
         for a in rates
         for b in rates
     )

@@ -1,4 +1,4 @@
-"""The one kind of error that the user can mend, and errors of files, which name what the user asked for."""
+"""UserError, for everything that the user can mend, and errors of files that name the user's own path."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-NO_ROOM = {  # what mends it
+NO_ROOM = {  # advice for errors of a full disk
     errno.EFBIG: "raise the limit on the sizes of files (ulimit -f)",
     errno.ENOSPC: "free some of the disk, or write to another",
     errno.EDQUOT: "free some of your share of the disk, or write to another",
@@ -20,7 +20,7 @@ NO_ROOM = {  # what mends it
 
 
 class UserError(ValueError):
-    """Something the user gave cannot be used. The message is one line: the value, and what would work instead.
+    """The user gave something that cannot be used. The message is one line: the value, and what would work instead.
 
     The command line prints it without a traceback and exits with 2.
     """
@@ -37,13 +37,13 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
-def named(draft: Path, target: Path) -> Iterator[None]:
-    """While a draft is written that is to become `target`, errors name the target, also where there is no room."""
+def naming_target(draft: Path, target: Path) -> Iterator[None]:
+    """While a draft of `target` is written, errors name the target, also errors of a full disk that name no file."""
     try:
         yield
     except OSError as error:
-        told = error.filename2 or error.filename
-        place = draft if told is None and error.errno in NO_ROOM else Path(os.fsdecode(told or ""))
+        name = error.filename2 or error.filename
+        place = draft if name is None and error.errno in NO_ROOM else Path(os.fsdecode(name or ""))
         if not place.is_relative_to(draft):
             raise
         raise OSError(error.errno, error.strerror, str(target / place.relative_to(draft))) from error
@@ -51,12 +51,12 @@ def named(draft: Path, target: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Wrong:
-    """The first thing that pydantic found wrong in what a user wrote."""
+    """The first error that pydantic reports about a user's text."""
 
-    place: str  # names and positions, from outside in; empty where the whole is wrong
+    place: str  # names and positions, from outside in; empty if the text as a whole is wrong
     reason: str
     value: object
-    kind: str  # by which pydantic knows it, such as extra_forbidden
+    kind: str  # pydantic's name of the error, such as extra_forbidden
 
 
 def first_wrong(error: "ValidationError") -> Wrong:
@@ -69,5 +69,5 @@ def first_wrong(error: "ValidationError") -> Wrong:
     Wrong(place='gpus.1', reason='Input should be a valid integer', value='two', kind='int_type')
     """
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "[key]")  # of a dictionary, whose key is named
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")  # a wrong key is named itself
     return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])

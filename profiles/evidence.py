@@ -1,11 +1,11 @@
-"""What a promise rests on: the exit tables of `isobatch prepare`, kept beside the checkpoint (`exit_table.npz`).
+"""The evidence for a promise: the exit tables of `isobatch prepare`, stored beside the checkpoint (`exit_table.npz`).
 
-With them thresholds can be chosen again, for the ramps that a plan opens and for what blocks cost there. Any number of
-choices may be weighed on the one table (`shape`); the other (`test`) then says how far the last of them may go.
+With them, thresholds can be chosen again for the ramps that a plan opens and for the costs of its blocks. Any number of
+choices may be rated on the first table (`shape`); the second one (`test`) then limits how far the last choice may go.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 from zipfile import BadZipFile
@@ -14,18 +14,18 @@ import numpy as np
 
 from profiles.confidence import shown
 from profiles.errors import UserError
-from profiles.exit_table import ExitTable, highest, ladder, outcome
+from profiles.exit_table import ARRAYS, ExitTable, highest, ladder, outcome
 from profiles.exits import ExitProfile
 from profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
-KEPT = 8  # ladders
-_ARRAYS = tuple(field.name for field in fields(ExitTable) if field.name not in ("reference", "agreed"))
+# Ladders that are cached.
+MAX_LADDERS = 8
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Two tables of the same ramps, and what is promised. A ramp stands after every block but the last."""
+    """Two tables of the same ramps, and the promise. A ramp stands after every block but the last."""
 
     shape: ExitTable
     test: ExitTable
@@ -35,7 +35,7 @@ class Evidence:
     _ladders: dict[object, list[Indices]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def for_metric(self, metric: Metric | None) -> "Evidence":
-        """The same rows for a promise in another metric; none: the same metric."""
+        """The same tables for a promise in another metric; None: in the same one."""
         test = self.test
         if metric and self.metric == "agreement" != metric and (test.right[-1] == 1).all():
             raise UserError(f"the model was prepared without labels, which --metric {metric} needs")
@@ -44,20 +44,20 @@ class Evidence:
         return replace(self, metric=metric or self.metric)
 
     def shows(self, lost: Loss) -> bool:
-        """Whether a loss like this shows that no more is lost than is allowed."""
+        """Whether such a loss shows that no more is lost than is allowed."""
         return shown(lost, self.max_loss, self.confidence, self.metric)
 
     @property
     def prepared(self) -> Indices:
-        """The candidates that `isobatch prepare` has chosen: every ramp is open, and every block costs the same."""
+        """The candidates that `isobatch prepare` has chosen, with every ramp open and equal costs of all blocks."""
         return self.proven_candidates(range(self.test.num_ramps), self.test.costs)
 
     def likely_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
-        """The candidate of every ramp, as far as the table tells that may be asked again and again; others are shut."""
+        """A candidate for each of these ramps, judged by the table that may be used any number of times; others are shut."""
         return self._climbed(self.shape, ramps, costs)
 
     def proven_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
-        """The same as far as the promise is kept. Ask this once: chance passes one of many."""
+        """Candidates that keep the promise, judged by the test table. Use this once: chance passes one of many tries."""
         return self._climbed(self.test, ramps, costs)
 
     def _climbed(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
@@ -68,19 +68,19 @@ class Evidence:
         return chosen
 
     def _ladder(self, ramps: list[int], costs: Floats, metric: Metric) -> list[Indices]:
-        """It is kept, as a controller asks every few minutes, mostly for the same; but only the last few are."""
+        """The ladder for these ramps and costs, from the cache: a controller often uses the same one again."""
         key = (tuple(ramps), costs.tobytes(), metric)
         if key not in self._ladders:
-            if len(self._ladders) >= KEPT:
+            if len(self._ladders) >= MAX_LADDERS:
                 self._ladders.clear()
             self._ladders[key] = ladder(self.shape.only(ramps, costs), metric)
         return self._ladders[key]
 
     def agreeing_candidates(self, ramps: Sequence[int], costs: Floats, most: float) -> Indices:
-        """The candidates with which, by the test table, no more than this share of answers is not the full network's.
+        """Candidates with which, by the test table, at most the share `most` of answers is not the full network's.
 
-        Of less than half an input the table tells nothing: then nobody leaves early. This keeps no promise by itself:
-        somebody must watch.
+        The test table cannot show less than half an input: for a smaller `most`, no input leaves early. This keeps no
+        promise by itself: audits must watch it.
         """
         chosen, rows = self.shape.strictest, list(ramps)
         if rows and most >= self.smallest_share:
@@ -89,16 +89,16 @@ class Evidence:
         return chosen
 
     def disagreement(self, chosen: Indices) -> float:
-        """The share of answers that are not the full network's, by the test table; half an input at least."""
+        """The share of answers that are not the full network's, by the test table; at least half an input."""
         return max(float(outcome(self.test, chosen, "agreement").lost.mean), self.smallest_share)
 
     @property
     def smallest_share(self) -> float:
-        """The share of answers below which the test table tells nothing: half an input."""
+        """The least share of answers that the test table can show: half an input."""
         return 0.5 / self.test.num_inputs
 
     def nearest(self, thresholds: Mapping[int, float]) -> Indices:
-        """The candidates nearest to these thresholds; ramps without one are shut."""
+        """The candidates nearest to these thresholds; ramps without a threshold are shut."""
         chosen = self.shape.strictest
         for ramp, threshold in thresholds.items():
             chosen[ramp] = np.abs(self.shape.candidates - threshold).argmin()
@@ -109,12 +109,12 @@ class Evidence:
         return tuple((ramp, float(self.shape.candidates[chosen[ramp]])) for ramp in ramps)
 
     def survival(self, chosen: Indices) -> tuple[float, ...]:
-        """The share of inputs that enter each block with these candidates: of those of the larger table."""
+        """The share of inputs that enter each block with these candidates, by the larger table."""
         places = self.shape.places(chosen)
         return tuple(float((places >= block).mean()) for block in range(self.shape.num_ramps + 1))
 
     def exits(self, chosen: Indices) -> ExitProfile:
-        """The same, and at which ramps inputs would leave together, as far as these are open at all."""
+        """The exits with these candidates, with the sets of ramps at which inputs would leave, were they open."""
         sets, counts = np.unique(self.shape.first <= chosen[:, None], axis=1, return_counts=True)
         shares = (counts / counts.sum()).tolist()
         sure = (tuple(np.flatnonzero(column).tolist()) for column in sets.T)
@@ -122,7 +122,9 @@ class Evidence:
 
     def save(self, path: Path) -> None:
         tables = {"shape": self.shape, "test": self.test}
-        arrays = {f"{name}_{each}": getattr(table, each) for name, table in tables.items() for each in _ARRAYS}
+        arrays = {
+            f"{name}_{key}": getattr(table, each) for name, table in tables.items() for each, key in ARRAYS.items()
+        }
         arrays |= {f"{name}_agreed": table.agreed for name, table in tables.items() if table.agreed is not None}
         terms = np.array([self.max_loss, self.confidence])
         np.savez_compressed(path, metric=np.array(self.metric), terms=terms, **arrays)
@@ -130,15 +132,17 @@ class Evidence:
     @classmethod
     def read(cls, path: Path) -> "Evidence":
         try:
-            with np.load(path, allow_pickle=False) as kept:
+            with np.load(path, allow_pickle=False) as arrays:
                 shape, test = (
-                    replace(ExitTable(*(kept[f"{name}_{each}"] for each in _ARRAYS)), agreed=kept.get(f"{name}_agreed"))
+                    ExitTable(
+                        *(arrays[f"{name}_{key}"] for key in ARRAYS.values()), agreed=arrays.get(f"{name}_agreed")
+                    )
                     for name in ("shape", "test")
                 )
-                metric, (max_loss, confidence) = str(kept["metric"]), kept["terms"].tolist()
+                name, (max_loss, confidence) = str(arrays["metric"]), arrays["terms"].tolist()
         except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
             raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written: {error}") from None
-        found = [each for each in get_args(Metric) if each == metric]
-        if not found or shape.first.shape[0] != test.first.shape[0]:
+        metric = next((each for each in get_args(Metric) if each == name), None)
+        if metric is None or shape.first.shape[0] != test.first.shape[0]:
             raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written")
-        return cls(shape, test, found[0], max_loss, confidence)
+        return cls(shape, test, metric, max_loss, confidence)

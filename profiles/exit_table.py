@@ -1,16 +1,16 @@
-"""Who would leave where: what recorded inputs do under any thresholds, and which thresholds make them leave earliest.
+"""Where inputs would leave: the exits of recorded inputs at any thresholds, and the thresholds for the earliest exits.
 
-The policy itself was asked who would leave, for every ramp, candidate threshold and input. An input leaves at the first
-ramp that lets it go, so cost and loss of any set of thresholds are sums over that table.
+The policy itself decided, for every ramp, candidate threshold and input, whether the input would leave. An input leaves
+at the first ramp that lets it go, so the cost and loss of any set of thresholds are sums over that table.
 
-    cost(input) = what was run until it leaves + multiplier * what is lost there
+    cost(input) = the share of the network that it runs + multiplier * its loss
 
-For a multiplier (what accuracy is worth), thresholds are improved one ramp at a time until no change helps. The
-multipliers, from high to low, give a ladder from "nobody leaves" to "as early as possible".
+For a multiplier (the worth of accuracy), thresholds are improved one ramp at a time until no change helps. The
+multipliers, from high to low, give a ladder from "no input leaves" to "inputs leave as early as possible".
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -31,20 +31,22 @@ from profiles.losses import (
     score_loss,
 )
 
+# The worth of accuracy in units of the network's cost, from high to low.
 MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)
+# Passes over all ramps; a few are enough, as a pass that changes nothing is the last.
 MAX_PASSES = 20
 
 
 @dataclass(frozen=True)
 class ExitTable:
-    """What a policy would do with recorded inputs.
+    """The exits that a policy would allow to recorded inputs.
 
     `candidates` are thresholds, the strictest first. `first` is ramps x inputs: the first candidate at which an input
-    leaves there, their number where it leaves at none. `right` and `labels` are ramps + 1 x inputs, the full network
-    last: how probable it is that the answer is right (0 or 1 where labels are known), and which label it is. `truth` is
-    the label of each input. `costs` is what was run at each ramp, and at the end, as a share of the whole network.
+    leaves there, or their number if it leaves at none. `right` and `labels` are ramps + 1 x inputs, the full network
+    last: the probability that the answer is right (0 or 1 where the truth is known), and its label. `truth` is the true
+    label of each input. `costs` is the share of the network that runs up to each ramp, and up to the end.
 
-    `reference` is what another network says, which nothing may be lost against. None: the full network's own answers.
+    `reference` are the answers of another network to compare with; None: those of the full network.
     """
 
     candidates: Floats
@@ -54,8 +56,8 @@ class ExitTable:
     truth: Labels
     costs: Floats
     reference: Labels | None = None
-    # Where inputs are texts of several answers each, `right` are shares of these, as `agreed` is of those that are the
-    # full network's; `labels` and `truth` say nothing then.
+    # Where inputs are texts with several answers each: the shares of answers that are the full network's. Then `right`
+    # are shares of answers as well, and `labels` and `truth` have no meaning.
     agreed: NDArray[np.float32] | None = None
 
     @property
@@ -68,29 +70,29 @@ class ExitTable:
 
     @property
     def strictest(self) -> Indices:
-        """The candidates that let fewest inputs leave: none, where the policy's range has such a threshold."""
+        """The candidates that let the fewest inputs leave: none, if the policy has such a threshold."""
         return np.zeros(self.num_ramps, np.int64)
 
     @property
     def agrees(self) -> NDArray[Any]:
-        """Ramps + 1 x inputs: whether the answer is the full network's, or which share of its answers."""
+        """Ramps + 1 x inputs: whether the answer is the full network's, or the share of its answers that are."""
         agrees: NDArray[Any] = self.labels == self.full_labels if self.agreed is None else self.agreed
         return agrees
 
     @property
     def full_labels(self) -> Labels:
-        """What counts as the full network's answers."""
+        """The answers of the full network, or of the reference in its place."""
         labels: Labels = self.labels[-1] if self.reference is None else self.reference
         return labels
 
     @property
     def full_right(self) -> Floats:
-        """How probable it is that those are right."""
+        """The probability that these answers are right."""
         right = self.right[-1] if self.reference is None else self.reference == self.truth
         return np.asarray(right, np.float64)
 
     def of(self, chosen: Indices) -> "ExitTable":
-        """These inputs only."""
+        """The table of these inputs only."""
         right, labels = self.right[:, chosen], self.labels[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
         agreed = None if self.agreed is None else self.agreed[:, chosen]
@@ -98,53 +100,61 @@ class ExitTable:
         return replace(made, reference=reference, agreed=agreed)
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
-        """The same inputs where only these ramps are open, and what was run by then costs as much as this."""
-        kept = [*ramps, self.num_ramps]
-        agreed = None if self.agreed is None else self.agreed[kept]
-        right, labels = self.right[kept], self.labels[kept]
-        return replace(self, first=self.first[ramps], right=right, labels=labels, costs=costs[kept], agreed=agreed)
+        """The same inputs with only these ramps open, at these costs."""
+        rows = [*ramps, self.num_ramps]
+        agreed = None if self.agreed is None else self.agreed[rows]
+        right, labels = self.right[rows], self.labels[rows]
+        return replace(self, first=self.first[ramps], right=right, labels=labels, costs=costs[rows], agreed=agreed)
 
     def places(self, chosen: Indices) -> Indices:
-        """The ramp where each input leaves with this candidate at each ramp; their number where at none."""
+        """The ramp at which each input leaves with this candidate at each ramp, or the number of ramps if at none."""
         if not self.num_ramps:
             return np.zeros(self.num_inputs, np.int64)
         leaving = self.first <= chosen[:, None]
         return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
 
     def cost(self, places: Indices) -> float:
-        """What is run on average of inputs that leave at these ramps, as a share of the whole network."""
+        """The mean share of the network that inputs run which leave at these ramps."""
         return float(self.costs[places].mean())
 
     def answers(self, places: Indices) -> Labels:
-        """What inputs are answered that leave at these ramps."""
+        """The answers to inputs that leave at these ramps."""
         labels: Labels = self.labels[places, np.arange(self.num_inputs)]
         return labels
 
     def losses(self, metric: Metric) -> Floats:
-        """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 the other way about.
+        """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 for the reverse.
 
-        Agreement cannot be won: any other answer than the full network's is a loss. Where classes count alike, however
-        rare they are, so do their losses here.
+        Agreement cannot be won: every answer that is not the full network's is a loss. Where all classes count alike,
+        the losses of a rare class weigh more.
         """
         judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
         lost: Floats = (1.0 if metric == "agreement" else self.full_right) - judged
         return lost if metric in OF_ALL else lost * balancing(self.truth)
 
     def lost(self, places: Indices, metric: Metric) -> tuple[Loss, ...]:
-        """What inputs lose that leave at these ramps: each of these losses must be within what is allowed."""
+        """The losses of inputs that leave at these ramps. Each of them must be within the allowed loss."""
         if metric in SCORES:
             return (score_loss(metric, self.truth, self.full_labels, self.answers(places)),)
-        everyone = np.arange(self.num_inputs)
+        inputs = np.arange(self.num_inputs)
         if metric == "agreement":
-            same = self.answers(places) == self.full_labels if self.agreed is None else self.agreed[places, everyone]
+            same = self.answers(places) == self.full_labels if self.agreed is None else self.agreed[places, inputs]
             return (mean_loss(1.0 - same.astype(np.float64)),)
-        lost = self.full_right - self.right[places, everyone]
+        lost = self.full_right - self.right[places, inputs]
         return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)
+
+
+# The arrays of a table by the names that files give them.
+ARRAYS = {
+    field.name: "said" if field.name == "labels" else field.name
+    for field in fields(ExitTable)
+    if field.name not in ("reference", "agreed")
+}
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """One choice of thresholds on one table. `places` is the ramp where an input leaves (their number: at the end)."""
+    """A choice of thresholds on a table. `places` is the ramp at which each input leaves, or the number of ramps."""
 
     places: Indices
     cost: float
@@ -157,15 +167,15 @@ class Leaving:
 
 
 def outcome(table: ExitTable, chosen: Indices, metric: Metric) -> Leaving:
-    """What happens with this candidate at each ramp."""
+    """The exits with this candidate at each ramp."""
     places = table.places(chosen)
     return Leaving(places, table.cost(places), table.lost(places, metric))
 
 
 def ladder(table: ExitTable, metric: Metric, multipliers: Floats = MULTIPLIERS) -> list[Indices]:
-    """Choices of thresholds, from the one that loses least to the one that costs least.
+    """Choices of thresholds, from the one with the least loss to the one with the least cost.
 
-    Between two that multipliers find lie those that lead from one to the other.
+    Between the choices that the multipliers give lie single steps from one to the next.
     """
     losses = table.losses(metric)
     rungs, chosen, least = [table.strictest], table.strictest, table.costs[-1]
@@ -179,7 +189,7 @@ def ladder(table: ExitTable, metric: Metric, multipliers: Floats = MULTIPLIERS) 
 
 
 def _between(table: ExitTable, values: Floats, low: Indices, high: Indices) -> Iterator[Indices]:
-    """From one choice to another, a candidate at one ramp at a time: always the one after which the mean is least."""
+    """From one choice to another, a candidate at one ramp at a time: always the step with the least mean after it."""
     while (ahead := np.sign(high - low)).any():
         growths = np.where(ahead != 0, _growths(table, values, low, ahead), np.inf)
         low = np.where(np.arange(len(low)) == growths.argmin(), low + ahead, low)
@@ -187,7 +197,7 @@ def _between(table: ExitTable, values: Floats, low: Indices, high: Indices) -> I
 
 
 def _growths(table: ExitTable, values: Floats, chosen: Indices, ahead: Indices) -> Floats:
-    """By how much the sum of the values grows with the next candidate (1 ahead) or the one before (-1) at each ramp."""
+    """The growth of the sum of values with the next candidate (1 ahead) or the one before (-1), for each ramp."""
     left = np.logical_or.accumulate(table.first <= chosen[:, None], axis=0)
     later, growths = values[-1], np.zeros(len(chosen))
     for ramp in reversed(range(len(chosen))):
@@ -200,13 +210,13 @@ def _growths(table: ExitTable, values: Floats, chosen: Indices, ahead: Indices) 
 
 
 def highest(rungs: Sequence[Indices], table: ExitTable, metric: Metric, shown: Callable[[Loss], bool]) -> Indices:
-    """The last rung before the first whose losses are not all shown to be small enough; the first if there is none."""
-    kept = rungs[0]
+    """The last rung before the first one whose losses are not all shown to be small enough, or else the first rung."""
+    best = rungs[0]
     for chosen in rungs[1:]:
         if not all(map(shown, outcome(table, chosen, metric).losses)):
             break
-        kept = chosen
-    return kept
+        best = chosen
+    return best
 
 
 def improved(table: ExitTable, chosen: Indices, values: Floats) -> Indices:
@@ -219,7 +229,7 @@ def improved(table: ExitTable, chosen: Indices, values: Floats) -> Indices:
 
 
 def _pass(table: ExitTable, chosen: Indices, values: Floats) -> Indices:
-    """The best candidate for each ramp, while those before it stay as they are and those after it are the new ones."""
+    """The best candidate for each ramp, given the old candidates before it and the new ones after it."""
     left = np.logical_or.accumulate(table.first <= chosen[:, None], axis=0)
     later, best = values[-1], chosen.copy()
     for ramp in reversed(range(table.num_ramps)):

@@ -1,4 +1,4 @@
-"""How many inputs are still inside: the exit profile of a network under a workload."""
+"""The exit profile of a network under a workload: the share of inputs that is still inside, block by block."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from typing import ClassVar
 class ExitProfile:
     """`survival[k]` is the share of all inputs that enter block k: it starts at 1, never grows, and may reach 0.
 
-    That is so while every ramp is open. `sure` tells what happens when some are closed: the ramps at which inputs would
-    leave, and the share of the inputs that would leave at exactly these. Where nobody knows (no `sure`), it is assumed
-    that who would leave at a closed ramp leaves at the next open one.
+    This holds while every ramp is open. `sure` says what happens when some are closed: sets of ramps at which an input
+    would leave, with the share of inputs that would leave at exactly these. Without `sure`, an input that would leave
+    at a closed ramp is assumed to leave at the next open one.
 
     >>> ExitProfile((1.0, 0.5, 0.5, 0.1)).num_blocks
     4
@@ -38,7 +38,7 @@ class ExitProfile:
 
     @classmethod
     def from_counts(cls, left: Sequence[int]) -> "ExitProfile":
-        """From the number of inputs that left after each block; everybody has left after the last.
+        """The profile of counts by the block after which inputs left; all have left after the last.
 
         >>> ExitProfile.from_counts([5, 3, 2]).survival
         (1.0, 0.5, 0.2)
@@ -63,24 +63,24 @@ class ExitProfile:
         if self.sure:
             now, then = self._table_survival(range(self.num_blocks - 1)), self._table_survival(ramps)
             return survival_after(self.survival, now, then)
-        found = [1.0]
+        shares = [1.0]
         for block in range(1, self.num_blocks):
-            found.append(self.survival[block] if block - 1 in ramps else found[-1])
-        return tuple(found)
+            shares.append(self.survival[block] if block - 1 in ramps else shares[-1])
+        return tuple(shares)
 
     def planning_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
-        """The survival by which a plan is sought that opens these ramps, or others: exact for it.
+        """The survival for planning when the current plan opens these ramps. For that plan it is exact.
 
-        At a ramp that is closed it tells who would leave there if it were open, too, as long as more stay than leave at
-        the ramps behind it.
+        At a closed ramp it has the inputs that would leave there if it were open as well, as long as more inputs stay
+        than leave at the ramps behind it.
         """
-        found = [1.0] * self.num_blocks
+        shares = [1.0] * self.num_blocks
         for ramp in range(self.num_blocks - 1):
-            found[ramp + 1] = self.survival_with({*ramps, ramp})[ramp + 1]
-        return tuple(accumulate(reversed(found), max))[::-1]
+            shares[ramp + 1] = self.survival_with({*ramps, ramp})[ramp + 1]
+        return tuple(accumulate(reversed(shares), max))[::-1]
 
     def _table_survival(self, ramps: Collection[int]) -> tuple[float, ...]:
-        """Who enters each block if these ramps are open, of the inputs of which `sure` tells."""
+        """The share of the inputs in `sure` that enter each block if these ramps are open."""
         left = [0.0] * self.num_blocks
         for sure_at, share in self.sure:
             left[min((ramp for ramp in sure_at if ramp in ramps), default=self.num_blocks - 1)] += share
@@ -90,9 +90,9 @@ class ExitProfile:
 def survival_after(
     seen: Sequence[float], now: Sequence[float], then: Sequence[float], full_share: float = 0.0
 ) -> tuple[float, ...]:
-    """Who survives when things change, if these are the shares seen now, and what a table tells of now and then.
+    """The survival after a change, from the observed one, and from a table of survival `now` and `then`.
 
-    `full_share` of what is seen never leaves early, whatever changes.
+    The share `full_share` of inputs never leaves early, whatever changes.
 
     >>> survival_after((1.0, 0.5, 0.2), (1.0, 0.4, 0.2), (1.0, 0.8, 0.2))
     (1.0, 1.0, 0.2)
@@ -108,7 +108,7 @@ def survival_after(
 
 
 def carried(survival: Sequence[float], full_share: float) -> tuple[float, ...]:
-    """The survival of all inputs, where this share never leaves early, and the others survive so.
+    """The survival of all inputs, if the share `full_share` never leaves early and `survival` is that of the others.
 
     >>> carried((1.0, 0.5, 0.0), full_share=0.5)
     (1.0, 0.75, 0.5)

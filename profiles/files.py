@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, named, read_text
+from profiles.errors import UserError, first_wrong, naming_target, read_text
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths, at_length
@@ -195,7 +195,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write all of a text or nothing: a crash leaves the file that was there."""
     beside = path.with_suffix(path.suffix + ".part")
     try:
-        with named(beside, path):
+        with naming_target(beside, path):
             beside.write_text(text + "\n")
             beside.replace(path)
     finally:

@@ -210,7 +210,7 @@ def _plan_decoder(options: DecoderPlanOptions) -> None:
     goal, out = _decoding_goal(options), options.out
     if out:
         check_writable(out)
-    profile = profile_for(built_in(options.model) or options.model, options.profile).under(goal.exits)
+    profile = profile_for(built_in(options.model) or options.model, options.profile).for_exits(goal.exits)
     lines = []
     if options.observed:
         texts = report.observed_texts(_stats_at(options.observed), options.observed)

@@ -187,7 +187,7 @@ def _simulate_decoder(
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = Path(config.model), read_plan(Path(config.plan))
-    profile = profile_for(source, Path(config.profile) if config.profile else None).under(exits_of(plan))
+    profile = profile_for(source, Path(config.profile) if config.profile else None).for_exits(exits_of(plan))
     texts = text_arrivals(profile.workload, load.times_s(), load.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")

@@ -135,4 +135,4 @@ def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Pl
     exits = config.exits if exits == OFF else exits
     goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, kv_megabytes_of=held)
     devices = fleet(",".join(f"{kind}={count}" for kind, count in running.devices().items()))
-    return DecoderPlanningProblem(profile.under(exits), devices, goal, running)
+    return DecoderPlanningProblem(profile.for_exits(exits), devices, goal, running)

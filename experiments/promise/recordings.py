@@ -4,7 +4,7 @@ So work on them is known by its own code and by what it read. The code that made
 the same, nothing that was found with them is old.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from deployments.folders import cache_directory
-from profiles.exit_table import ExitTable
+from profiles.exit_table import ARRAYS, ExitTable
 from profiles.losses import Indices
 
 ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
-_ARRAYS = [each.name for each in fields(ExitTable) if each.name not in ("reference", "agreed")]
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Recorded:
 def keep(recorded: Recorded) -> str:
     """Write it, and return the name by which it is read."""
     arrays = {
-        f"{name}_{each}": np.ascontiguousarray(getattr(table, each))
+        f"{name}_{key}": np.ascontiguousarray(getattr(table, each))
         for name, table in vars(recorded).items()
-        for each in _ARRAYS
+        for each, key in ARRAYS.items()
     }
     name = sha256(b"".join(sha256(array.tobytes()).digest() for array in arrays.values())).hexdigest()[:16]
     if not (path := _path(name)).exists():
@@ -48,7 +47,9 @@ def keep(recorded: Recorded) -> str:
 @cache
 def read(name: str) -> Recorded:
     with np.load(_path(name), allow_pickle=False) as kept:
-        known, believed = (ExitTable(*(kept[f"{each}_{field}"] for field in _ARRAYS)) for each in ("known", "believed"))
+        known, believed = (
+            ExitTable(*(kept[f"{each}_{key}"] for key in ARRAYS.values())) for each in ("known", "believed")
+        )
     return Recorded(known, believed)
 
 

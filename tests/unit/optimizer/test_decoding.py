@@ -61,9 +61,9 @@ def test_projection_is_planned_where_it_is_known() -> None:
     profile = paper_decoder(survival=((1, 0.3), (3, 0.2)))
     goal = DecodingGoal(exits="project")
     with pytest.raises(UserError, match="nothing is known of who goes on"):
-        profile.under("project")
-    known = replace(profile, workload=replace(profile.workload, projected=((3, 0.1),))).under("project")
-    assert known.under("recompute") == known
+        profile.for_exits("project")
+    known = replace(profile, workload=replace(profile.workload, projected=((3, 0.1),))).for_exits("project")
+    assert known.for_exits("recompute") == known
     facts = DecodingFacts(known, CPU)
     assert {way.cut for way in ways(facts, goal)} == {4, 8}, "what is lost is known with this cut alone"
     assert "the time of projection on cpu is not known" in str(misfit(facts, goal))
