@@ -65,11 +65,11 @@ class Problem:
         return replace(self, devices=tuple(devices), tables=tuple(tables[device.kind] for device in devices))
 
     def device(self, kind: str) -> Device:
-        found = [device for device in self.devices if device.kind == kind]
-        if not found:
+        device = next((device for device in self.devices if device.kind == kind), None)
+        if device is None:
             has = ", ".join(device.kind for device in self.devices)
             raise UserError(f"the plan uses device kind {kind!r}, the fleet has {has}")
-        return found[0]
+        return device
 
     @cached_property
     def first_names(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from 0 to 1 (Waudby-Smith and Ramdas, 2023).
 
 An interval is slow to show that a promise broke, as it also counts the long time in which the promise was kept. So
 a score watches for breaks, look by look, as CUSUM does: the logarithm of what a bet against the promise has won. A miss
-adds log 2, a hit subtracts so much that a promise which is just kept gains nothing on average, and the score never
+adds log 2, a hit subtracts as much as a promise that is just kept needs to gain nothing on average, and the score never
 falls below 0. At log 100 the promise is broken: with five times as many disagreements as promised, that takes some 190
 audits, while a promise that is kept raises a false alarm once in hundreds of thousands of audits.
 """
@@ -120,7 +120,7 @@ def agreement_of(
 
 
 def bounds(misses: float, audits: int, confidence: float) -> tuple[float, float]:
-    """The interval of the share of misses, for a sum of `misses` (each from 0 to 1) in so many audits.
+    """The interval of the share of misses, for a sum of `misses` (each from 0 to 1) in `audits`.
 
     >>> low, high = bounds(15.0, 2140, 0.95)
     >>> round(100 * low, 2), round(100 * high, 2)

@@ -230,11 +230,11 @@ class DecoderProfile:
             raise ValueError(f"no ramp can stand after block {wrong[0]} of {self.num_blocks} blocks")
 
     def table(self, kind: str) -> DecodingTable:
-        found = next((table for table in self.tables if table.kind == kind), None)
-        if found is None:
+        table = next((table for table in self.tables if table.kind == kind), None)
+        if table is None:
             kinds = ", ".join(table.kind for table in self.tables)
             raise UserError(f"{self.model}: nothing is known of it on {kind}, only on {kinds}: see isobatch profile")
-        return found
+        return table
 
     def for_exits(self, exits: str) -> "DecoderProfile":
         """The profile for this way of exits: where KV is projected, other shares go on, at ramps where it was tried.
@@ -244,7 +244,9 @@ class DecoderProfile:
         if exits != PROJECT:
             return self
         if not self.workload.projected:
-            raise UserError("exits = 'project': shares that go on are not known: run isobatch prepare, then profile")
+            raise UserError(
+                "exits = 'project': the share of tokens that go on is not known: run isobatch prepare, then profile"
+            )
         return replace(self, workload=replace(self.workload, survival=self.workload.projected))
 
     def check_same(self, model: str, num_blocks: int, weights: str) -> None:

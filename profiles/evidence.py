@@ -53,11 +53,11 @@ class Evidence:
         return self.proven_candidates(range(self.test.num_ramps), self.test.costs)
 
     def likely_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
-        """A candidate for each of these ramps, judged by the table that may be used any number of times; others are shut."""
+        """Candidates for these ramps, judged by the table that may be used any number of times; others are shut."""
         return self._climbed(self.shape, ramps, costs)
 
     def proven_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
-        """Candidates that keep the promise, judged by the test table. Use this once: chance passes one of many tries."""
+        """Candidates that keep the promise by the test table. Use this once: chance passes one of many tries."""
         return self._climbed(self.test, ramps, costs)
 
     def _climbed(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:

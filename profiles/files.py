@@ -19,21 +19,21 @@ REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "t
 
 @dataclass(frozen=True)
 class Profile:
-    """All that is known of one network: a table per kind of device and length, and who leaves where.
+    """Everything known about one network: a table per kind of device and length, and its exits.
 
-    Where the `lengths` of its texts are known, plans are made in tokens: an input is a text of their mean length, and
-    `token_exits` are the exits when each text counts as much as it has tokens.
+    Where the `lengths` of its texts are known, plans count tokens: an input is a text of their mean length, and
+    `token_exits` are the exits weighted by the tokens of each text.
     """
 
     model: str
     tables: tuple[LatencyTable, ...]
     exits: ExitProfile | None = None
-    # What the measurement says of itself: how steady it was, what went wrong. Each starts with its subject and a colon.
+    # Remarks of the measurement on its own quality. Each starts with its subject and a colon.
     notes: tuple[str, ...] = ()
     weights: str = ""  # a hash of the network's weights; "": not known
     lengths: Lengths | None = None
     token_exits: ExitProfile | None = None
-    # Of a cascade: the blocks at which a level begins behind another. Every plan is cut there.
+    # Of a cascade: the blocks at which its second and later levels begin. Every plan is cut there.
     edges: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
@@ -57,7 +57,7 @@ class Profile:
 
     @property
     def length(self) -> int | None:
-        """The tokens of an input, where plans are made in tokens; None: inputs are all alike."""
+        """The tokens of an input, where plans count tokens; None: inputs have one size."""
         return self.lengths.mean if self.lengths else None
 
     @property
@@ -65,15 +65,15 @@ class Profile:
         return tuple(dict.fromkeys(table.kind for table in self.tables))
 
     def joined_by(self, other: "Profile") -> "Profile":
-        """Both as one. A later table replaces that of the same kind and length, but a derived one no measurement.
+        """Both as one. A later table replaces that of the same kind and length, but no measurement by a derived table.
 
-        Of what is not measured there may be a table for every backend and precision. A later note replaces the earlier
-        one on the same subject.
+        There may be derived tables for several backends and precisions. A later note replaces the earlier one on the
+        same subject.
         """
         self.check_same(other.model, other.num_blocks, other.weights)
         tables = {_key(table): table for table in self.tables}
         for table in other.tables:
-            tables.pop(_key(table), None)  # so that what is new stands last
+            tables.pop(_key(table), None)  # so that a new table stands last
             tables[_key(table)] = table
         measured = {(table.kind, table.length) for table in tables.values() if not table.derived}
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
@@ -91,10 +91,10 @@ class Profile:
         )
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:
-        """Raise UserError if this would be the profile of another network."""
+        """Raise UserError if that is another network than this profile's."""
         if (self.model, self.num_blocks) != (model, num_blocks):
-            here, there = f"{self.model} ({self.num_blocks} blocks)", f"{model} ({num_blocks} blocks)"
-            raise UserError(f"cannot add a profile of {there} to one of {here}: write it to another file")
+            own, other = f"{self.model} ({self.num_blocks} blocks)", f"{model} ({num_blocks} blocks)"
+            raise UserError(f"cannot add a profile of {other} to one of {own}: write it to another file")
         if differ(self.weights, weights):
             raise UserError(
                 f"cannot add to the profile of another {model}, whose weights were {self.weights} and are {weights} "
@@ -102,30 +102,30 @@ class Profile:
             )
 
     def on(self, backend: str, dtype: str) -> "Profile":
-        """The same with only the tables of this backend and precision, of the kinds that have any ("": whichever)."""
+        """The profile with the tables of this backend and precision only, for kinds that have any ("": any will do)."""
         chosen = {table.kind for table in self.tables if _fits(table, backend, dtype)}
-        kept = (table for table in self.tables if table.kind not in chosen or _fits(table, backend, dtype))
-        return replace(self, tables=tuple(kept))
+        tables = (table for table in self.tables if table.kind not in chosen or _fits(table, backend, dtype))
+        return replace(self, tables=tuple(tables))
 
     def check_has(self, kind: str, backend: str, dtype: str) -> None:
-        """Raise UserError if a backend or precision was asked for that no table of this kind is of."""
-        here = [table for table in self.tables if table.kind == kind]
-        if here and not any(_fits(table, backend, dtype) for table in here):
-            asked, has = f"{backend} {dtype}".strip(), sorted({f"{each.backend} {each.dtype}" for each in here})
+        """Raise UserError if this kind has tables, but none of the requested backend and precision."""
+        tables = [table for table in self.tables if table.kind == kind]
+        if tables and not any(_fits(table, backend, dtype) for table in tables):
+            requested, has = f"{backend} {dtype}".strip(), sorted({f"{each.backend} {each.dtype}" for each in tables})
             raise UserError(
-                f"{self.model} on {kind} has no times of {asked}, only of {', '.join(has)}: add some with "
+                f"{self.model} on {kind} has no times of {requested}, only of {', '.join(has)}: add some with "
                 f"'isobatch profile ... --devices {kind}', or measure there"
             )
 
     @property
     def usual(self) -> tuple[LatencyTable, ...]:
-        """The tables that are taken where nothing else is asked for."""
+        """The tables to use unless others are requested."""
         return tuple(table for kind in self.kinds for table in self._tables(kind))
 
     def table(self, kind: str, length: int | None = None) -> LatencyTable:
         """The table for inputs of up to `length` tokens: the shortest that is long enough (None: the longest).
 
-        Where there are both, a measured table beats one that is derived.
+        A measured table is preferred to a derived one.
         """
         measured = self._tables(kind)
         fitting = [table for table in measured if length is None or table.length is None or table.length >= length]
@@ -136,47 +136,47 @@ class Profile:
         return pick(fitting, key=lambda table: table.length or 0)
 
     def table_of(self, kind: str, length: int | None) -> LatencyTable:
-        """The table for texts of `length` tokens on average, counted in tokens (None: that for the longest inputs)."""
+        """The table for texts of a mean `length`, which counts tokens (None: the table for the longest inputs)."""
         return self.table(kind) if length is None else at_length(self._tables(kind), length)
 
     def survival(self, length: int | None) -> tuple[float, ...]:
-        """Who goes on behind each block while all ramps are open."""
+        """The share of inputs that enters each block while all ramps are open."""
         return self.exits_of(length).survival
 
     def exits_of(self, length: int | None) -> ExitProfile:
-        """Who leaves where, weighed by tokens where an input has a length; nobody does, where nobody counted."""
+        """The exits, weighted by tokens if inputs have a length; no exits if none were counted."""
         counted = (self.token_exits if length else None) or self.exits
         return counted or ExitProfile((1.0,) * self.num_blocks)
 
     def _tables(self, kind: str) -> list[LatencyTable]:
-        here = [table for table in self.tables if table.kind == kind]
-        if not here:
+        tables = [table for table in self.tables if table.kind == kind]
+        if not tables:
             raise UserError(
                 f"no table for device kind {kind!r} in the profile of {self.model}: {', '.join(self.kinds)}"
             )
-        return [table for table in here if not table.derived] or _plainest(here)
+        return [table for table in tables if not table.derived] or _plainest(tables)
 
 
 def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
-    """Whether it is of this backend and precision, where one is asked for, or nobody noted of which."""
+    """Whether the table is of this backend and precision. An empty request, or a table without a note, fits any."""
     return table.backend in (None, backend or table.backend) and table.dtype in (None, dtype or table.dtype)
 
 
 def _key(table: LatencyTable) -> tuple[str | int | None, ...]:
-    """What two tables may not both be of."""
+    """The key by which one table replaces another."""
     kind, length = table.kind, table.length
     return (kind, length, table.backend, table.dtype) if table.derived else (kind, length)
 
 
 def _plainest(tables: list[LatencyTable]) -> list[LatencyTable]:
-    """Of tables for several backends and precisions, those that `isobatch serve` has unless it is told otherwise."""
+    """The tables of the backend and precision that `isobatch serve` uses by default, or else those of the first one."""
     plain = [table for table in tables if (table.backend, table.dtype) == ("torch", "float32")]
     first = (tables[0].backend, tables[0].dtype)
     return plain or [table for table in tables if (table.backend, table.dtype) == first]
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether two hashes are known and say that weights are not the same.
+    """Whether two hashes are known and not equal.
 
     >>> differ("a1", "b2"), differ("a1", "a1"), differ("", "b2")
     (True, False, False)
@@ -185,14 +185,14 @@ def differ(one: str, other: str) -> bool:
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write all or nothing: a crash leaves the file that was there."""
+    """Write all or nothing: a crash leaves the old file."""
     text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(profile)}, indent=2)
-    text = re.sub(r"\[([^\[\]{}]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)  # a row, a line
+    text = re.sub(r"\[([^\[\]{}]*)\]", lambda row: f"[{' '.join(row[1].split())}]", text)  # one line per row
     write_whole(path, text)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write all of a text or nothing: a crash leaves the file that was there."""
+    """Write all of a text or nothing: a crash leaves the old file."""
     beside = path.with_suffix(path.suffix + ".part")
     try:
         with naming_target(beside, path):
@@ -203,7 +203,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def load(path: Path) -> Profile:
-    """Read a profile; whatever is wrong with it is one line that names the place."""
+    """Read a profile. Raise UserError with one line that names the wrong place."""
     content = _parse(path)
     version = content.pop("schema_version", None)
     if version != SCHEMA_VERSION:

@@ -1,7 +1,8 @@
-"""What the next window will look like: who survives to each block, how many inputs arrive, and how long texts are.
+"""The forecast of the next window: the survival at each block, the rate of arrivals, and the length of texts.
 
-Each ramp's survival is forecast by itself, and the curve is then made non-increasing. Arrivals and lengths are forecast
-in logarithms, where none can be negative. By which methods: profiles/series.py. How well: docs/profiles.md.
+The survival at each ramp is forecast by itself; then the curve is made non-increasing. Arrivals and lengths are
+forecast as logarithms, so they cannot become negative. The methods are in profiles/series.py, and their errors in
+docs/profiles.md.
 """
 
 from collections import Counter
@@ -19,16 +20,21 @@ from profiles.series import SPAN, Prediction, Series, Z
 from profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
-EDGE = 1e-6  # shares closer than this to 0 or 1 are not told apart
-REFIT_EVERY = 24  # windows between two fits of one series; they take turns
-MAX_LOG = 700.0  # the logarithm of the largest rate that can be written
-SURE = 3.0  # standard deviations of chance
-UNKNOWN_SHARE = 0.5  # of a ramp of which nothing is known
+# Shares closer than this to 0 or 1 are treated as equal to them.
+EDGE = 1e-6
+# Windows between two fits of one series. The series take turns.
+REFIT_EVERY = 24
+# The logarithm of the largest rate that can be written.
+MAX_LOG = 700.0
+# Standard deviations: a difference beyond this is not chance.
+SURE = 3.0
+# The survival at a ramp before anything is known about it.
+UNKNOWN_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The next window: what is likely, and between which values it should lie 19 times out of 20."""
+    """The next window: the expected values, and 95 % intervals around them."""
 
     exits: ExitProfile
     survival_low: tuple[float, ...]
@@ -36,33 +42,33 @@ class Forecast:
     arrivals_per_s: float
     arrivals_low_per_s: float
     arrivals_high_per_s: float
-    methods: tuple[str, ...]  # that count most: of each ramp, in order, then of the arrivals
+    methods: tuple[str, ...]  # the method with the largest weight, for each ramp in order, then for the arrivals
     inputs_per_text: float | None = None  # where an input is a number of tokens
-    full_share: float = 0.0  # of the arrivals, which ask for the whole network; survival is that of the others
+    full_share: float = 0.0  # the share of arrivals that ask for the whole network; survival is that of the others
 
     @property
     def method(self) -> str:
-        """How it was made, in a few words: "level x 9, arima(1,1,1) x 3"."""
+        """A short text on the methods: "level x 9, arima(1,1,1) x 3"."""
         return ", ".join(f"{method} x {count}" for method, count in Counter(self.methods).most_common())
 
     def contradicts(self, window: Window, z: float = Z) -> bool:
-        """Whether what was seen cannot be squared with this forecast at some block: time to plan anew.
+        """Whether the observed survival contradicts this forecast at some block, so that a new plan is due.
 
-        With a larger `z` it takes more to be sure: for those who ask often.
+        A larger `z` makes false alarms rarer, for callers that check often.
         """
         low, high = window.interval(z)
         return bool((low > np.asarray(self.survival_high)).any() or (high < np.asarray(self.survival_low)).any())
 
     def misjudges_full(self, window: Window) -> bool:
-        """Whether chance does not explain how many more or fewer ask for the whole network, which is news at once."""
+        """Whether the share of requests for the whole network differs from the forecast by more than chance."""
         (_, low), (_, high) = window.mix.interval(SURE)
         return bool(low > self.full_share + EDGE or high < self.full_share - EDGE)
 
 
 class Forecaster:
-    """Watches windows and forecasts the next.
+    """Observes windows and forecasts the next one.
 
-    `ramp_blocks` are the blocks after which inputs may leave; by default any but the last.
+    `ramp_blocks` are the blocks after which inputs may leave; by default all but the last.
     """
 
     def __init__(self, num_blocks: int, ramp_blocks: Sequence[int] | None = None, span: int = SPAN) -> None:
@@ -70,34 +76,34 @@ class Forecaster:
         if any(not 0 <= block < num_blocks - 1 for block in ramps):
             raise ValueError(f"ramp_blocks = {list(ramps)} must lie between 0 and {num_blocks - 2}")
         self._num_blocks, self._span = num_blocks, span
-        self._cuts = [block + 1 for block in ramps]  # the blocks that fewer inputs enter than the one before
+        self._cuts = [block + 1 for block in ramps]  # the blocks behind a ramp
         self._steady = SteadySurvival(num_blocks)
         self._mix, self._any_full = SteadySurvival(2), False  # of `Window.mix`
-        self._expected: Floats | None = None  # survival as it was believed before the next window
-        # Of each ramp, of the arrivals, of how many inputs a text counts for, and of who asks for the whole network.
+        self._expected: Floats | None = None  # the survival that was expected of the next window
+        # Of each ramp, of the arrivals, of the inputs per text, and of the share that asks for the whole network.
         self._series = self._new_series([[] for _ in range(len(self._cuts) + 3)])
-        self._seen = 0
+        self._observed = 0
         self._last: Window | None = None
-        self._long: float | None = None  # how many inputs a text counted for at last, in logarithms
+        self._long: float | None = None  # the logarithm of the latest inputs per text
 
     @classmethod
     def after(
         cls, windows: Iterable[Window], num_blocks: int, ramp_blocks: Sequence[int] | None = None
     ) -> "Forecaster":
-        """One that has seen these windows, as after a restart: every series is fitted once."""
+        """A forecaster that has observed these windows, as after a restart: every series is fitted once."""
         forecaster = cls(num_blocks, ramp_blocks)
         rows = [forecaster._values(window) for window in windows]
         if rows:
             forecaster._series = forecaster._new_series(list(zip(*rows, strict=True)))
         for series in forecaster._series:
             series.refit()
-        forecaster._seen = len(rows)
+        forecaster._observed = len(rows)
         return forecaster
 
     def observe(self, window: Window, full_share_changed: bool = False) -> None:
-        """Take in the next window. The series are fitted anew in turns, so that no window has to wait for all.
+        """Observe the next window. The series are fitted in turns, so no window has to wait for all of them.
 
-        `full_share_changed`: so many more or fewer inputs ask for the whole network that this series begins anew.
+        `full_share_changed`: the share of requests for the whole network has jumped, so its series starts anew.
         """
         values = self._values(window)
         if full_share_changed:
@@ -105,12 +111,12 @@ class Forecaster:
             values[-1] = replace(values[-1], value=values[-1].steady)
         for index, (series, value) in enumerate(zip(self._series, values, strict=True)):
             series.append(value)
-            if (self._seen - index) % REFIT_EVERY == 0:
+            if (self._observed - index) % REFIT_EVERY == 0:
                 series.refit()
-        self._seen += 1
+        self._observed += 1
 
     def forecast(self) -> Forecast:
-        """The window after the last one that was observed, with as many inputs as that had."""
+        """The forecast of the next window, if it has as many inputs as the latest one."""
         *of_ramps, of_arrivals, of_lengths, of_full = self._series
         known = self._last.known[self._cuts].tolist() if self._last else [0.0] * len(self._cuts)
         ramps = [_by_chance(series, inputs) for series, inputs in zip(of_ramps, known, strict=True)]
@@ -123,7 +129,7 @@ class Forecaster:
         return Forecast(ExitProfile(likely), low, high, usual, few, many, methods, per_text, full_share)
 
     def singles(self) -> list[dict[str, float]]:
-        """What each method by itself says of each ramp: for those who compare."""
+        """The forecast of each method by itself, for each ramp, for comparisons."""
         return [series.singles() for series in self._series[: len(self._cuts)]]
 
     def _new_series(self, columns: Sequence[Sequence[Reading]]) -> list[Series]:
@@ -139,13 +145,13 @@ class Forecaster:
 
     @property
     def _arrivals_noise(self) -> float:
-        """The variance that chance gives the logarithm of arrivals."""
+        """The variance of the logarithm of arrivals by chance."""
         if self._last is None:
             return 0.0
         return (self._last.arrived + 0.5) / (self._last.duration_s * (1 + self._last.arrivals_per_s)) ** 2
 
     def _values(self, window: Window) -> list[Reading]:
-        """What a window says of every ramp, of the arrivals, of texts, and of who asks for the whole network."""
+        """The readings of a window: each ramp, the arrivals, the inputs per text, and the share of full requests."""
         if len(window.left) != self._num_blocks:
             raise ValueError(f"a window of {len(window.left)} blocks for a network of {self._num_blocks}")
         self._last = window
@@ -162,31 +168,31 @@ class Forecaster:
         return _share(window.full, window.mix.answered, share, share)
 
     def _length(self, window: Window) -> Reading:
-        """The mean of n has, relative to itself, a variance of 1 / n if lengths differ by as much as texts are long."""
+        """The mean of n texts has a relative variance of 1 / n if the spread of lengths equals their mean."""
         if not window.texts or not window.arrived:
             return Reading(0.0, inf, self._long or 0.0)
         self._long = float(np.log(window.arrived / window.texts))
         return Reading(self._long, 1 / window.texts, self._long)
 
     def _curve(self, ramps: list[Prediction], z: float) -> tuple[float, ...]:
-        """Survival at every block, `z` standard deviations away; blocks without a ramp before them inherit."""
+        """Survival at every block, `z` standard deviations from the mean; blocks not behind a ramp inherit it."""
         curve = np.ones(self._num_blocks)
         curve[self._cuts] = np.clip([_at(ramp, z) for ramp in ramps], 0.0, 1.0)
         return tuple(np.minimum.accumulate(curve).tolist())
 
 
 def _share(part: int, inputs: float, expected: float, steady: float) -> Reading:
-    """So many of these inputs, of whom so many were expected, and what is believed after it."""
+    """The share of `part` among the inputs, with its variance by chance if `expected` was the true share."""
     return Reading(part / inputs, _chance(expected, inputs), steady) if inputs else Reading(steady, inf, steady)
 
 
 def _by_chance(series: Series, inputs: float) -> Prediction:
-    """The next share, of so many inputs."""
+    """The next share among this number of inputs."""
     return series.predict(_chance(series.predict().mean, inputs))
 
 
 def _chance(share: float, inputs: float) -> float:
-    """The variance of the share of so many inputs, where each stays with this chance: never 0.
+    """The variance of a share among this number of inputs, each of which stays with this probability; never 0.
 
     >>> round(_chance(0.5, 99), 4), _chance(1.0, 9) > 0
     (0.0025, True)

@@ -1,8 +1,8 @@
-"""What happened, in one file that survives a crash: append-only JSON lines, bounded, no server.
+"""A log in one file that survives a crash: append-only JSON lines of bounded number, without a server.
 
-One process writes. A line counts only when it is whole, so a write that was cut short loses its own line and no other.
-When the file holds twice as many lines as are wanted, the older half is dropped by writing a new file beside it and
-renaming that: at every moment there is one good file. Every line says of which schema version it is.
+One process writes. A line counts only if it is complete, so a write that was cut short loses its own line only. When
+the file has twice as many lines as are wanted, the older half is dropped by writing a new file beside it and renaming
+that: at every moment there is one good file. Every line has its schema version.
 """
 
 import json
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Journal(Generic[T]):
-    """Keeps frozen dataclasses; `read` makes one of what `asdict` made of it. Without a path they stay in memory.
+    """A log of frozen dataclasses; `read` makes an entry from the output of `asdict`. Without a path it is in memory.
 
     >>> from tempfile import TemporaryDirectory
     >>> from profiles.windows import Window
@@ -34,10 +34,10 @@ class Journal(Generic[T]):
             raise ValueError(f"keep = {keep} must be 1 or more")
         self._path, self._read, self._keep = path, read, keep
         lines = path.read_bytes().split(b"\n") if path and path.exists() else [b""]
-        found = [self._entry(line) for line in lines if line]
-        self._entries = [entry for entry in found if entry is not None]
-        self.damaged = len(found) - len(self._entries)  # lines that were cut short or are something else
-        self._lines = len(found)
+        parsed = [self._entry(line) for line in lines if line]
+        self._entries = [entry for entry in parsed if entry is not None]
+        self.damaged = len(parsed) - len(self._entries)  # lines that were cut short or are something else
+        self._lines = len(parsed)
         self._ends_whole = not lines[-1]
 
     @property
@@ -46,7 +46,7 @@ class Journal(Generic[T]):
         return tuple(self._entries[-self._keep :])
 
     def append(self, entry: T) -> None:
-        """Keep an entry; when this returns it is on disk."""
+        """Add an entry; when this returns, it is on disk."""
         self._entries.append(entry)
         if self._lines + 1 >= 2 * self._keep:
             self._entries = self._entries[-self._keep :]
@@ -60,7 +60,7 @@ class Journal(Generic[T]):
 
     def _write(self, path: Path, entry: T) -> None:
         created, line = not path.exists(), _line(entry) if self._ends_whole else b"\n" + _line(entry)
-        self._ends_whole = False  # until all of it is there: a full disk takes a part
+        self._ends_whole = False  # until all of the line is written: a full disk takes only a part
         with path.open("ab") as file:
             _write(file, line)
         if created:
@@ -101,7 +101,7 @@ def _write(file: Any, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new name is on disk only when its folder is."""
+    """Write a folder to disk, without which a new name in it may be lost."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

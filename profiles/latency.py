@@ -1,4 +1,4 @@
-"""How long a block takes: measured or derived seconds per block and batch size, on one kind of device."""
+"""The times of blocks: measured or derived seconds per block and batch size, on one kind of device."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,30 +12,33 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Rows = tuple[tuple[float, ...], ...]
 
-# Where a table's times come from, as its `source` begins.
-ORIGINS = MEASURED, PUBLISHED, ESTIMATED = "measured", "published", "estimated"
+# The origin of a table's times; its `source` begins with it.
+MEASURED = "measured"
+PUBLISHED = "published"
+ESTIMATED = "estimated"
+ORIGINS = (MEASURED, PUBLISHED, ESTIMATED)  # the most reliable first
 
 
 class ExtrapolationWarning(UserWarning):
-    """A table was asked about batches beyond the largest that it knows."""
+    """A table was used for batches beyond the largest in it."""
 
 
 @dataclass(frozen=True)
 class LatencyTable:
     """Seconds on one device of `kind`. Rows are batch sizes, columns are blocks.
 
-    Where texts differ in length, a batch size counts tokens: as many as so many texts of `length` tokens have.
+    Where texts differ in length, a batch size counts tokens, as a multiple of a text of `length` tokens.
 
-    `ramp_s[i][k]` is what an active ramp after block k adds; 0 where block k may carry none.
-    `launch_s` is what every launch adds, whatever it runs, a replica's own work among it where one was timed. `stop_s`
-    is what a launch adds at each ramp behind which its batch goes on smaller, beside the ramp; None: as much.
-    `hidden_bytes[k]` is what one input weighs on the wire when it leaves block k for another device.
-    `memory_bytes[k]` is what block k holds on the device (weights and, in block 0, the embedding).
-    `repeated_bytes[k]` is what of these block k - 1 holds too, where layers share weights; empty where none do.
-    `activation_bytes[k]` is what one input needs on the device while block k runs it; empty where nobody measured.
-    `length` is the number of tokens per input that was measured, on average; None where inputs have one size.
-    `backend` is what computes, `dtype` in which precision; None where nothing does, or nobody noted it.
-    The p95 of a block is kept beside its median; empty where the source has none.
+    `ramp_s[i][k]` is the extra time of an active ramp after block k; 0 where block k may have none.
+    `launch_s` is the extra time of every launch, with the replica's own work where it was timed. `stop_s` is the extra
+    time at each ramp behind which the batch gets smaller, in addition to the ramp; None: the same as `launch_s`.
+    `hidden_bytes[k]` is the size of one input on the wire when it leaves block k for another device.
+    `memory_bytes[k]` is the memory of block k on the device (weights and, in block 0, the embedding).
+    `repeated_bytes[k]` is the part of it that block k - 1 holds as well, where layers share weights; empty: none do.
+    `activation_bytes[k]` is the memory of one input on the device while block k runs it; empty: not measured.
+    `length` is the mean number of tokens per input in the measurement; None where inputs have one size.
+    `backend` computes, with precision `dtype`; None where nothing computes, or it was not noted.
+    `block_p95_s` are 95th percentiles, beside the medians; empty where the source has none.
     """
 
     kind: str
@@ -76,11 +79,11 @@ class LatencyTable:
 
     @property
     def largest(self) -> int:
-        """The largest batch to plan with: of the sizes that were measured, and at least one input."""
+        """The largest batch to plan with: the largest measured size, and at least one input."""
         return max(1, int(self.batch_sizes[-1]))
 
     def size_text(self, size: float) -> str:
-        """A batch size in words: inputs, or tokens where it is no whole number of texts.
+        """A batch size in words: in inputs, or in tokens where it is no whole number of texts.
 
         >>> table = LatencyTable("cpu", (0.25, 1), ((0.1,),) * 2, ((0.0,),) * 2, 0.0, (0,), (0,), "measured", length=13)
         >>> table.size_text(0.25), table.size_text(1)
@@ -93,14 +96,14 @@ class LatencyTable:
 
     @property
     def origin(self) -> str:
-        """Where its times come from: measured here, published for this very device, or estimated from others."""
+        """The origin of its times: measured here, published for this kind of device, or estimated from others."""
         if self.source.startswith(PUBLISHED):
             return PUBLISHED
         return ESTIMATED if self.source.startswith((ESTIMATED, "datasheet")) else MEASURED
 
     @property
     def derived(self) -> bool:
-        """Not measured here."""
+        """Whether the times were not measured here."""
         return self.origin != MEASURED
 
     @property
@@ -108,7 +111,7 @@ class LatencyTable:
         return self.launch_s if self.stop_s is None else self.stop_s
 
     def covers(self, batch: ArrayLike) -> bool:
-        """Whether no batch is larger than the largest that was measured; beyond it, times are extrapolated."""
+        """Whether no batch is larger than the largest measured one; beyond it, times are extrapolated."""
         return bool(np.max(batch, initial=0) <= self.batch_sizes[-1])
 
     def block_times_s(self, batch: ArrayLike) -> Floats:
@@ -120,7 +123,7 @@ class LatencyTable:
         return self._times(self._ramps, batch)
 
     def block_p95_times_s(self, batch: ArrayLike) -> Floats:
-        """As `block_times_s`, the 95th percentiles; where the source has none, the medians."""
+        """The 95th percentiles, as `block_times_s`; the medians where the source has none."""
         return self._times(self._p95, batch)
 
     @cached_property
@@ -142,8 +145,8 @@ class LatencyTable:
     def _times(self, rows: Floats, batch: ArrayLike) -> Floats:
         at = np.asarray(batch, float)
         if not self.covers(at):
-            asked, known = self.size_text(float(at.max())), self.size_text(self.batch_sizes[-1])
-            largest = f"{self.kind}: a batch of {asked} is beyond the largest measured ({known})"
+            size, known = self.size_text(float(at.max())), self.size_text(self.batch_sizes[-1])
+            largest = f"{self.kind}: a batch of {size} is beyond the largest measured ({known})"
             warnings.warn(f"{largest}: extrapolated in a straight line", ExtrapolationWarning, stacklevel=3)
         return interpolate(self._sizes, rows, at)
 
@@ -177,27 +180,27 @@ class LatencyTable:
 
 
 def mixed_backends_warning(tables: Sequence[LatencyTable]) -> str | None:
-    """A warning where some tables are of one backend or precision and others of another; None where all are alike.
+    """A warning if tables are of different backends or precisions; None if they are of one.
 
-    An eager device pays for every kernel that it is given, a compiled one hardly: plans that put one beside the other
-    compare frameworks, not devices.
+    An eager device pays for every kernel, a compiled one hardly at all: plans that combine them compare frameworks, not
+    devices.
     """
-    made = {table.kind: " ".join(filter(None, (table.backend, table.dtype))) for table in tables}
-    if len({each for each in made.values() if each}) < 2:
+    variants = {table.kind: " ".join(filter(None, (table.backend, table.dtype))) for table in tables}
+    if len({variant for variant in variants.values() if variant}) < 2:
         return None
-    told = ", ".join(f"{kind} {each}" for kind, each in made.items() if each)
-    return f"times of several backends are mixed ({told}): the plan compares frameworks as much as devices"
+    mixture = ", ".join(f"{kind} {variant}" for kind, variant in variants.items() if variant)
+    return f"times of several backends are mixed ({mixture}): the plan compares frameworks as much as devices"
 
 
 def interpolate(sizes: Floats, rows: Floats, batch: Floats) -> Floats:
-    """Linear between sizes, so monotone where the rows are. Below the smallest a launch costs what the smallest does.
+    """Linear between sizes, so monotone where the rows are. Below the smallest size, its own time counts.
 
-    Beyond the largest, every further input costs what the last ones cost, or the average one where that is more:
-    a straight line that promises nothing.
+    Beyond the largest size, every further input costs as much as the last ones, or as the mean input if that is more.
+    This straight line is only an assumption.
     """
     at = np.minimum(np.maximum(batch, sizes[0]), sizes[-1])
     right = np.minimum(sizes.searchsorted(at, side="right"), len(sizes) - 1)
-    left = np.maximum(right - 1, 0)  # the same as `right` where there is but one size
+    left = np.maximum(right - 1, 0)  # equals `right` if there is only one size
     apart = sizes[right] - sizes[left]
     share = (at - sizes[left]) / np.where(apart > 0, apart, 1.0)
     times: Floats = rows[left] + share[..., None] * (rows[right] - rows[left])

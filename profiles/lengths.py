@@ -1,4 +1,4 @@
-"""How long texts are, and how long blocks take for texts of a length that nobody measured."""
+"""The lengths of texts, and latency tables for texts of lengths that were not measured."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,19 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError, read_text
-from profiles.latency import LatencyTable, interpolate
+from profiles.latency import LatencyTable, Rows, interpolate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-KEPT = 100  # quantiles
-LONGEST = 10**6  # tokens of one text: more is taken for a slip
-WORD = "the"  # one token to every tokenizer of English
-AROUND = 2  # tokens that surround a text
+# Of more texts than this, only quantiles are stored.
+MAX_STORED = 100
+# Tokens of one text: a larger number is taken for a mistake.
+LONGEST = 10**6
+# A word that is one token to every tokenizer of English.
+WORD = "the"
+# Tokens that tokenizers add around a text.
+AROUND = 2
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of texts in tokens, shortest first: all of them, or quantiles at even distances.
+    """The lengths of texts in tokens, shortest first: all of them, or evenly spaced quantiles.
 
     >>> Lengths.of([4, 12, 8]), Lengths.of([4, 12, 8]).mean
     (Lengths(tokens=(4, 8, 12)), 8)
@@ -40,19 +44,19 @@ class Lengths:
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> "Lengths":
-        """Of texts in any order; of many texts only quantiles are kept."""
+        """From the lengths of texts in any order; of many texts only quantiles are stored."""
         ordered = sorted(lengths)
-        if len(ordered) <= KEPT:
+        if len(ordered) <= MAX_STORED:
             return cls(tuple(ordered))
-        return cls(tuple(int(each) for each in np.array(ordered)[_even(len(ordered), KEPT)]))
+        return cls(tuple(int(each) for each in np.array(ordered)[_even(len(ordered), MAX_STORED)]))
 
     @cached_property
     def mean(self) -> int:
-        """In whole tokens: what one input is, where plans are made in tokens."""
+        """The mean length in whole tokens, which is one input where plans count tokens."""
         return max(1, round(sum(self.tokens) / len(self.tokens)))
 
     def spread(self, count: int) -> Ints:
-        """So many lengths that stand for all.
+        """`count` lengths that represent all of them.
 
         >>> Lengths((2, 4, 6, 8)).spread(2).tolist()
         [4, 8]
@@ -60,7 +64,7 @@ class Lengths:
         return np.array(self.tokens)[_even(len(self.tokens), count)]
 
     def drawn(self, count: int, random: np.random.Generator) -> Ints:
-        """So many lengths by chance."""
+        """`count` lengths at random."""
         return random.choice(np.array(self.tokens), count)
 
 
@@ -69,20 +73,20 @@ def _even(among: int, count: int) -> Ints:
 
 
 def read_lengths(path: Path) -> tuple[int, ...]:
-    """A number of tokens per line, in order."""
-    found = []
+    """Lengths in order, from a file with a number of tokens per line."""
+    lengths = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             if not line.strip().isdecimal() or not 1 <= int(line) <= LONGEST:
                 raise UserError(f"{path}, line {number}: {line.strip()[:40]!r} must be a number of tokens, 1 or more")
-            found.append(int(line))
-    if not found:
+            lengths.append(int(line))
+    if not lengths:
         raise UserError(f"{path} is empty: it needs a number of tokens per line")
-    return tuple(found)
+    return tuple(lengths)
 
 
 def text_of(tokens: int) -> str:
-    """A text that has so many tokens to most tokenizers of English, and one word at least.
+    """A text that most tokenizers of English split into this number of tokens, of one word at least.
 
     >>> text_of(4)
     'the the'
@@ -91,10 +95,10 @@ def text_of(tokens: int) -> str:
 
 
 def at_length(tables: Sequence[LatencyTable], length: int) -> LatencyTable:
-    """The table for texts of `length` tokens on average, of one device's tables for other lengths.
+    """The table for texts of a mean `length`, from one device's tables for other lengths.
 
-    As many tokens take as long in texts of another length, but for attention, whose part grows with the length: between
-    the nearest two lengths that were measured, times are linear in the length.
+    The same number of tokens takes the same time in texts of another length, except for attention, whose time grows
+    with the length: between the nearest two measured lengths, times are linear in the length.
     """
     known = sorted((table for table in tables if table.length), key=lambda table: table.length or 0)
     if not known:
@@ -107,7 +111,7 @@ def at_length(tables: Sequence[LatencyTable], length: int) -> LatencyTable:
 
 
 def rescaled(table: LatencyTable, length: int) -> LatencyTable:
-    """The same times for the same tokens, counted in texts of another length."""
+    """The same times for the same number of tokens, counted in texts of another length."""
     if table.length == length or not table.length:
         return table
     by = table.length / length
@@ -122,30 +126,30 @@ def rescaled(table: LatencyTable, length: int) -> LatencyTable:
 
 
 def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTable:
-    """Where only one of the two knows so few or so many tokens, the other is taken to keep its distance."""
+    """Interpolate. Outside the range of one of the tables, its ratio to the other one stays constant."""
     first, second = short.length or 1, long.length or 1
-    one, other = rescaled(short, length), rescaled(long, length)
+    shorter, longer = rescaled(short, length), rescaled(long, length)
     share = (length - first) / (second - first)
-    low, high = other.batch_sizes[0], one.batch_sizes[-1]
+    low, high = longer.batch_sizes[0], shorter.batch_sizes[-1]
     if low > high:
-        return one if share < 0.5 else other
-    sizes = np.array(sorted({*one.batch_sizes, *other.batch_sizes}), float)
+        return shorter if share < 0.5 else longer
+    sizes = np.array(sorted({*shorter.batch_sizes, *longer.batch_sizes}), float)
 
-    def mixed(rows: tuple[tuple[float, ...], ...], others: tuple[tuple[float, ...], ...]) -> Floats:
-        def here(at: Floats) -> Floats:
-            return interpolate(np.array(one.batch_sizes, float), np.array(rows), at)
+    def mixed(short_rows: Rows, long_rows: Rows) -> Floats:
+        def of_short(at: Floats) -> Floats:
+            return interpolate(np.array(shorter.batch_sizes, float), np.array(short_rows), at)
 
-        def there(at: Floats) -> Floats:
-            return interpolate(np.array(other.batch_sizes, float), np.array(others), at)
+        def of_long(at: Floats) -> Floats:
+            return interpolate(np.array(longer.batch_sizes, float), np.array(long_rows), at)
 
         inside = np.clip(sizes, low, high)
-        both: Floats = (1 - share) * here(inside) + share * there(inside)
-        few, many = _ratio(here(sizes), here(inside)), _ratio(there(sizes), there(inside))
+        both: Floats = (1 - share) * of_short(inside) + share * of_long(inside)
+        few, many = _ratio(of_short(sizes), of_short(inside)), _ratio(of_long(sizes), of_long(inside))
         return np.asarray(both * np.where((sizes < low)[:, None], few, 1) * np.where((sizes > high)[:, None], many, 1))
 
     p95 = mixed(short.block_p95_s or short.block_s, long.block_p95_s or long.block_s)
     return replace(
-        other,
+        longer,
         batch_sizes=tuple(sizes.tolist()),
         block_s=_rows(mixed(short.block_s, long.block_s)),
         ramp_s=_rows(mixed(short.ramp_s, long.ramp_s)),
@@ -160,5 +164,5 @@ def _ratio(above: Floats, below: Floats) -> Floats:
     return np.divide(above, below, out=np.ones_like(above), where=below > 0)
 
 
-def _rows(values: Floats) -> tuple[tuple[float, ...], ...]:
+def _rows(values: Floats) -> Rows:
     return tuple(tuple(row) for row in values.tolist())

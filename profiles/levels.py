@@ -1,4 +1,4 @@
-"""The times of a cascade's levels, measured or derived one by one, as those of one network."""
+"""The latency table of a cascade, from those of its levels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +9,11 @@ import numpy as np
 from profiles.errors import UserError
 from profiles.latency import LatencyTable, Rows
 
-TOKEN_BYTES = 16  # of a token on the wire: its number and its type
+TOKEN_BYTES = 16  # of one token on the wire: its number and its type
 
 
 def edge_bytes(length: int | None, side: int, num_labels: int) -> int:
-    """What one input weighs at an edge: a text of so many tokens, or an image of this side; and what is believed.
+    """The size of one input at an edge: a text of `length` tokens or a square image, and the labels' probabilities.
 
     >>> edge_bytes(10, 0, num_labels=2), edge_bytes(None, 32, num_labels=2)
     (168, 12296)
@@ -22,10 +22,10 @@ def edge_bytes(length: int | None, side: int, num_labels: int) -> int:
 
 
 def cascade_table(tables: Sequence[LatencyTable], carried_bytes: int) -> LatencyTable:
-    """One table of all levels, from one of each on the same kind of device, for inputs of one length.
+    """One table of all levels, from one table of each on the same kind of device, for inputs of one length.
 
-    `carried_bytes` is what one input weighs on the wire at an edge: as the next level reads it. Before that it travels
-    beside the hidden state. A launch costs what it costs at the level where it costs most.
+    `carried_bytes` is the size of one input on the wire at an edge, in the form that the next level reads. Before the
+    edge this form travels along with the hidden state. A launch costs as much as at the most expensive level.
     """
     first = tables[0]
     if any((each.kind, each.length) != (first.kind, first.length) for each in tables):
@@ -51,19 +51,19 @@ def cascade_table(tables: Sequence[LatencyTable], carried_bytes: int) -> Latency
 
 
 def _repeated(tables: Sequence[LatencyTable]) -> tuple[int, ...]:
-    """Levels share nothing with each other."""
+    """The weights that blocks share inside their level; levels share none with each other."""
     if not any(each.repeated_bytes for each in tables):
         return ()
     return tuple(chain.from_iterable(each.repeated_bytes or (0,) * each.num_blocks for each in tables))
 
 
 def _one_after_another(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Nothing, where one level does not know."""
+    """The values of all levels in order; empty if one level has none."""
     return tuple(chain.from_iterable(parts)) if all(parts) else ()
 
 
 def _sizes(tables: Sequence[LatencyTable]) -> tuple[int | float, ...]:
-    """Every size that some level was timed at, as far as all were."""
+    """All batch sizes of any level that lie within the range of every level."""
     low, high = (max(each.batch_sizes[0] for each in tables), min(each.batch_sizes[-1] for each in tables))
     return tuple(sorted({size for each in tables for size in each.batch_sizes if low <= size <= high} | {low, high}))
 

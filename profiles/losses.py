@@ -1,10 +1,10 @@
-"""What inputs lose by leaving early, in the metric that is promised, and how surely so many of them show it.
+"""The loss of inputs by leaving early, in the metric of the promise, and how surely these inputs show it.
 
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
-- worst-class: right answers of the inputs of one class, whichever class loses most. It has a loss a class, and all of
-  them must be small: where one is not, its test alone fails as often as it should.
-- macro-f1, mcc: one score of all inputs, not a mean over them. Its loss and its standard error come from what each
-  input adds to the score (its influence, to first order), which holds for many inputs, not for any number.
+- worst-class: right answers among the inputs of one class, for the class that loses most. Each class has a loss, and
+  all of them must be small. If one is too large, its own test already fails as often as it should.
+- macro-f1, mcc: a score of all inputs together, which is no mean over them. Its loss and standard error come from the
+  first-order influence of each input on the score, which is valid for many inputs, but not for few.
 """
 
 import math
@@ -27,21 +27,24 @@ NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
 }
-OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement")  # means over all inputs; the others count by classes
+# Metrics that are means over all inputs; the others count by classes.
+OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement")
+# Tolerance for rounding errors in comparisons of losses.
 ROUNDING = 1e-9
-STEADY = 1.96  # standard errors of an interval that holds 95 %
+# Standard errors of a 95 % interval.
+STEADY = 1.96
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and how far from it the truth may lie (95 %)."""
+    """A mean, and the half-width of its 95 % interval."""
 
     mean: float
     within: float
 
     @classmethod
     def of(cls, mean: float, error: float) -> "Interval":
-        """By its standard error."""
+        """The interval of a mean with this standard error."""
         return cls(float(mean), float(STEADY * error))
 
     def __str__(self) -> str:
@@ -54,7 +57,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class ScoreFigures:
-    """A score of the full network, of the one with exits, and what exits cost."""
+    """A score of the full network and of the network with exits, and the loss by exits."""
 
     full: Interval
     exits: Interval
@@ -63,7 +66,7 @@ class ScoreFigures:
 
 @dataclass(frozen=True)
 class EntityF1(ScoreFigures):
-    """Of so many entities."""
+    """The F1 score of entities, and their number."""
 
     entities: int
 
@@ -77,9 +80,9 @@ class EntityF1(ScoreFigures):
 
 @dataclass(frozen=True)
 class Loss:
-    """What some inputs lose on average by leaving early, what others win taken off; or many such means at once.
+    """The mean loss of inputs by leaving early, with gains subtracted; or an array of such means.
 
-    `weight`: what one input can lose, where it is not 1: a rare class weighs more in some scores.
+    `weight`: the most that one input can lose, if it is not 1: a rare class weighs more in some scores.
     """
 
     mean: Any
@@ -89,32 +92,32 @@ class Loss:
 
     @property
     def error(self) -> Any:
-        """The standard error. One loss more than was seen is assumed: none in 50 inputs is no proof of none."""
+        """The standard error. It assumes one more loss than was measured: no loss in 50 inputs proves little."""
         unseen = self.weight**2 / self.count
         return np.sqrt((np.maximum(self.mean_square - self.mean**2, 0.0) + unseen) / self.count)
 
     @property
     def counted(self) -> int:
-        """As many inputs of weight 1 show as much."""
+        """The number of inputs of weight 1 that would show as much."""
         return max(1, int(self.count / self.weight + ROUNDING))
 
     def within(self, max_loss: float, margin: float) -> Any:
-        """Whether the mean and so many standard errors are no more than this."""
+        """Whether the mean plus `margin` standard errors is at most `max_loss`."""
         return self.mean + margin * self.error <= max_loss + ROUNDING
 
 
 def mean_loss(lost: Floats) -> Loss:
-    """Of what each input loses: 1, 0, or -1 if it wins."""
+    """The mean of the losses of single inputs: 1, 0, or -1 for a gain."""
     return Loss(float(lost.mean()), float((lost**2).mean()), len(lost))
 
 
 def losses_by_class(lost: Floats, truth: Labels) -> tuple[Loss, ...]:
-    """One for each class that occurs."""
+    """The mean loss of each class that occurs."""
     return tuple(mean_loss(lost[truth == label]) for label in np.unique(truth))
 
 
 def balancing(truth: Labels) -> Floats:
-    """Weights of the inputs by which all classes that occur weigh the same; their mean is 1."""
+    """Weights of the inputs that give every class the same total weight; their mean is 1."""
     counts = np.bincount(truth)
     weights: Floats = len(truth) / (np.count_nonzero(counts) * counts[truth])
     return weights
@@ -122,16 +125,16 @@ def balancing(truth: Labels) -> Floats:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """A score of answers, and by how much an input of a class that is answered so raises it (class x answer)."""
+    """A score, and the amount by which an input of each class with each answer raises it (class x answer)."""
 
     value: float
     influence: Floats
 
 
 def score_loss(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Loss:
-    """What a score loses from the answers of the full network to those with exits."""
+    """The loss of a score by the answers with exits, against those of the full network."""
     score, size = SCORES[metric], 1 + int(max(truth.max(), full.max(), exits.max()))
-    before, after = (score(_shares(truth, said, size)) for said in (full, exits))
+    before, after = (score(_shares(truth, answers, size)) for answers in (full, exits))
     drifts = before.influence[truth, full] - after.influence[truth, exits]
     mean = before.value - after.value
     most = (before.influence.diagonal() - before.influence.min(axis=1))[np.unique(truth)].max()
@@ -139,7 +142,7 @@ def score_loss(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Lo
 
 
 def _rounded_up(weight: float) -> float:
-    """To a power of 1.1, and at least 1: every other weight needs another margin, which takes half a second to find.
+    """To a power of 1.1, and at least 1: each different weight needs its own margin, which takes 0.5 s to compute.
 
     >>> _rounded_up(0.3), round(_rounded_up(1.2), 6)
     (1.0, 1.21)
@@ -147,15 +150,15 @@ def _rounded_up(weight: float) -> float:
     return float(1.1 ** math.ceil(math.log(max(weight, 1.0), 1.1) - ROUNDING))
 
 
-def scored(metric: Metric, truth: Labels, said: Labels) -> tuple[float, float]:
+def scored(metric: Metric, truth: Labels, answers: Labels) -> tuple[float, float]:
     """A score of answers, and its standard error."""
-    score = SCORES[metric](_shares(truth, said, 1 + int(max(truth.max(), said.max()))))
-    return score.value, float(score.influence[truth, said].std() / len(truth) ** 0.5)
+    score = SCORES[metric](_shares(truth, answers, 1 + int(max(truth.max(), answers.max()))))
+    return score.value, float(score.influence[truth, answers].std() / len(truth) ** 0.5)
 
 
-def _shares(truth: Labels, said: Labels, size: int) -> Floats:
-    """Class x answer: the share of all inputs that are of this class and answered so."""
-    pairs = truth.astype(np.int64) * size + said
+def _shares(truth: Labels, answers: Labels, size: int) -> Floats:
+    """Class x answer: the share of all inputs that are of this class and got this answer."""
+    pairs = truth.astype(np.int64) * size + answers
     shares: Floats = np.bincount(pairs, minlength=size * size).reshape(size, size) / len(truth)
     return shares
 
@@ -168,26 +171,28 @@ def macro_f1(shares: Floats) -> ClassScore:
     """
     occurs = shares.sum(axis=1) > 0
     both = np.where(occurs, shares.sum(axis=0) + shares.sum(axis=1), 1.0)
-    each = np.where(occurs, 2 * shares.diagonal() / both, 0.0)
-    per_input = np.where(occurs, each / both, 0.0)
+    f1 = np.where(occurs, 2 * shares.diagonal() / both, 0.0)
+    per_input = np.where(occurs, f1 / both, 0.0)
     influence = np.diag(np.where(occurs, 2 / both, 0.0)) - per_input[:, None] - per_input[None, :]
-    return ClassScore(float(each.sum() / occurs.sum()), influence / occurs.sum())
+    return ClassScore(float(f1.sum() / occurs.sum()), influence / occurs.sum())
 
 
 def mcc(shares: Floats) -> ClassScore:
-    """Matthews' correlation of answers and classes (Gorodkin's, where there are more than two).
+    """Matthews' correlation of answers and classes (in Gorodkin's form for more than two classes).
 
     >>> round(mcc(np.array([[0.4, 0.1], [0.1, 0.4]])).value, 9)
     0.6
     """
-    truth, said = shares.sum(axis=1), shares.sum(axis=0)
-    right, chance = float(shares.trace()), float(truth @ said)
-    spread = (1 - truth @ truth) * (1 - said @ said)
+    truth, answers = shares.sum(axis=1), shares.sum(axis=0)
+    right, chance = float(shares.trace()), float(truth @ answers)
+    spread = (1 - truth @ truth) * (1 - answers @ answers)
     if spread <= 0:  # one class, or one answer: there is nothing to correlate
         return ClassScore(0.0, np.zeros_like(shares))
     value = (right - chance) / np.sqrt(spread)
-    numerator = np.eye(len(shares)) - right - (said[:, None] - chance) - (truth[None, :] - chance)
-    width = (truth @ truth - truth)[:, None] / (1 - truth @ truth) + (said @ said - said)[None, :] / (1 - said @ said)
+    numerator = np.eye(len(shares)) - right - (answers[:, None] - chance) - (truth[None, :] - chance)
+    true_width = (truth @ truth - truth)[:, None] / (1 - truth @ truth)
+    answer_width = (answers @ answers - answers)[None, :] / (1 - answers @ answers)
+    width = true_width + answer_width
     return ClassScore(float(value), numerator / np.sqrt(spread) - value * width)
 
 

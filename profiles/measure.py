@@ -1,4 +1,4 @@
-"""Time a network's blocks and ramps on one device, and count its exits. The only file of profiles that knows torch."""
+"""Times a network's blocks and ramps on one device, and counts its exits. The only file of profiles with torch."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -15,19 +15,24 @@ from profiles.latency import LatencyTable
 from profiles.model import Batch, Launched, SplitModel
 from profiles.sweep import NOISY, NetworkFacts, Rounds, affordable, knee, next_size, tabulate
 
-Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # what a call returns, and the seconds it took
-Timings = tuple[list[float], list[float], float]  # blocks, ramps, whole
-Progress = Callable[[float, str], None]  # the share that is done, and what is being done
+Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
+Timings = tuple[list[float], list[float], float]  # seconds of the blocks, of the ramps, and of the whole network
+Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 25
-PASSES_PER_ROUND = 3  # through the network: block by block, with ramps, at once
-VISIT_SHARE = 1 / 16  # of the budget for one visit: enough for two to each of eight batch sizes
-DEAREST_SHARE = 1 / 4  # of the budget for a visit to the largest batch
+# Rounds of one visit to a batch size.
+LEAST_ROUNDS = 3
+MOST_ROUNDS = 25
+# Passes through the network in one round: block by block, with ramps, and at once.
+PASSES_PER_ROUND = 3
+# The share of the budget for one visit: enough for two visits to each of eight batch sizes.
+VISIT_SHARE = 1 / 16
+# The share of the budget for a visit to the largest batch.
+DEAREST_SHARE = 1 / 4
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A table, how far its rounds lie apart, and by how much a size differed when it was visited again."""
+    """A measured table, the relative spread of its rounds, and the drift between first and second visits."""
 
     table: LatencyTable
     spread: float
@@ -47,22 +52,24 @@ class Measured:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why the table should not be trusted."""
-        found = []
+        """The reasons not to trust the table."""
+        reasons = []
         if self.spread > NOISY:
-            found.append(f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust")
+            reasons.append(
+                f"half of the rounds differ by more than {self.spread:.0%}: the machine is too busy to trust"
+            )
         if self.drift is not None and self.drift > NOISY:
-            found.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
+            reasons.append(f"the same batch took {self.drift:.0%} more or less later on: the machine is not steady")
         if self.interrupted:
             sizes = ", ".join(map(self.table.size_text, self.table.batch_sizes))
-            found.append(f"interrupted: only batch sizes {sizes} were measured")
-        return tuple(found)
+            reasons.append(f"interrupted: only batch sizes {sizes} were measured")
+        return tuple(reasons)
 
 
 class Sweep:
-    """Measures one network at several batch sizes, and spends its budget where the curve bends.
+    """Measures one network at several batch sizes, with most of the budget where its curve bends.
 
-    Every size is visited twice, early and late, and the faster visit counts: other work on the machine only ever slows.
+    Every size is visited twice, early and late, and the faster visit counts: other work on the machine only slows.
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class Sweep:
         self._rounds: dict[float, Rounds] = {}
 
     def run(self, facts: NetworkFacts) -> Measured:
-        """Ctrl-C keeps what is there, once there is something."""
+        """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
             self._warm_up()
@@ -98,7 +105,7 @@ class Sweep:
         return Measured(tabulate(self._counted(facts.length), facts), spread, drift, interrupted)
 
     def _counted(self, length: int | None) -> dict[float, Rounds]:
-        """The rounds by the size of their batch; that of texts is their tokens, in texts of this length."""
+        """The rounds by batch size; that of texts counts their tokens, as a multiple of a text of this length."""
         return {_size(self._make_batch(size), length): rounds for size, rounds in self._rounds.items()}
 
     @property
@@ -110,7 +117,7 @@ class Sweep:
             one_round(self._model, self._make_batch(size), self._stopwatch)
 
     def _sizes(self) -> Iterator[float]:
-        """Both ends and the middle whatever they cost, then more until half of the budget is spent."""
+        """Both ends and the middle at any cost, then more sizes until half of the budget is spent."""
         if self._least < 1:
             yield self._least
         while (size := next_size(self._whole_s, self._largest)) is not None:
@@ -122,7 +129,7 @@ class Sweep:
                 self._largest = affordable(self._whole_s, self._largest, pass_s)
 
     def _visit(self, size: float) -> Rounds:
-        """At least a few rounds; more, up to a point, while this visit's share of the budget lasts."""
+        """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
         batch, rows = self._make_batch(size), list[Timings]()
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, _batch_text(batch, size))
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
@@ -132,7 +139,7 @@ class Sweep:
         return Rounds(np.asarray(blocks), np.asarray(ramps), np.asarray(whole))
 
     def _visit_again(self) -> float | None:
-        """By how much sizes differ now, in the median. The latest come first: the dearest, and the ones in the bend."""
+        """Visit sizes again, the latest first, as the largest and those in the bend. The median relative change."""
         differences = []
         for size, before in reversed(list(self._rounds.items())):
             if before.median_s * LEAST_ROUNDS * PASSES_PER_ROUND > self._left_s:
@@ -144,38 +151,38 @@ class Sweep:
 
     @property
     def _whole_s(self) -> dict[int, float]:
-        """Of whole inputs."""
+        """Median seconds by batch size, for sizes of at least one input."""
         return {int(size): rounds.median_s for size, rounds in self._rounds.items() if size >= 1}
 
 
 def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Timings:
-    """Every block alone, without and with its ramp, then all blocks at once. Rounds interleave, so noise hits all."""
-    blocks, ramps, here = list[float](), list[float](), batch
+    """Time every block alone, with and without its ramp, then all at once, so that noise hits all of them alike."""
+    blocks, ramps, current = list[float](), list[float](), batch
     for block in range(model.num_blocks):
-        launched, alone_s = stopwatch(partial(model.run, here, block + 1, ()))
+        launched, alone_s = stopwatch(partial(model.run, current, block + 1, ()))
         blocks.append(alone_s)
         if block in model.ramp_blocks:
-            _, with_ramp_s = stopwatch(partial(model.run, here, block + 1, (block,)))
+            _, with_ramp_s = stopwatch(partial(model.run, current, block + 1, (block,)))
             ramps.append(with_ramp_s - alone_s)
-        here = launched.survivors or here
+        current = launched.survivors or current
     _, whole_s = stopwatch(partial(model.run, batch, model.num_blocks, ()))
     return blocks, ramps, whole_s
 
 
-def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, source: str, device: str) -> NetworkFacts:
-    """What one input weighs on the wire and in memory, block by block, and what the blocks weigh themselves."""
-    hidden, memory, activation, repeated, here = list[int](), list[int](), list[int](), list[int](), one
+def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, source: str, device: str) -> NetworkFacts:
+    """The bytes of one input on the wire and in memory, block by block, and of the blocks' weights."""
+    hidden, memory, activation, repeated, current = list[int](), list[int](), list[int](), list[int](), single
     before: Collection[int] = ()
     for block in range(model.num_blocks):
         ramps = tuple(ramp for ramp in model.ramp_blocks if ramp == block)
         with _weights() as weights:
-            model.run(here, block + 1, ramps)
+            model.run(current, block + 1, ramps)
         memory.append(sum(weights.values()))
         repeated.append(sum(size for place, size in weights.items() if place in before))
         before = weights
-        launched, peak_bytes = _peak_bytes(partial(model.run, here, block + 1, ()), device)
+        launched, peak_bytes = _peak_bytes(partial(model.run, current, block + 1, ()), device)
         activation.append(peak_bytes)
-        here = launched.survivors or here
+        current = launched.survivors or current
         hidden.append(_bytes(launched))
     known = device.startswith("cuda")
     return NetworkFacts(
@@ -186,16 +193,16 @@ def facts_of(model: SplitModel, one: Batch, kind: str, length: int | None, sourc
 
 @dataclass(frozen=True)
 class CountedExits:
-    """Where inputs leave when every ramp is active, counted over so many."""
+    """The blocks after which inputs leave when every ramp is active, from this number of `inputs`."""
 
     exits: ExitProfile
-    by_tokens: ExitProfile | None  # of texts, when each counts as much as it has tokens
+    by_tokens: ExitProfile | None  # of texts, each weighted by its tokens
     inputs: int
     interrupted: bool
 
 
 def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
-    """Ctrl-C keeps what is counted, once there is something."""
+    """Count exits. Ctrl-C ends it with the inputs counted so far, if there are any."""
     interrupted = False
     left, tokens = np.zeros(model.num_blocks, np.int64), np.zeros(model.num_blocks, np.int64)
     try:
@@ -213,7 +220,7 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
 
 
 def _batch_text(batch: Batch, size: float) -> str:
-    """What is being timed; less than an input is a short text."""
+    """The batch that is being timed; a size below one input is a short text."""
     if size >= 1 or batch.lengths is None:
         return f"batch {size:g}"
     return f"a text of {batch.lengths.sum()} tokens"
@@ -229,8 +236,8 @@ def _size(batch: Batch, length: int | None) -> float:
 def stopwatch_for(device: str) -> Stopwatch:
     """Events on a GPU, where a call returns before its work is done; on the host the wall clock, or a better one.
 
-    A single thread that computes never waits, so its processor time is what the wall would show if no other program
-    had been running. Several threads do wait, for each other.
+    A single computing thread never waits, so its processor time is the wall time on a machine without other programs.
+    Several threads do wait for each other, so the wall clock times them.
     """
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
@@ -239,7 +246,7 @@ def stopwatch_for(device: str) -> Stopwatch:
 
 
 def host_clock_for(device: str) -> Callable[[], float]:
-    """The clock of a host that waits for all that it has asked of the device."""
+    """A clock that first waits for all work of the device."""
     if device.startswith("cuda"):
         return _synchronized
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -251,7 +258,7 @@ def _synchronized() -> float:
 
 
 def device_name(device: str) -> str:
-    """What the device calls itself."""
+    """The device's own name."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 
@@ -280,22 +287,22 @@ def _bytes(launched: Launched) -> int:
 
 @contextmanager
 def _weights() -> Iterator[dict[int, int]]:
-    """Bytes of every tensor owned by a module that runs meanwhile, by where it lies: each counts once."""
-    found: dict[int, int] = {}
+    """Bytes of every tensor of the modules that run meanwhile, by address, so that each counts once."""
+    sizes: dict[int, int] = {}
 
     def note(module: torch.nn.Module, *_: Any) -> None:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            found[tensor.data_ptr()] = tensor.nbytes
+            sizes[tensor.data_ptr()] = tensor.nbytes
 
     hook = torch.nn.modules.module.register_module_forward_hook(note)
     try:
-        yield found
+        yield sizes
     finally:
         hook.remove()
 
 
 def _peak_bytes(call: Callable[[], Launched], device: str) -> tuple[Launched, int]:
-    """The most memory that a call needs beside what is in use already; 0 on the host, where nobody counts it."""
+    """The most memory that a call needs beyond what is already in use; 0 on the host, where it is not counted."""
     if not device.startswith("cuda"):
         return call(), 0
     torch.cuda.reset_peak_memory_stats()

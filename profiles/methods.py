@@ -1,4 +1,4 @@
-"""Ways to say the next value of one series, each of which learns from every value that is seen."""
+"""Methods to forecast the next value of a series. Each learns from every value."""
 
 import warnings
 from collections import deque
@@ -15,24 +15,31 @@ Floats = NDArray[np.float64]
 T = TypeVar("T")
 ArimaOrder = tuple[int, int, int]
 
-# All difference once: survival and load wander, and only orders of one differencing can be compared by AICc.
+# All difference once: survival and load wander, and AICc can only compare orders with the same differencing.
 ORDERS: tuple[ArimaOrder, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
-DEEPEST = 2  # how many rises and errors the deepest of them looks back on
+# The most earlier rises and errors that an order of these uses.
+DEEPEST = 2
+# Values: with fewer, no ARIMA is fitted.
 ENOUGH_FOR_ARIMA = 30
-UNSETTLED = 5  # of the first values, an ARIMA knows too little
-WEIGHTS = np.linspace(0.05, 1.0, 20)  # of the newest value, that smoothing tries
+# The fitted values of an ARIMA at the start of the series, which are not used.
+UNSETTLED = 5
+# Weights of the newest value that smoothing tries.
+WEIGHTS = np.linspace(0.05, 1.0, 20)
+# Values in the mean.
 MEAN_OF = 10
-# Variances that a level is tried with: of its own steps, and of what jumps about it beside chance.
+# Variances that the wandering level tries: of its own steps, and of jumps around it beyond chance.
 STEPS, JUMPS = (grid.ravel() for grid in np.meshgrid(np.logspace(-8, 0, 17), [0.0, *np.logspace(-6, -1, 6)]))
-FORGET = 0.99  # what the past still counts after one more value, when the variances are judged
+# The weight of the past after one more value, when the variances are judged.
+FORGET = 0.99
+# The variance of the level after the first value.
 FIRST_VARIANCE = 0.1
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One value. `noise` is the variance that chance gives it; infinite where nothing was seen.
+    """One value of a series. `noise` is its variance by chance; infinite if nothing was observed.
 
-    `steady` is what is believed after it: a window of few inputs hardly moves that.
+    `steady` is the estimate after this value: a window with few inputs hardly moves it.
     """
 
     value: float
@@ -45,23 +52,23 @@ class Reading:
 
 
 class Method(Protocol):
-    """One way to forecast. Nothing is asked before the first value."""
+    """One method. It is not asked for a forecast before the first value."""
 
     @property
     def name(self) -> str: ...
 
-    def append(self, seen: Reading) -> None:
-        """Take in the next value."""
+    def append(self, reading: Reading) -> None:
+        """Learn the next value."""
 
     def next(self) -> float:
-        """The value that should follow."""
+        """The forecast of the next value."""
 
 
 class Last:
     name = "last"
 
-    def append(self, seen: Reading) -> None:
-        self._value = seen.steady
+    def append(self, reading: Reading) -> None:
+        self._value = reading.steady
 
     def next(self) -> float:
         return self._value
@@ -73,8 +80,8 @@ class Mean:
     def __init__(self) -> None:
         self._values = deque[float](maxlen=MEAN_OF)
 
-    def append(self, seen: Reading) -> None:
-        self._values.append(seen.steady)
+    def append(self, reading: Reading) -> None:
+        self._values.append(reading.steady)
 
     def next(self) -> float:
         return sum(self._values) / len(self._values)
@@ -89,10 +96,10 @@ class Smoothing:
         self._levels: Floats | None = None
         self._squares = np.zeros(len(WEIGHTS))
 
-    def append(self, seen: Reading) -> None:
+    def append(self, reading: Reading) -> None:
         if self._levels is None:
-            self._levels = np.full(len(WEIGHTS), seen.steady)
-        off = seen.steady - self._levels
+            self._levels = np.full(len(WEIGHTS), reading.steady)
+        off = reading.steady - self._levels
         self._squares += off**2
         self._levels = self._levels + WEIGHTS * off
 
@@ -102,9 +109,9 @@ class Smoothing:
 
 
 class WanderingLevel:
-    """A level that wanders, seen through chance: Kalman's filter at many variances, weighed by how likely each is.
+    """A wandering level with noise: Kalman's filter at many variances, weighted by their likelihoods.
 
-    It alone knows how many inputs a value comes from: the fewer, the less one value moves it.
+    Only this method knows the number of inputs behind a value: the fewer, the less the value moves it.
     """
 
     name = "level"
@@ -112,15 +119,15 @@ class WanderingLevel:
     def __init__(self) -> None:
         self._means: Floats | None = None
         self._variances = np.zeros(len(STEPS))
-        self._likely = np.zeros(len(STEPS))  # logarithms
+        self._likely = np.zeros(len(STEPS))  # log-likelihoods of the variances
 
-    def append(self, seen: Reading) -> None:
+    def append(self, reading: Reading) -> None:
         if self._means is None:
-            self._means = np.full(len(STEPS), seen.value)
+            self._means = np.full(len(STEPS), reading.value)
             self._variances += FIRST_VARIANCE
-        if np.isfinite(seen.noise):
-            expected = self._variances + JUMPS + (seen.noise + 1e-12)
-            off, gain = seen.value - self._means, self._variances / expected
+        if np.isfinite(reading.noise):
+            expected = self._variances + JUMPS + (reading.noise + 1e-12)
+            off, gain = reading.value - self._means, self._variances / expected
             self._likely = FORGET * self._likely - (np.log(expected) + off * off / expected) / 2
             self._means, self._variances = self._means + gain * off, self._variances * (1 - gain)
         self._variances = self._variances + STEPS
@@ -132,18 +139,18 @@ class WanderingLevel:
 
 
 class Transform(NamedTuple):
-    """Where a series has no limits, as ARIMA needs it, and the way back."""
+    """A map to a scale without limits, as ARIMA needs it, and the way back."""
 
     to: Callable[[float], float]
     back: Callable[[Any], Any]
-    slope: Callable[[float], float]  # by how much a value grows there for one of the transformed
+    slope: Callable[[float], float]  # the growth of a value per unit of the transformed value
 
 
 PLAIN = Transform(float, np.asarray, lambda value: 1.0)
 
 
 class Arima:
-    """ARIMA, once differenced. statsmodels chooses and fits its order (`refit`); until the next fit it is a sum."""
+    """ARIMA, once differenced. statsmodels chooses and fits its order (`refit`); in between, a forecast is a sum."""
 
     def __init__(self, transform: Transform, span: int) -> None:
         self._transform, self._values = transform, deque[float](maxlen=span)
@@ -154,21 +161,21 @@ class Arima:
     def name(self) -> str:
         return "arima({},{},{})".format(*self._fit.model.order)
 
-    def append(self, seen: Reading) -> None:
-        value = self._transform.to(seen.steady)
+    def append(self, reading: Reading) -> None:
+        value = self._transform.to(reading.steady)
         if self._fit is not None:
             self._errors.appendleft(value - self._expected())
         self._values.append(value)
 
     def next(self) -> float:
-        """NaN where it has nothing to say."""
+        """The forecast, or NaN without a fit or far outside the range of the values."""
         mean = self._expected() if self._fit is not None else np.nan
         low, high = (min(self._values), max(self._values)) if self._values else (0.0, 0.0)
         return float(self._transform.back(mean)) if 2 * low - high <= mean <= 2 * high - low else np.nan
 
-    def refit(self, seen: Sequence[Reading]) -> Floats:
-        """Choose the order anew and fit it to these; returns what it would have said before each of them, or NaN."""
-        self._values.extend(self._transform.to(each.steady) for each in seen)
+    def refit(self, reading: Sequence[Reading]) -> Floats:
+        """Choose the order again and fit it; returns its forecasts of these values, or NaN."""
+        self._values.extend(self._transform.to(each.steady) for each in reading)
         values = np.asarray(self._values)
         orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
         fits = [_quietly(partial(_arima, values, order)) for order in orders]
@@ -176,8 +183,8 @@ class Arima:
         if self._fit is None:
             return np.full(len(values), np.nan)
         self._errors.extend(self._fit.resid[: -1 - DEEPEST : -1])
-        said = np.asarray(self._transform.back(self._fit.fittedvalues), float)
-        return np.where(np.arange(len(said)) < UNSETTLED, np.nan, said)
+        fitted = np.asarray(self._transform.back(self._fit.fittedvalues), float)
+        return np.where(np.arange(len(fitted)) < UNSETTLED, np.nan, fitted)
 
     def _expected(self) -> float:
         newest = [self._values[-1 - back] for back in range(DEEPEST + 1)]
@@ -193,7 +200,7 @@ def _varies(values: Floats) -> bool:
 
 
 def _arima(values: Floats, order: ArimaOrder) -> Any:
-    """Fitted by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood."""
+    """A fit by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood."""
     from statsmodels.tsa.arima.model import ARIMA  # half a second of imports that most commands do not need
 
     fit = ARIMA(values, order=order, trend="n").fit(method="hannan_rissanen")
@@ -201,7 +208,7 @@ def _arima(values: Floats, order: ArimaOrder) -> Any:
 
 
 def _quietly(attempt: Callable[[], T]) -> T | None:
-    """What `attempt` returns, or None when it fails: numerical code fails in too many ways to name them all."""
+    """The result of `attempt`, or None if it fails: numerical code fails in too many ways to name them all."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:

@@ -1,7 +1,7 @@
-"""What a network must offer to be cut: the vocabulary that every other package speaks.
+"""The interface of a network that can be cut into splits: the vocabulary of all other packages.
 
 A `Batch` is a set of inputs on their way through a network. It carries its own cursor (the next block), so a replica
-can run it from wherever it stands and never has to know the plan that sent it.
+can run it without knowing the plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,17 +11,17 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-# An array of any library (numpy, torch) whose first axis counts the inputs, or the tokens of all texts.
+# An array of any library (numpy, torch). Its first axis counts inputs, or the tokens of all texts.
 Array = Any
 
-# What an input is answered, and how probable that is; where each word of a text is answered, one for each.
+# The answer to an input, and its probability; where each word of a text is answered, one of each per word.
 Label = int | tuple[int, ...]
 Probability = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a text that are answered: where each begins and ends, and its number among those that were given."""
+    """The answered words of a text: their start and end positions, and their numbers among the given words."""
 
     text: str
     starts: tuple[int, ...]
@@ -31,24 +31,24 @@ class Words:
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs that stand before block `cursor`.
+    """Inputs before block `cursor`.
 
-    `arrays` holds what the next block reads: the encoded inputs at cursor 0, the hidden states afterwards.
-    Texts lie one after another: the arrays have one row per token, and `lengths` tells how many are whose. All others
-    have one row per input.
-    `memory` is what a policy remembers of each input (patience counters, votes) and travels with it.
+    `arrays` are the inputs of the next block: the encoded inputs at cursor 0, hidden states afterwards. Texts are
+    packed one after another: the arrays have one row per token, and `lengths` are the tokens of each text. Otherwise
+    they have one row per input.
+    `memory` is the state of a policy for each input (patience counters, votes), which travels with the input.
     """
 
     cursor: int
     arrays: Mapping[str, Array]
     memory: Array
-    # Tokens per text; None: the inputs are no texts. Always on the host.
+    # Tokens per text; None: the inputs are not texts. Always on the host.
     lengths: NDArray[np.int64] | None = None
-    # Positions of texts that are longer than the network reads, and were cut; known where they are encoded only.
+    # Positions of texts that were cut, as they are longer than the network reads; only set by `encode`.
     truncated: frozenset[int] = frozenset()
-    # Of texts whose words are answered; known where they are encoded only.
+    # The words of texts whose words are answered; only set by `encode`.
     words: tuple[Words, ...] | None = None
-    # Of a cascade: the same inputs as the next level reads them. It stands before that level's first block.
+    # Of a cascade: the same inputs in the form that the next level reads, before that level's first block.
     ahead: "Batch | None" = None
 
     def __len__(self) -> int:
@@ -66,9 +66,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exits:
-    """What left a batch, on the host: `rows` are positions in the batch that was run.
+    """The inputs that left a batch, on the host: `rows` are their positions in the batch that was run.
 
-    Where each word of a text is answered, `counts` says how many words each has, and `logits` has a row for each.
+    Where each word of a text is answered, `counts` are the words of each text, and `logits` has a row per word.
     """
 
     rows: NDArray[np.int64]
@@ -80,7 +80,7 @@ class Exits:
         return len(self.rows)
 
     def at(self, places: NDArray[np.int64]) -> "Self":
-        """Some of them."""
+        """The exits at these places."""
         logits, counts = self.logits, self.counts
         if counts is None:
             logits = logits[places]
@@ -91,7 +91,7 @@ class Exits:
         return replace(self, rows=self.rows[places], blocks=self.blocks[places], logits=logits, counts=counts)
 
     def answers(self) -> list[tuple[Label, Probability]]:
-        """What each is answered, and the probability of that."""
+        """The answer to each input, and its probability."""
         labels, scores = self.labels.tolist(), self.probabilities.max(axis=1, initial=0.0).tolist()
         if self.counts is None:
             return list(zip(labels, scores, strict=True))
@@ -118,9 +118,9 @@ class Exits:
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: who left, and who goes on (None when nobody is inside any more).
+    """The result of one launch: the inputs that left, and the survivors (None if no input is left).
 
-    `meanwhile` is what the levels so far would answer to those who have just come to the edge of a cascade.
+    `meanwhile` is the answer of the levels so far to inputs that have just reached the edge of a cascade.
     """
 
     exits: Exits
@@ -128,7 +128,7 @@ class Launched:
     meanwhile: Exits | None = None
 
 
-# The active ramps of a whole network, by the block they follow; a mapping gives thresholds, too (None: its own).
+# The active ramps of a whole network, by the block before them; a mapping also gives thresholds (None: the network's).
 OpenRamps = frozenset[int] | Mapping[int, float | None]
 NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -144,28 +144,28 @@ class SplitModel(Protocol):
 
     @property
     def ramp_blocks(self) -> tuple[int, ...]:
-        """The blocks after which an input may leave, ascending; never the last block, which holds the head."""
+        """The blocks after which an input may leave, ascending; never the last block, which has the head."""
         ...
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
-        """Tokenise or preprocess, on the host: numpy arrays only, so that it can run far from any accelerator."""
+        """Tokenise or preprocess on the host. It makes numpy arrays only, so it can run far from any accelerator."""
         ...
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         """Run blocks `batch.cursor .. stop - 1`; `ramps` are the active ramps of the whole network.
 
-        If they are a mapping, its thresholds hold in place of the network's own (None: its own all the same).
+        If `ramps` is a mapping, its thresholds replace the network's own; a threshold of None leaves the network's own.
 
-        The batch keeps its size until `stop`: who leaves is known to the host once per call. To shrink it on the way,
-        stop at each ramp. Reaching the last block, everybody leaves.
+        The batch keeps its size until `stop`: the host learns once per call which inputs leave. To shrink the batch on
+        the way, stop at each ramp. At the last block, all inputs leave.
 
-        Inputs at the positions `kept` stay inside at ramps that let them go: the exit is told, and they survive as
-        well. Of several exits of one input in a call the last is told.
+        Inputs at the positions `kept` survive ramps that let them go: their exit is reported, and they stay in the
+        batch as well. Of several exits of one input in a call, the last one is reported.
         """
         ...
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
-        """One batch of all inputs, in order, where the network runs. All stand before the same block."""
+        """One batch of all inputs, in order, on the network's device. All must have the same cursor."""
         ...
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
@@ -175,7 +175,7 @@ class SplitModel(Protocol):
 
 @runtime_checkable
 class NamesLabels(Protocol):
-    """A network that knows what its labels are called. Those of others are called by their numbers."""
+    """A network with names for its labels. Other networks' labels are named by their numbers."""
 
     @property
     def labels(self) -> tuple[str, ...]: ...
@@ -183,7 +183,7 @@ class NamesLabels(Protocol):
 
 @runtime_checkable
 class KnowsItsInputs(Protocol):
-    """A network that says whether it reads texts. Others are taken to read numbers."""
+    """A network that knows whether it reads texts. Other networks are assumed to read numbers."""
 
     @property
     def reads_text(self) -> bool: ...
@@ -191,11 +191,11 @@ class KnowsItsInputs(Protocol):
 
 @runtime_checkable
 class HasLevels(Protocol):
-    """A cascade: several networks as one."""
+    """A cascade: several networks in one."""
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The blocks at which a level begins behind another."""
+        """The blocks at which the second and later levels begin."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""A profile as a picture: milliseconds per batch and per input, and where a larger batch stops paying.
+"""The picture of a profile: milliseconds per batch and per input, and the batch size at which more stops paying.
 
-And what all pictures share: colours that are told apart by lightness too, frames without top and right, plain figures.
+It also has what all pictures share: colours that differ in lightness too, frames of two sides, and plain numbers.
 """
 
 from pathlib import Path
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-BLUE, ORANGE, RED, DARK = "#1b6ca8", "#d98c3f", "#bb3333", "#333333"
-PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")  # of many things
+BLUE = "#1b6ca8"
+ORANGE = "#d98c3f"
+RED = "#bb3333"
+DARK = "#333333"
+PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
 
 
 def draw(profile: Profile, path: Path) -> None:
-    """Write the picture; one line per table."""
+    """Write the picture, with one line per table."""
     from matplotlib.figure import Figure
 
     panels = 3 if profile.exits else 2
@@ -30,7 +33,7 @@ def draw(profile: Profile, path: Path) -> None:
     for axes in (batch_axes, input_axes, *exit_axes):
         plain(axes)
     for table in profile.usual:
-        whole = np.asarray(table.batch_sizes) >= 1  # less than an input is a short text
+        whole = np.asarray(table.batch_sizes) >= 1  # smaller sizes are short texts
         sizes, seconds = np.asarray(table.batch_sizes)[whole], whole_s(table)[whole]
         (line,) = batch_axes.plot(
             sizes, 1000 * seconds, "o-", label=name(table) + (f" ({table.origin})" if table.derived else "")
@@ -55,20 +58,20 @@ def draw(profile: Profile, path: Path) -> None:
 
 
 def plain(axes: "Axes") -> None:
-    """A frame of two sides; lines that are drawn from now on have the colours of the palette in turn."""
+    """Give axes a frame of two sides, and the colours of the palette in turn to all later lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_prop_cycle(color=PALETTE)
 
 
 def whole_numbers(axis: "Axis") -> None:
-    """Number an axis of things that are counted, such as blocks: there is no block 0.5."""
+    """Number an axis of counted things, such as blocks, by whole numbers: there is no block 0.5."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def plain_logarithmic(axis: "Axis") -> None:
-    """Number a logarithmic axis in plain figures, also where it spans less than from one power of ten to the next."""
+    """Number a logarithmic axis in plain numbers, even if it spans less than a power of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,4 +1,4 @@
-"""What the exits of a network promise, as it stands in exits.json beside the checkpoint."""
+"""The promise about a network's exits, as stored in exits.json beside the checkpoint."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +9,11 @@ from profiles.errors import UserError, read_text
 from profiles.losses import NAMES, SCORES, Loss, Metric
 
 RULES = "exits.json"
-NOTHING = "nothing is promised of what exits lose"
+NOTHING = "nothing is promised about losses by exits"
 
 
 class ExitPromise(BaseModel):
-    """Other inputs of the same kind lose no more than this, but for a chance of 1 - confidence."""
+    """Other inputs of the same kind lose no more than `max_loss`, with probability `confidence`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,7 +29,7 @@ class ExitPromise(BaseModel):
 
     @property
     def deciding(self) -> int:
-        """As many inputs decide what can be shown."""
+        """The number of inputs that decides what can be shown."""
         return self.counted or self.rows
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class ExitPromise(BaseModel):
         at most 1 % of MCC lost, about 95 % sure (4,000 inputs gained 2.00 %: a bound of 0.00 %)
         """
         moved = f"lost {100 * self.lost:.2f}" if self.lost >= 0 else f"gained {-100 * self.lost:.2f}"
-        seen = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
+        measured = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
         sure = f"{'about ' if self.metric in SCORES else ''}{100 * self.confidence:.4g} % sure"
-        return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({seen})"
+        return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({measured})"
 
 
 class _Ramp(BaseModel):
@@ -50,23 +50,23 @@ class _Ramp(BaseModel):
     threshold: float
 
 
-class _OnlyThat(BaseModel):
+class _Rules(BaseModel):
     promise: ExitPromise | None = None
     agreement: float | None = None
     ramps: tuple[_Ramp, ...] = ()
 
 
 def agreement_in(folder: Path) -> float | None:
-    """The share of answers that should be the full network's: what is promised of it, or else what was measured.
+    """The share of answers that should be the full network's: the promised one, or else the measured one.
 
-    What was measured may have been luck, so it is taken at the end of its 95 % interval. None: nothing is known.
+    The measured share may be luck, so the lower end of its 95 % interval is used. None: nothing is known.
     """
     with suppress(UserError, ValueError):
-        rules = _OnlyThat.model_validate_json(read_text(folder / RULES))
+        rules = _Rules.model_validate_json(read_text(folder / RULES))
         if rules.promise and rules.promise.metric == "agreement":
             return 1 - rules.promise.max_loss
         if rules.promise and rules.agreement is not None:
-            from profiles.confidence import bound  # and with it scipy, which takes each front 0.2 s otherwise
+            from profiles.confidence import bound  # imports scipy, which would take each front 0.2 s
 
             off = 1 - rules.agreement
             return 1 - bound(Loss(off, off, rules.promise.rows), 0.95, "agreement")
@@ -74,14 +74,14 @@ def agreement_in(folder: Path) -> float | None:
 
 
 def promise_in(folder: Path) -> ExitPromise | None:
-    """The promise of the network in this directory; None where none is made, or where there is no such file."""
+    """The promise of the network in this directory; None if it makes none, or has no such file."""
     with suppress(UserError, ValueError):
-        return _OnlyThat.model_validate_json(read_text(folder / RULES)).promise
+        return _Rules.model_validate_json(read_text(folder / RULES)).promise
     return None
 
 
 def thresholds_in(folder: Path) -> dict[int, float]:
-    """The thresholds of the network in this directory, by the block that a ramp follows."""
+    """The thresholds of the network in this directory, by the block before the ramp."""
     with suppress(UserError, ValueError):
-        return {ramp.block: ramp.threshold for ramp in _OnlyThat.model_validate_json(read_text(folder / RULES)).ramps}
+        return {ramp.block: ramp.threshold for ramp in _Rules.model_validate_json(read_text(folder / RULES)).ramps}
     return {}

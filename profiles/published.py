@@ -1,4 +1,4 @@
-"""Latencies that others measured and published: facts, copied with their sources (published.csv)."""
+"""Latencies that others measured and published, copied with their sources (published.csv)."""
 
 import csv
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ COLUMNS = ("kind", "framework", "backend", "dtype", "network", "length", "clock"
 
 @dataclass(frozen=True)
 class Published:
-    """How long the batches of one network took on one kind of device, by one framework, at one length.
+    """The times of one network's batches on one kind of device, in one framework, at one length.
 
-    `clock`: "wall" for whole calls, "device" for the device's own time, which sees nothing of what a call costs.
+    `clock`: "wall" for whole calls, "device" for the device's own time, without the overhead of calls.
     """
 
     kind: str
-    framework: str  # with its version, as the source calls it
-    backend: str  # ours that does the same
+    framework: str  # with its version, as in the source
+    backend: str  # the backend of isobatch that does the same
     dtype: str
-    network: str  # as `profiles.shapes.known` calls it
+    network: str  # by its name in profiles.shapes.published_shape
     length: int | None  # tokens of an input; None where inputs have one size
     clock: str
-    seconds: tuple[tuple[int, float], ...]  # by batch size
+    seconds: tuple[tuple[int, float], ...]  # pairs of batch size and seconds
     source: str
 
 

@@ -1,7 +1,7 @@
-"""The next value of one series: several methods at once, each of which counts as its own recent errors deserve.
+"""The next value of one series, by several methods at once, each weighted by its recent errors.
 
-The interval around it comes from how far off that was: what chance does not explain is taken to go on, and the errors
-themselves say how many standard deviations hold 95 % of them. Nothing here ever raises.
+The interval around the forecast comes from earlier errors: the part that chance does not explain is assumed to go on,
+and the distribution of the errors gives the standard deviations that hold 95 % of them. Nothing in this file raises.
 """
 
 from collections import deque
@@ -15,19 +15,29 @@ from profiles.methods import PLAIN, Arima, Last, Mean, Method, Reading, Smoothin
 
 Floats = NDArray[np.float64]
 
-SPAN = 240  # values that a fit looks back on: eight hours of two-minute windows
-FORGET = 0.98  # what a method's past errors still count after one more value
-POWER = 4  # a method counts by the inverse of its squared errors to this power: the best of them counts most
-LEAST_VARIANCE = 1e-4  # errors are weighed by what chance gives, and no value is seen more exactly than this
-ERRORS = 120  # the latest ones, of which the interval is made
-FEW_ERRORS, ENOUGH_ERRORS = 4, 20  # from how many on they tell how far it is off, and how they are distributed
-UNKNOWN_SD = 1.0  # of the transformed values, of a series too short to judge by
-Z = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
+# Values that a fit uses: eight hours of two-minute windows.
+SPAN = 240
+# The weight of a method's earlier errors after one more value.
+FORGET = 0.98
+# The weight of a method is the inverse of its squared errors to this power: the best one counts most.
+POWER = 4
+# Errors are weighted by the inverse variance of chance, but no value counts as more exact than this variance.
+LEAST_VARIANCE = 1e-4
+# The latest errors, from which the interval is made.
+ERRORS = 120
+# From this number of errors on, they give the standard deviation.
+FEW_ERRORS = 4
+# From this number of errors on, they also give the quantile.
+ENOUGH_ERRORS = 20
+# The standard deviation of transformed values while the series is too short to estimate it.
+UNKNOWN_SD = 1.0
+# Standard deviations on either side that hold 95 % of a normal distribution.
+Z = 1.96
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The next value, how far it may be off (1.96 of these hold 95 %), and the method that counts most."""
+    """The forecast value, its standard deviation (1.96 of these hold 95 %), and the method with the largest weight."""
 
     mean: float
     sd: float
@@ -35,7 +45,7 @@ class Prediction:
 
 
 class Spread:
-    """How far forecasts were off, beyond what chance explains."""
+    """The errors of earlier forecasts beyond those by chance."""
 
     def __init__(self) -> None:
         self._squares, self._noises = deque[float](maxlen=ERRORS), deque[float](maxlen=ERRORS)
@@ -45,7 +55,10 @@ class Spread:
         self._noises.append(noise)
 
     def sd(self, noise: float, unknown_sd: float) -> float:
-        """Of the next value, to which chance will give this variance. `unknown_sd`: while little is known."""
+        """The standard deviation of the next value, whose variance by chance is `noise`.
+
+        `unknown_sd` holds while there are few errors.
+        """
         if len(self._squares) < FEW_ERRORS:
             return float(np.sqrt(unknown_sd**2 + noise))
         squares, noises = np.array(self._squares), np.array(self._noises)
@@ -60,8 +73,8 @@ class Spread:
 class Series:
     """One series of numbers, forecast one step ahead.
 
-    `refit` fits what has to be fitted; until the next one, new values only move its state. `unknown` is what is
-    forecast before the first value.
+    `refit` fits its methods; until the next fit, new values only update their state. `unknown` is the forecast before
+    the first value.
 
     >>> two = Series([Reading.exactly(1.0), Reading.exactly(3.0)]).predict()
     >>> 1.0 < two.mean <= 3.0, two.sd
@@ -71,70 +84,72 @@ class Series:
     def __init__(
         self, values: Iterable[Reading] = (), span: int = SPAN, transform: Transform = PLAIN, unknown: float = 0.0
     ) -> None:
-        self._seen = deque(values, maxlen=span)
+        self._readings = deque(values, maxlen=span)
         self._transform, self._unknown = transform, unknown
         self._arima = Arima(transform, span)
-        self._replay(np.full(len(self._seen), np.nan))
+        self._replay(np.full(len(self._readings), np.nan))
 
-    def append(self, seen: Reading) -> None:
-        """Take in the next value that was seen."""
-        self._seen.append(seen)
-        self._learn(seen)
-        self._arima.append(seen)
+    def append(self, reading: Reading) -> None:
+        """Learn the next value."""
+        self._readings.append(reading)
+        self._learn(reading)
+        self._arima.append(reading)
         self._look_ahead(self._arima.next())
 
     def refit(self) -> None:
-        """Fit anew, on the latest values, and judge every method by what it would have said of them."""
-        self._arima = Arima(self._transform, self._seen.maxlen or SPAN)
-        self._replay(self._arima.refit(self._seen))
+        """Fit again on the latest values, and judge every method by its forecasts of them."""
+        self._arima = Arima(self._transform, self._readings.maxlen or SPAN)
+        self._replay(self._arima.refit(self._readings))
 
     def predict(self, noise: float = 0.0) -> Prediction:
-        """The next value, to which chance will give this variance."""
+        """The forecast of the next value, whose variance by chance will be `noise`."""
         unknown_sd = UNKNOWN_SD * self._transform.slope(self._mean)
         with np.errstate(all="ignore"):
             sd = self._spread.sd(noise, unknown_sd)
         return Prediction(self._mean, sd if np.isfinite(sd) else unknown_sd, self._method)
 
     def singles(self) -> dict[str, float]:
-        """What each method by itself says of the next value; NaN where it has nothing to say."""
+        """The forecast of each method by itself; NaN if it has none."""
         names = [*(method.name for method in self._methods), "arima"]
-        return dict(zip(names, self._said.tolist(), strict=True))
+        return dict(zip(names, self._forecasts.tolist(), strict=True))
 
     def _replay(self, by_arima: Floats) -> None:
-        """Go through all values again, with what an ARIMA says before each of them."""
+        """Go through all values again, with an ARIMA's forecast of each."""
         self._methods: list[Method] = [Last(), Mean(), Smoothing(), WanderingLevel()]
         self._losses = np.zeros(len(self._methods) + 1)
         self._spread = Spread()
-        self._said, self._mean, self._method = np.full(len(self._losses), np.nan), self._unknown, Last.name
-        for index, (seen, said) in enumerate(zip(self._seen, by_arima.tolist(), strict=True)):
+        self._forecasts, self._mean, self._method = np.full(len(self._losses), np.nan), self._unknown, Last.name
+        for index, (reading, forecast) in enumerate(zip(self._readings, by_arima.tolist(), strict=True)):
             if index:
-                self._look_ahead(said)
-            self._learn(seen)
-        if self._seen:
+                self._look_ahead(forecast)
+            self._learn(reading)
+        if self._readings:
             self._look_ahead(self._arima.next())
 
-    def _learn(self, seen: Reading) -> None:
-        """Judge every method by this value, and let it take it in."""
+    def _learn(self, reading: Reading) -> None:
+        """Judge every method by this value, and let each learn it."""
         with np.errstate(all="ignore"):
-            if np.isfinite(seen.noise) and not np.isnan(self._said[0]):
-                off = np.where(np.isnan(self._said), self._losses_of_silence(seen), self._said - seen.value)
-                self._losses = FORGET * self._losses + off**2 / (seen.noise + LEAST_VARIANCE)
-                self._spread.append(self._mean - seen.value, seen.noise)
+            if np.isfinite(reading.noise) and not np.isnan(self._forecasts[0]):
+                off = np.where(
+                    np.isnan(self._forecasts), self._error_of_silence(reading), self._forecasts - reading.value
+                )
+                self._losses = FORGET * self._losses + off**2 / (reading.noise + LEAST_VARIANCE)
+                self._spread.append(self._mean - reading.value, reading.noise)
             for method in self._methods:
-                method.append(seen)
+                method.append(reading)
 
-    def _losses_of_silence(self, seen: Reading) -> float:
-        """A method that says nothing is as far off as the worst of the others."""
-        return float(np.nanmax(np.abs(self._said - seen.value)))
+    def _error_of_silence(self, reading: Reading) -> float:
+        """A method without a forecast is judged as if it were as far off as the worst of the others."""
+        return float(np.nanmax(np.abs(self._forecasts - reading.value)))
 
     def _look_ahead(self, by_arima: float) -> None:
         with np.errstate(all="ignore"):
-            self._said = np.array([*(method.next() for method in self._methods), by_arima])
+            self._forecasts = np.array([*(method.next() for method in self._methods), by_arima])
             counts = (self._losses + 1e-9) ** -POWER
-            counts = np.where(np.isfinite(self._said) & np.isfinite(counts), counts, 0.0)
+            counts = np.where(np.isfinite(self._forecasts) & np.isfinite(counts), counts, 0.0)
             most, total = int(counts.argmax()), counts.sum()
             usable = np.isfinite(total) and total > 0
             counts = counts / total if usable else np.eye(len(counts))[0]
-            self._mean = float(counts @ np.where(counts > 0, self._said, 0.0))
+            self._mean = float(counts @ np.where(counts > 0, self._forecasts, 0.0))
         most = most if usable else 0
         self._method = self._methods[most].name if most < len(self._methods) else self._arima.name

@@ -1,4 +1,4 @@
-"""The shapes of well-known networks, for tables that are derived: encoders and residual networks, kernel by kernel."""
+"""The shapes of well-known networks for derived tables: encoders and residual networks, kernel by kernel."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +12,7 @@ def linear(rows: int, into: int, out: int) -> Kernel:
 
 
 def elementwise(values: int, reads: int = 1) -> Kernel:
-    """A layer that touches numbers and hardly computes: norms, activations, sums."""
+    """A layer that moves numbers and hardly computes: norms, activations, sums."""
     return Kernel(flops=5.0 * values, values=(reads + 1) * values)
 
 
@@ -121,7 +121,7 @@ def resnet18(labels: int = 1000) -> Shape:
     return residual("resnet-18", stages=(2, 2, 2, 2), bottleneck=False, labels=labels)
 
 
-# Layers, and how wide they are.
+# Layers and width of the encoders with published latencies.
 ENCODERS = {
     "bert-base": (12, 768),
     "bert-large": (24, 1024),
@@ -133,7 +133,7 @@ ENCODERS = {
 
 
 def published_shape(name: str, length: int | None) -> Shape:
-    """A network that latencies were published of, at `length` tokens.
+    """A network with published latencies, at `length` tokens.
 
     >>> published_shape("bert-6l-768h", 384).length, published_shape("resnet50", None).family
     (384, 'residual')

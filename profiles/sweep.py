@@ -1,6 +1,6 @@
-"""How a measurement is planned and what is made of it: which batch size next, and from raw times to a table.
+"""Plans a measurement and makes a table of its raw times: which batch size comes next, and what blocks and ramps take.
 
-Nothing here measures: `measure.py` does, and asks this file what to do with its budget.
+Nothing is measured in this file: measure.py does that, and uses this file to spend its budget.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from profiles.latency import LatencyTable, interpolate
 
 Floats = NDArray[np.float64]
-BEND = 0.03  # a curve that is straight to within 3 % needs no more points
-NOISY = 0.10  # a relative spread above this is not worth planning with
-GOOD_ENOUGH = 0.9  # the knee: the smallest batch with this share of the best rate
+# A curve that is straight to within this share needs no more points.
+BEND = 0.03
+# A measurement with a larger relative spread is not reliable enough for planning.
+NOISY = 0.10
+# The knee is the smallest batch that reaches this share of the best rate.
+GOOD_ENOUGH = 0.9
 
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What is known of a network and its device before any clock is started."""
+    """The facts about a network and its device that need no clock."""
 
     kind: str
     ramp_blocks: tuple[int, ...]
@@ -40,7 +43,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds at one batch size, one row a round: each block alone, what each ramp adds to it, all blocks at once."""
+    """Seconds at one batch size, one row per round: each block alone, the extra time of each ramp, and all at once."""
 
     blocks: Floats
     ramps: Floats
@@ -58,9 +61,9 @@ class Rounds:
 
 
 def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
-    """The batch size to measure next: the middle of the interval in which the curve may bend most; None: it is known.
+    """The next batch size to measure: the middle of the interval with the most doubt; None if the curve is known.
 
-    How far the curve may run off the straight line between two sizes is judged by how far their neighbours run off it.
+    The doubt about an interval is judged by how far the points at its ends lie off the straight line.
 
     >>> next_size({}, 64), next_size({1: 1.0}, 64), next_size({1: 1.0, 8: 2.0}, 64)
     (1, 8, 64)
@@ -83,7 +86,7 @@ def next_size(whole_s: Mapping[int, float], largest: int) -> int | None:
 
 
 def affordable(whole_s: Mapping[int, float], largest: int, pass_s: float) -> int:
-    """The largest batch size, up to `largest`, that passes through the network in `pass_s`, judged by what is known.
+    """The largest batch size, up to `largest`, whose pass through the network should take at most `pass_s`.
 
     >>> affordable({1: 0.3, 8: 0.8}, 64, pass_s=2.0), affordable({1: 0.3, 8: 0.8}, 64, pass_s=0.1)
     (20, 8)
@@ -93,13 +96,13 @@ def affordable(whole_s: Mapping[int, float], largest: int, pass_s: float) -> int
 
 
 def middle(low: int, high: int) -> int | None:
-    """The whole number nearest to the geometric mean, if there is one between.
+    """The whole number nearest to the geometric mean, if it lies between the two.
 
     >>> middle(1, 64), middle(2, 3)
     (8, None)
     """
-    found = round((low * high) ** 0.5)
-    return found if low < found < high else None
+    mean = round((low * high) ** 0.5)
+    return mean if low < mean < high else None
 
 
 def _doubt(whole_s: Mapping[int, float], sizes: Sequence[int], index: int) -> float:
@@ -114,9 +117,9 @@ def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float
 
 
 def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:
-    """A table of medians. Blocks are scaled so that launch + blocks is what all of them took together.
+    """A table of medians. Blocks are scaled so that launch and blocks add up to the time of all blocks at once.
 
-    Both a launch and a stop cost what running a block by itself adds; what a replica adds to a launch, others measure.
+    A launch and a stop both cost what running a block by itself adds. The work of a replica per launch is not in it.
     """
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])
@@ -148,7 +151,7 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
 
 
 def _launches_s(rounds: Rounds) -> Floats:
-    """What one launch costs, round by round: running L blocks one by one pays for L launches, at once for one."""
+    """The cost of one launch, round by round: running L blocks one by one needs L launches, at once only one."""
     count = rounds.blocks.shape[1]
     extra: Floats = rounds.blocks.sum(axis=1) - rounds.whole
     return extra / (count - 1) if count > 1 else np.zeros_like(extra)
@@ -167,7 +170,7 @@ def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def _digits(value: float) -> float:
-    """Round to four digits: more than any clock can vouch for, and a person can read them."""
+    """Round to four digits, which is more than any clock gives, and easy to read."""
     return float(f"{value:.4g}")
 
 
@@ -185,7 +188,7 @@ def rate_per_s(table: LatencyTable, batch: ArrayLike) -> Floats:
 
 
 def knee(table: LatencyTable) -> int:
-    """The smallest batch that reaches nearly the best rate of all that were measured."""
+    """The smallest batch that nearly reaches the best measured rate."""
     batches = np.arange(1, table.largest + 1)
     rates = rate_per_s(table, batches)
     return int(batches[np.argmax(rates >= GOOD_ENOUGH * rates.max())])

@@ -1,4 +1,4 @@
-"""What was observed: counts of who left where, per window of time, and how far they can be trusted."""
+"""Observations: counts of the inputs that left after each block, per window of time, and their uncertainty."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,22 +15,25 @@ from profiles.journal import Journal
 
 Floats = NDArray[np.float64]
 
-# A window must see this many inputs to weigh as much as all that came before it.
+# Inputs that give a window the same weight as all windows before it.
 PRIOR_INPUTS = 20.0
-KEEP_WINDOWS = 2880  # windows in a history: a day of half-minute ones, as short as they may be
-TINY = 1e-9  # inputs: as good as none
-MOST = 2**53  # beyond it a float no longer tells one count from the next
+# Windows in a history: a day of half-minute windows, the shortest possible.
+KEEP_WINDOWS = 2880
+# A number of inputs that counts as none.
+TINY = 1e-9
+# Counts must be smaller: beyond this, a float no longer tells one count from the next.
+MOST = 2**53
 
 
 @dataclass(frozen=True)
 class Window:
     """Counts of one window, by one reporter or by several.
 
-    `left[k]` inputs were answered after block k; whoever reached the end counts in the last block. `unfinished[k]`
-    ended before that, when they stood before block k (empty: none). `arrived` inputs came meanwhile: not the same ones,
-    some were refused and some are still on their way. They were so many `texts`, where an input is a number of tokens
-    (0: it is not). `full` of them asked for the whole network: they are not in `left`, and tell nothing of survival.
-    `peak_per_s` is the largest rate of any look in the window.
+    `left[k]` inputs were answered after block k; inputs that ran to the end count in the last block. `unfinished[k]`
+    inputs ended without an answer before block k (empty: none). `arrived` inputs came meanwhile; these are not the same
+    inputs, as some were refused and some are still on their way. They came in `texts`, where an input is
+    a number of tokens (0: it is not). `full` of them asked for the whole network: they are not in `left`, as they say
+    nothing about survival. `peak_per_s` is the largest rate of any look in the window.
     """
 
     start_s: float
@@ -58,7 +61,7 @@ class Window:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Window":
-        """A window from what `asdict` made of it."""
+        """A window from the output of `asdict`."""
         left, unfinished = tuple(fields["left"]), tuple(fields.get("unfinished", ()))
         return cls(**{**fields, "left": left, "unfinished": unfinished})
 
@@ -72,14 +75,14 @@ class Window:
 
     @property
     def exits(self) -> ExitProfile:
-        """The exit profile of this window; where nothing is known of a block, as if nobody left before it."""
+        """The exit profile of this window; where nothing is known about a block, no input leaves before it."""
         known = self.known
         survival = np.divide(self.entered, known, out=np.ones(len(self.left)), where=known > 0)
         return ExitProfile((1.0, *np.minimum.accumulate(survival)[1:].tolist()))
 
     @property
     def entered(self) -> tuple[int, ...]:
-        """How many inputs are known to have entered each block.
+        """The number of inputs that are known to have entered each block.
 
         >>> Window(0, 120, 9, (5, 3, 2)).entered
         (10, 5, 2)
@@ -89,7 +92,7 @@ class Window:
 
     @property
     def known(self) -> Floats:
-        """Of how many inputs these are, as far as the share that enters each block is known: all, if all have left.
+        """The number of inputs of which `entered` is the share that enters each block: all, if every input has left.
 
         >>> Window(0, 120, 9, (5, 3, 2)).known.tolist()
         [10.0, 10.0, 10.0]
@@ -105,7 +108,7 @@ class Window:
         return Window(self.start_s, self.duration_s, self.arrived, (max(0, self.arrived - self.full), self.full))
 
     def interval(self, z: float = 1.96) -> tuple[Floats, Floats]:
-        """Where the true survival may lie (Wilson): wide where few inputs were seen, all of [0, 1] where none.
+        """The interval of the true survival (Wilson): wide for few inputs, and all of [0, 1] for none.
 
         >>> few, many = Window(0, 120, 4, (2, 2)), Window(0, 120, 4000, (2000, 2000))
         >>> [[round(float(bound[1]), 2) for bound in window.interval()] for window in (few, many)]
@@ -121,11 +124,11 @@ class Window:
 
 
 def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
-    """Of how many inputs it is known what share enters each block, where so many entered and did not finish there.
+    """The number of inputs of which `entered` is the share that enters each block, if some did not finish.
 
     This is the estimate of Kaplan and Meier: the share that goes on from block to block is that of the inputs that did
     not end in between, and `entered / known` is the product of these shares. So an input that ended before it left
-    counts as a survivor up to where it stood, and behind that for nothing.
+    counts as a survivor up to its last block, and not at all behind it.
     """
     goes_on = entered - (unfinished or 0)
     rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)
@@ -134,7 +137,7 @@ def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
 
 
 def merge(windows: Iterable[Window]) -> Window:
-    """One window of what several reporters saw of the same time; every input weighs the same, whoever reported it.
+    """One window of several reporters' observations of the same time, in which every input weighs the same.
 
     >>> merge([Window(0, 120, 9, (5, 4)), Window(0, 120, 1, (0, 1))])
     Window(start_s=0, duration_s=120, arrived=10, left=(5, 5), texts=0, full=0, unfinished=())
@@ -154,7 +157,7 @@ def merge(windows: Iterable[Window]) -> Window:
 
 
 class History(Journal[Window]):
-    """The windows that were seen, in a journal that outlives whoever keeps it.
+    """A journal of windows, which survives a restart.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -168,16 +171,16 @@ class History(Journal[Window]):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The latest ones, oldest first."""
+        """The latest windows, oldest first."""
         return self.entries
 
 
 class SteadySurvival:
-    """Survival, window by window, where a window with few inputs hardly moves what was known before it.
+    """Survival, window by window, in which a window with few inputs hardly moves the earlier estimate.
 
-    Each window is taken together with `prior_inputs` imagined ones that behave like the row before, so its weight is
-    n / (n + prior_inputs): a half at 20 inputs, a twentieth at one, nothing at none. The first row imagines one input
-    that leaves anywhere, so that no share is exactly 0 or 1.
+    Each window is combined with `prior_inputs` imaginary inputs that behave like the earlier estimate, so its weight is
+    n / (n + prior_inputs): a half at 20 inputs, a twentieth at one, nothing at none. The first estimate imagines one
+    input that is equally likely to leave anywhere, so that no share is exactly 0 or 1.
     """
 
     def __init__(self, num_blocks: int, prior_inputs: float = PRIOR_INPUTS) -> None:
@@ -185,7 +188,7 @@ class SteadySurvival:
         self._strength, self._prior_inputs = 1.0, prior_inputs
 
     def add(self, window: Window) -> Floats:
-        """Take in a window; returns the survival that is believed after it."""
+        """Add a window; returns the new estimate of survival."""
         entered = np.asarray(window.entered) + self._strength * self._row
         self._row = entered / known_of(entered, window.unfinished)
         self._strength = self._prior_inputs

@@ -61,22 +61,22 @@ class Valuation:
         goodput = arrivals / np.maximum(spare, LAST_BITS)
         return np.where(spare < -LAST_BITS, inf, np.maximum(self.objective.goodput_per_s, goodput))
 
-    def staffed(self, loads: Floats, work: float, arrivals: float, best: float = inf) -> Staffing | None:
-        """The best replicas for these loads, if any of them has a value below `best`."""
+    def staffed(self, loads: Floats, work: float, arrivals: float, below: float = inf) -> Staffing | None:
+        """The best replicas for these loads, if any of them has a value below `below`."""
         goal, least = self.objective.aim, self.least_goodput_per_s(work, arrivals)
         if np.isinf(least) or not (loads > 0).any():
             return None
-        least = max(least, goal.least_goodput_per_s(best))  # a plan with less goodput is not better than `best`
-        found: Staffing | None = None
+        least = max(least, goal.least_goodput_per_s(below))  # with less goodput, the value is above `below`
+        best: Staffing | None = None
         for replicas, goodput_per_s in self._staircase(loads, least):
             price = float(self.prices[list(self.kind_of)] @ replicas)
             latency_s = cost.latency_s(work, arrivals, goodput_per_s)
             value = goal.value(goodput_per_s, price, latency_s)
-            if found is None or value < found.value:
-                found = Staffing(value, goodput_per_s, replicas)
+            if best is None or value < best.value:
+                best = Staffing(value, goodput_per_s, replicas)
             if goal.best_with == "fewest":
                 break
-        return found if found and found.value < best else None
+        return best if best and best.value < below else None
 
     def of_one_placement(self, kind: int, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
         """`staffed` for arrays of plans with one placement on this kind: their values."""

@@ -18,7 +18,7 @@ LAUNCHES = "launches and hand-overs"
 RAMPS = "ramps, which cost time or are closed"
 LATENCY = "the SLO"
 APART = "kinds that cannot share every block"
-# Lifts the restriction of few devices: so many times the devices.
+# As if there were this many times the devices: lifts the restriction of few devices.
 MANY = 100
 # The gap of the plans under lifted restrictions.
 GAP = 0.01
