@@ -13,20 +13,16 @@ from math import ceil
 from profiles.decoding import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 from profiles.devices import Device
 
-# Launches of the first part for one of the deep part.
-RHYTHMS = (1, 2, 3, 4, 6, 8)
+RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
 # Sequences that one replica decodes at once.
 RESIDENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-# Prompt positions of one launch.
-PROMPT_ROWS = (64, 256, 1024)
-# The share of a device's memory for weights and KV; the rest is for intermediate results.
-USED_MEMORY = 0.9
+PROMPT_ROWS = (64, 256, 1024)  # prompt positions of one launch
+USED_MEMORY = 0.9  # the share of a device's memory for weights and KV; the rest is for intermediate results
 MEGABYTE = 2**20
 # A way with fewer residents is preferred if it writes at least this share of the best tokens per second.
 NEARLY_BEST = 0.95
 OFF = "off"
-# Positions that a text may leave empty in its last pages.
-PAGE = 32
+PAGE = 32  # positions that a text may leave empty in its last pages
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-# Values that differ by a smaller share are equal.
-SAME = 1e-9
-# The size of accumulated rounding errors, as a share.
-LAST_BITS = 1e-12
+SAME = 1e-9  # values that differ by a smaller share are equal
+LAST_BITS = 1e-12  # the size of accumulated rounding errors, as a share
 # A share of the network's time that each split is charged extra, so that of equal plans the shortest is taken.
 TIE_BREAK = 1e-12
-# The gap where nothing is proved: JSON has no infinity.
-MOST_GAP = 1e6
+MOST_GAP = 1e6  # the gap where nothing is proved: JSON has no infinity
 # Of the 64 bits of a float, those that are ignored when partial plans are compared: from the eleventh digit on.
 SPARE_BITS = 18
 

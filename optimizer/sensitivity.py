@@ -9,8 +9,7 @@ from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 
-# Forecast errors to report, as in `ForecastError.error`.
-ERRORS = (-0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0)
+ERRORS = (-0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0)  # forecast errors to report, as in `ForecastError.error`
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,8 @@ if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan 
     from profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
-# Rounds of searching before ramps only close, or before the thresholds of a plan are final.
-TURNS = 3
-# The least gain of one more round, as a share of the goal's value.
-LEAST_GAIN = 1e-3
+TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final
+LEAST_GAIN = 1e-3  # the least gain of one more round, as a share of the goal's value
 
 Result = TypeVar("Result")
 

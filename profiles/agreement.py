@@ -31,22 +31,17 @@ from numpy.typing import NDArray
 PRIOR = 0.5, 30.0
 # Audits: blocks with fewer are counted together with their neighbours, or their weights would be chance.
 MIN_AUDITS_PER_PART = 50
-# Audits: with fewer, the state of a promise is "not watched".
-MIN_AUDITS = 100
-# Bisection steps for one end of an interval.
-BISECTION_STEPS = 40
-# Seconds: audits older than this are forgotten.
-WATCHED_S = 600.0
+MIN_AUDITS = 100  # audits: with fewer, the state of a promise is "not watched"
+BISECTION_STEPS = 40  # bisection steps for one end of an interval
+WATCHED_S = 600.0  # seconds: audits older than this are forgotten
 # The score at which a promise counts as broken, and the one that is enough while inputs are in doubt.
 ALARM = log(100.0)
 DOUBT_ALARM = log(10.0)
-# While inputs are in doubt, only this share of the promised disagreement may be used.
-DOUBT_ALLOWANCE = 0.8
+DOUBT_ALLOWANCE = 0.8  # while inputs are in doubt, only this share of the promised disagreement may be used
 # Inputs count as changed when their mean depth moves by this many standard errors and by this share of the depth.
 CHANGED_ERRORS = 5.0
 CHANGED_SHARE = 0.05
-# Answers: a mean depth of fewer is not compared.
-MIN_ANSWERS = 500
+MIN_ANSWERS = 500  # answers: a mean depth of fewer is not compared
 
 PromiseState = Literal["kept", "broken", "not watched"]
 Floats = NDArray[np.float64]

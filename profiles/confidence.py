@@ -17,14 +17,10 @@ from scipy.special import bdtr, bdtrik, gammaln, xlog1py, xlogy
 
 from profiles.losses import Loss, Metric
 
-# Shares of inputs that win or lose, at which the chance of passing is computed.
-TRIED_SHARES = 48
-# Standard errors: no test needs a larger margin.
-MAX_MARGIN = 64.0
-# Bisection steps for a margin or a bound.
-BISECTION_STEPS = 20
-# Numbers of winning inputs outside these tails of the distribution are left out.
-NEGLIGIBLE = 1e-10
+TRIED_SHARES = 48  # shares of inputs that win or lose, at which the chance of passing is computed
+MAX_MARGIN = 64.0  # standard errors: no test needs a larger margin
+BISECTION_STEPS = 20  # bisection steps for a margin or a bound
+NEGLIGIBLE = 1e-10  # numbers of winning inputs outside these tails of the distribution are left out
 
 
 @cache

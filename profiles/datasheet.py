@@ -12,19 +12,14 @@ from profiles.devices import DeviceKind, known_kind
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
 
-# Seconds: no kernel is faster.
-KERNEL_S = 5e-6
-# The share of the peak flops that a large matrix product reaches.
-COMPUTE_SHARE = 0.75
-# The share of the peak bandwidth that a stream reaches.
-MEMORY_SHARE = 0.80
+KERNEL_S = 5e-6  # seconds: no kernel is faster
+COMPUTE_SHARE = 0.75  # the share of the peak flops that a large matrix product reaches
+MEMORY_SHARE = 0.80  # the share of the peak bandwidth that a stream reaches
 # How the three times combine. 1: they add up; infinity: the longest one hides the others.
 OVERLAP = 1.2
-# Seconds for the way of a batch in and out of a device: an assumption, to be measured.
-LAUNCH_S = 200e-6
+LAUNCH_S = 200e-6  # seconds for the way of a batch in and out of a device: an assumption, to be measured
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-# Bytes of a number.
-BYTES = {"float32": 4, "float16": 2}
+BYTES = {"float32": 4, "float16": 2}  # bytes of a number
 
 
 @dataclass(frozen=True)

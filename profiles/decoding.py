@@ -13,10 +13,8 @@ from profiles.files import write_whole
 
 SCHEMA_VERSION = 1
 KIND = "decoder"  # names the kind of profile in its file, as in exits.json
-# Texts: a plan from observations needs at least this number.
-LEAST_OBSERVED = 20
-# Shares are kept this far from 0 and 1 when their log-odds are taken.
-CERTAIN = 1e-4
+LEAST_OBSERVED = 20  # texts: a plan from observations needs at least this number
+CERTAIN = 1e-4  # shares are kept this far from 0 and 1 when their log-odds are taken
 STRICT = {"extra": "forbid"}  # a misspelt field in a file is an error
 
 

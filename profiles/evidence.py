@@ -19,8 +19,7 @@ from profiles.exits import ExitProfile
 from profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
-# Ladders that are cached.
-MAX_LADDERS = 8
+MAX_LADDERS = 8  # ladders that are cached
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,8 @@ from profiles.losses import (
     score_loss,
 )
 
-# The worth of accuracy in units of the network's cost, from high to low.
-MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)
-# Passes over all ramps; a few are enough, as a pass that changes nothing is the last.
-MAX_PASSES = 20
+MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)  # the worth of accuracy in units of the network's cost, from high to low
+MAX_PASSES = 20  # passes over all ramps; a few are enough, as a pass that changes nothing is the last
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,12 @@ from profiles.series import SPAN, Prediction, Series, Z
 from profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
-# Shares closer than this to 0 or 1 are treated as equal to them.
-EDGE = 1e-6
+EDGE = 1e-6  # shares closer than this to 0 or 1 are treated as equal to them
 # Windows between two fits of one series. The series take turns.
 REFIT_EVERY = 24
-# The logarithm of the largest rate that can be written.
-MAX_LOG = 700.0
-# Standard deviations: a difference beyond this is not chance.
-SURE = 3.0
-# The survival at a ramp before anything is known about it.
-UNKNOWN_SHARE = 0.5
+MAX_LOG = 700.0  # the logarithm of the largest rate that can be written
+SURE = 3.0  # standard deviations: a difference beyond this is not chance
+UNKNOWN_SHARE = 0.5  # the survival at a ramp before anything is known about it
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Rows = tuple[tuple[float, ...], ...]
 
-# The origin of a table's times; its `source` begins with it.
+# The origins of a table's times; its `source` begins with one of them.
 MEASURED = "measured"
 PUBLISHED = "published"
 ESTIMATED = "estimated"

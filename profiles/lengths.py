@@ -14,14 +14,10 @@ from profiles.latency import LatencyTable, Rows, interpolate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Of more texts than this, only quantiles are stored.
-MAX_STORED = 100
-# Tokens of one text: a larger number is taken for a mistake.
-LONGEST = 10**6
-# A word that is one token to every tokenizer of English.
-WORD = "the"
-# Tokens that tokenizers add around a text.
-AROUND = 2
+MAX_STORED = 100  # of more texts than this, only quantiles are stored
+LONGEST = 10**6  # tokens of one text: a larger number is taken for a mistake
+WORD = "the"  # a word that is one token to every tokenizer of English
+AROUND = 2  # tokens that tokenizers add around a text
 
 
 @dataclass(frozen=True)

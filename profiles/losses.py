@@ -29,10 +29,8 @@ NAMES: Mapping[Metric, str] = {
 }
 # Metrics that are means over all inputs; the others count by classes.
 OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement")
-# Tolerance for rounding errors in comparisons of losses.
-ROUNDING = 1e-9
-# Standard errors of a 95 % interval.
-STEADY = 1.96
+ROUNDING = 1e-9  # tolerance for rounding errors in comparisons of losses
+STEADY = 1.96  # standard errors of a 95 % interval
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,11 @@ Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call
 Timings = tuple[list[float], list[float], float]  # seconds of the blocks, of the ramps, and of the whole network
 Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
 
-# Rounds of one visit to a batch size.
-LEAST_ROUNDS = 3
-MOST_ROUNDS = 25
-# Passes through the network in one round: block by block, with ramps, and at once.
-PASSES_PER_ROUND = 3
-# The share of the budget for one visit: enough for two visits to each of eight batch sizes.
-VISIT_SHARE = 1 / 16
-# The share of the budget for a visit to the largest batch.
-DEAREST_SHARE = 1 / 4
+LEAST_ROUNDS = 3  # rounds of one visit to a batch size, at least
+MOST_ROUNDS = 25  # and at most
+PASSES_PER_ROUND = 3  # passes through the network in one round: block by block, with ramps, and at once
+VISIT_SHARE = 1 / 16  # the share of the budget for one visit: enough for two visits to each of eight batch sizes
+DEAREST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,15 @@ ArimaOrder = tuple[int, int, int]
 
 # All difference once: survival and load wander, and AICc can only compare orders with the same differencing.
 ORDERS: tuple[ArimaOrder, ...] = ((0, 1, 1), (1, 1, 1), (0, 1, 2), (2, 1, 1))
-# The most earlier rises and errors that an order of these uses.
-DEEPEST = 2
-# Values: with fewer, no ARIMA is fitted.
-ENOUGH_FOR_ARIMA = 30
-# The fitted values of an ARIMA at the start of the series, which are not used.
-UNSETTLED = 5
-# Weights of the newest value that smoothing tries.
-WEIGHTS = np.linspace(0.05, 1.0, 20)
-# Values in the mean.
-MEAN_OF = 10
+DEEPEST = 2  # the most earlier rises and errors that an order of these uses
+ENOUGH_FOR_ARIMA = 30  # values: with fewer, no ARIMA is fitted
+UNSETTLED = 5  # fitted values at the start of a series, which are not used
+WEIGHTS = np.linspace(0.05, 1.0, 20)  # weights of the newest value that smoothing tries
+MEAN_OF = 10  # values in the mean
 # Variances that the wandering level tries: of its own steps, and of jumps around it beyond chance.
 STEPS, JUMPS = (grid.ravel() for grid in np.meshgrid(np.logspace(-8, 0, 17), [0.0, *np.logspace(-6, -1, 6)]))
-# The weight of the past after one more value, when the variances are judged.
-FORGET = 0.99
-# The variance of the level after the first value.
-FIRST_VARIANCE = 0.1
+FORGET = 0.99  # the weight of the past after one more value, when the variances are judged
+FIRST_VARIANCE = 0.1  # the variance of the level after the first value
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,15 @@ from profiles.methods import PLAIN, Arima, Last, Mean, Method, Reading, Smoothin
 
 Floats = NDArray[np.float64]
 
-# Values that a fit uses: eight hours of two-minute windows.
-SPAN = 240
-# The weight of a method's earlier errors after one more value.
-FORGET = 0.98
-# The weight of a method is the inverse of its squared errors to this power: the best one counts most.
-POWER = 4
+SPAN = 240  # values that a fit uses: eight hours of two-minute windows
+FORGET = 0.98  # the weight of a method's earlier errors after one more value
+POWER = 4  # the weight of a method is the inverse of its squared errors to this power: the best one counts most
 # Errors are weighted by the inverse variance of chance, but no value counts as more exact than this variance.
 LEAST_VARIANCE = 1e-4
-# The latest errors, from which the interval is made.
-ERRORS = 120
-# From this number of errors on, they give the standard deviation.
-FEW_ERRORS = 4
-# From this number of errors on, they also give the quantile.
-ENOUGH_ERRORS = 20
-# The standard deviation of transformed values while the series is too short to estimate it.
-UNKNOWN_SD = 1.0
+ERRORS = 120  # the latest errors, from which the interval is made
+FEW_ERRORS = 4  # from this number of errors on, they give the standard deviation
+ENOUGH_ERRORS = 20  # from this number of errors on, they also give the quantile
+UNKNOWN_SD = 1.0  # the standard deviation of transformed values while the series is too short to estimate it
 # Standard deviations on either side that hold 95 % of a normal distribution.
 Z = 1.96
 

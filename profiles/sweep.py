@@ -13,12 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from profiles.latency import LatencyTable, interpolate
 
 Floats = NDArray[np.float64]
-# A curve that is straight to within this share needs no more points.
-BEND = 0.03
-# A measurement with a larger relative spread is not reliable enough for planning.
-NOISY = 0.10
-# The knee is the smallest batch that reaches this share of the best rate.
-GOOD_ENOUGH = 0.9
+BEND = 0.03  # a curve that is straight to within this share needs no more points
+NOISY = 0.10  # a measurement with a larger relative spread is not reliable enough for planning
+GOOD_ENOUGH = 0.9  # the knee is the smallest batch that reaches this share of the best rate
 
 
 @dataclass(frozen=True)

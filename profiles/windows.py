@@ -15,14 +15,10 @@ from profiles.journal import Journal
 
 Floats = NDArray[np.float64]
 
-# Inputs that give a window the same weight as all windows before it.
-PRIOR_INPUTS = 20.0
-# Windows in a history: a day of half-minute windows, the shortest possible.
-KEEP_WINDOWS = 2880
-# A number of inputs that counts as none.
-TINY = 1e-9
-# Counts must be smaller: beyond this, a float no longer tells one count from the next.
-MOST = 2**53
+PRIOR_INPUTS = 20.0  # inputs that give a window the same weight as all windows before it
+KEEP_WINDOWS = 2880  # windows in a history: a day of half-minute windows, the shortest possible
+TINY = 1e-9  # a number of inputs that counts as none
+MOST = 2**53  # counts must be smaller: beyond this, a float no longer tells one count from the next
 
 
 @dataclass(frozen=True)

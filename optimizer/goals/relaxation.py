@@ -67,55 +67,39 @@ class Relaxation(Protocol):
     def kinds(self) -> int: ...
 
     @property
-    def goodput_per_s(self) -> float:
-        """The goodput that the objective requires."""
-        ...
+    def goodput_per_s(self) -> float: ...  # that the objective requires
 
     @property
-    def shares(self) -> Floats | None:
-        """The assumed contribution of every kind, to start from."""
-        ...
+    def shares(self) -> Floats | None: ...  # the assumed contribution of every kind, to start from
 
     @property
-    def fixed_shares(self) -> bool:
-        """Whether these shares stay as they are, so that only the multiplier of latency changes."""
-        ...
+    def fixed_shares(self) -> bool: ...  # the shares stay: only the multiplier of latency changes
 
     @property
-    def lateness(self) -> float:
-        """The multiplier of latency to start from, for all of the budget."""
-        ...
+    def lateness(self) -> float: ...  # the multiplier of latency to start from, for all of the budget
 
     @property
-    def scale(self) -> float:
-        """A typical value of the goal, which is the unit of latency's multiplier."""
-        ...
+    def scale(self) -> float: ...  # a typical value of the goal, the unit of latency's multiplier
 
     def fastest(self) -> Cut:
         """The cut of latency alone: the budget that must be left from every block on."""
-        ...
 
     def evenly(self) -> Cut:
         """The cut of seconds per input, regardless of latency, when every kind contributes the same share."""
-        ...
 
     def plain_cut(self, mu: Floats) -> Cut:
         """The cut at multipliers for device seconds alone."""
-        ...
 
     def cut(self, mu: Floats, lateness: float = 0.0, offset: float = 0.0) -> tuple[Cut, Path]:
         """The cut at multipliers for device seconds and for lateness, and the cheapest plan at these."""
-        ...
 
     def late(self, path: Path) -> float:
         """The share of the budget by which a plan is late, in units of the goal."""
-        ...
 
     def ascend(
         self, start: Floats, project: Callable[[Floats], Floats], solve: Callable[[Floats], tuple[Cut, Floats]]
     ) -> list[Cut]:
         """Cuts at multipliers that raise the bound, from `start` on, the tightest last."""
-        ...
 
 
 def at_least_0(multipliers: Floats) -> Floats:

@@ -10,8 +10,7 @@ from optimizer.problem import Problem
 from optimizer.search.exact import search
 from profiles.sweep import rate_per_s
 
-# Constant batches that gain less than this factor are not worth splits.
-SMALL_GAIN = 1.1
+SMALL_GAIN = 1.1  # constant batches that gain less than this factor are not worth splits
 
 
 @dataclass(frozen=True)

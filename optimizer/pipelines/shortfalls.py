@@ -18,12 +18,9 @@ LAUNCHES = "launches and hand-overs"
 RAMPS = "ramps, which cost time or are closed"
 LATENCY = "the SLO"
 APART = "kinds that cannot share every block"
-# As if there were this many times the devices: lifts the restriction of few devices.
-MANY = 100
-# The gap of the plans under lifted restrictions.
-GAP = 0.01
-# Bytes per second of a link that costs nothing.
-FREE_BYTES_PER_S = 1e18
+MANY = 100  # times the devices: as many as lift the restriction of few devices
+GAP = 0.01  # the gap of the plans under lifted restrictions
+FREE_BYTES_PER_S = 1e18  # bytes per second of a link that costs nothing
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from profiles.errors import UserError
 
 Kinds = frozenset[int]
 Find = Callable[[Problem, Objective, float], Plan | None]
-# The most choices of cuts that `few_splits` plans for, each with a search of its own.
-MOST_CHOICES = 600
+MOST_CHOICES = 600  # the most choices of cuts that `few_splits` plans for, each with a search of its own
 
 
 @dataclass(frozen=True)

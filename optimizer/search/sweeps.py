@@ -19,8 +19,7 @@ from optimizer.search.local import Chain, LocalSearch
 from optimizer.search.multipliers import LagrangianRelaxation
 from optimizer.search.options import Builder, Options
 
-# Seconds: longer than any latency that matters.
-NEVER_S = 1e9
+NEVER_S = 1e9  # seconds: longer than any latency that matters
 
 
 @dataclass(frozen=True)
