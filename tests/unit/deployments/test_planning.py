@@ -151,7 +151,7 @@ def test_a_plan_in_one_line_tells_latencies_as_played_and_those_of_full_launches
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
     assert summary(plan) == f"{blocks}; not played; full launches all the way: 950 ms"
-    played = replace(plan, promise=replace(promise, played=SimulatedTimes(0.12, 0.481, 0.99)))
+    played = replace(plan, promise=replace(promise, simulated=SimulatedTimes(0.12, 0.481, 0.99)))
     times = "as played: p50 120 ms, p99 481 ms, 99.0 % in time"
     assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
 

@@ -39,9 +39,9 @@ def test_no_set_of_ramps_within_the_budget_answers_sooner(seed: int) -> None:
         for ramps in combinations(every, count)
         if sum(times.delay[ramp] for ramp in ramps) <= budget_s
     ]
-    found = best_ramps(times, survival, tuple(every), budget_s)
-    assert found in allowed
-    assert times.mean_s(survival, found) == pytest.approx(min(times.mean_s(survival, each) for each in allowed))
+    best = best_ramps(times, survival, tuple(every), budget_s)
+    assert best in allowed
+    assert times.mean_s(survival, best) == pytest.approx(min(times.mean_s(survival, each) for each in allowed))
 
 
 def early(budget: float) -> Plan:

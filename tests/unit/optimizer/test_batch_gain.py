@@ -65,12 +65,12 @@ def test_an_slo_that_early_exit_in_one_split_cannot_keep_is_said() -> None:
 @pytest.mark.parametrize("survival", [(1.0, 0.7, 0.5, 0.2), (1.0, 1.0, 1.0, 1.0), (1.0, 0.1, 0.1, 0.1)])
 def test_no_plan_gains_more(slo_s: float | None, count: int, survival: tuple[float, ...]) -> None:
     facts = fleet_of(fast=count).surviving(survival)
-    asked = Objective(slo_s=slo_s, slack=0.0, max_batch=8)
-    plan, early_exit = side_by_side(facts, asked), baseline(EARLY_EXIT, facts, asked).score
+    limits = Objective(slo_s=slo_s, slack=0.0, max_batch=8)
+    plan, early_exit = side_by_side(facts, limits), baseline(EARLY_EXIT, facts, limits).score
     assert plan is not None
     assert plan.promise is not None
     assert early_exit is not None
-    most = gain(facts, replace(asked, slack=0.2)).at_most
+    most = gain(facts, replace(limits, slack=0.2)).at_most
     assert most is not None
     assert 1.0 <= plan.promise.goodput_per_s / early_exit.goodput_per_s <= most * (1 + 1e-9)
 

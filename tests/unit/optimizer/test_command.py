@@ -46,7 +46,7 @@ def run_played(profile: Path, *options: str) -> str:
 
 
 def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
-    said = run(
+    output = run(
         profile,
         "--out",
         str(tmp_path / "plan.json"),
@@ -57,7 +57,7 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     )
     words = ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated")
     for word in (*words, "launches and hand-overs"):
-        assert word in said
+        assert word in output
     plan = read_plan(tmp_path / "plan.json")
     assert (plan.num_blocks, plan.model, plan.weights, plan.slo_s) == (6, "distilbert", "a1b2", 0.1)
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
@@ -75,7 +75,7 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
     longest = f"full launches all the way: {1e3 * believed.score.latency_s:.1f} ms"
     assert believed.plan.promise is not None
     assert _title(believed).endswith(longest)
-    promise = replace(believed.plan.promise, played=SimulatedTimes(0.02, 0.09, 0.991))
+    promise = replace(believed.plan.promise, simulated=SimulatedTimes(0.02, 0.09, 0.991))
     told = _title(replace(played, plan=replace(played.plan, promise=promise)))
     assert told.endswith(f"as played: p50 20 ms, p99 90 ms, 99.1 % in time; {longest}")
 
@@ -91,10 +91,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def test_the_promise_is_what_was_played_and_not_what_devices_compute(
     profile: Path, tmp_path: Path, small: tuple[str, ...]
 ) -> None:
-    said = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
+    output = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
     promise = read_plan(tmp_path / "plan.json").promise
     assert promise is not None
-    assert promise.goodput_per_s == said["played"]["after_per_s"] != said["score"]["goodput_per_s"]
+    assert promise.goodput_per_s == output["played"]["after_per_s"] != output["score"]["goodput_per_s"]
     assert json.loads(run(profile, *small, "--json"))["played"] is None
     for slow in (["--one-pipeline"], ["--seconds", "1"], ["--max-splits", "1"], ["--rate", "10"]):
         assert json.loads(run_played(profile, *small, *slow, "--json"))["played"] is None
@@ -104,13 +104,13 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     profile: Path, tmp_path: Path, small: tuple[str, ...]
 ) -> None:
     path = tmp_path / "plan.json"
-    said = told(run_played(profile, *small, "--out", str(path)))
+    output = in_one_line(run_played(profile, *small, "--out", str(path)))
     plan = read_plan(path)
     assert plan.promise is not None
     assert plan.promise.simulated is not None
-    assert f"latency, as played {plan.promise.simulated}" in said
-    assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in said
-    again = told(run_played(profile, *small, "--evaluate", str(path)))
+    assert f"latency, as played {plan.promise.simulated}" in output
+    assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
+    again = in_one_line(run_played(profile, *small, "--evaluate", str(path)))
     assert f"latency, as played {plan.promise.simulated}, when it was planned" in again
     shown = json.loads(run_played(profile, *small, "--json"))["played"]
     assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.simulated)
@@ -131,21 +131,21 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
 def test_that_nothing_was_played_is_said_and_why(
     profile: Path, small: tuple[str, ...], options: tuple[str, ...], why: str
 ) -> None:
-    said = told(run_played(profile, *small, *options))
-    (row,) = re.findall(r"latency, as played (.*?) full launches all the way", said)
+    output = in_one_line(run_played(profile, *small, *options))
+    (row,) = re.findall(r"latency, as played (.*?) full launches all the way", output)
     assert row.startswith("not played: ")
     assert row.endswith(why)
 
 
 def test_each_kind_of_device_is_told_what_batches_are_worth_on_it(profile: Path) -> None:
-    said = told(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16"))
+    output = in_one_line(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16"))
     gains = json.loads(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16", "--json"))["batch_gains"]
     assert [(each["kind"], each["batch"]) for each in gains] == [("v100", 16), ("k80", 16)]
     for each in gains:
-        assert str(BatchGain(**each)) in said
+        assert str(BatchGain(**each)) in output
 
 
-def told(output: str) -> str:
+def in_one_line(output: str) -> str:
     """Without the frames of tables, in one line."""
     return " ".join(re.sub("[│┃]", " ", output).split())
 
@@ -158,7 +158,7 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
         (["--polish", "3"], "--polish simulates plans, --believed simulates none"),
@@ -168,11 +168,11 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
     ],
 )
 def test_what_would_fail_after_the_search_is_refused_before_it(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], said: str
+    profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cluster.commands.plan_result.plan_result", lambda *_: pytest.fail("it searches"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         run(profile, *options)
 
 
@@ -217,8 +217,8 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
 
 def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
-    said = json.loads(run(profile, "--json", "--picture", str(picture)))
-    assert len(said["score"]["lanes"]) in (0, len(said["plan"]["beside"]) + 1)
+    output = json.loads(run(profile, "--json", "--picture", str(picture)))
+    assert len(output["score"]["lanes"]) in (0, len(output["plan"]["beside"]) + 1)
     assert picture.exists()
 
 
@@ -244,7 +244,7 @@ def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         (("--min-cost",), "--min-cost needs --rate"),
         (("--min-cost", "--per-dollar"), "choose one"),
@@ -261,7 +261,7 @@ def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile
         (("--alpha", "0.01", "--devices", "v100=1"), "per hour"),
     ],
 )
-def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
+def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as error:
         run(profile, "--picture", "", *options)
     assert "\n" not in str(error.value)

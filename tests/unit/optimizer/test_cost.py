@@ -103,8 +103,14 @@ def test_what_a_plan_breaks_is_named() -> None:
     tight = Objective(slo_s=1e-3, goodput_per_s=1e6, cost_per_hour=1.0)
     few = FACTS.with_devices((Device("a", 1, 100, 2.0),))
     broken = " | ".join(evaluate(plan(Split(0, 2, 4), replicas=3), few, tight).broken)
-    for said in ("3 a are used, the fleet has 1", "GB are placed", "latency", "goodput", "$6 per hour is over the $1"):
-        assert said in broken
+    for sentence in (
+        "3 a are used, the fleet has 1",
+        "GB are placed",
+        "latency",
+        "goodput",
+        "$6 per hour is over the $1",
+    ):
+        assert sentence in broken
 
 
 def test_a_ramp_that_does_not_exist_is_named() -> None:

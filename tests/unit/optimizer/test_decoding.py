@@ -8,7 +8,7 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.pages import pages_for
 from deployments.decoding.rhythm import rhythm
 from optimizer.decoding import (
-    NEARLY,
+    NEARLY_BEST,
     RHYTHMS,
     DecodingFacts,
     DecodingGoal,
@@ -77,7 +77,7 @@ def test_the_best_of_all_ways_within_the_limits_comes_first() -> None:
     within = [each for each in looked_at if each.tpot_s <= 0.02 and each.ttft_s <= 1]
     found = most_promising(looked_at, goal, 5)
     best = max(within, key=lambda each: each.tokens_per_s)
-    assert found[0].tokens_per_s >= NEARLY * best.tokens_per_s
+    assert found[0].tokens_per_s >= NEARLY_BEST * best.tokens_per_s
     assert found[0].way.residents <= best.way.residents
     assert len({(each.way.cut, each.way.launches) for each in found}) == 5
     assert not most_promising(looked_at, DecodingGoal(1.0, 1e-6), 5)

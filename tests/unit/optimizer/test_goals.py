@@ -49,14 +49,14 @@ def goal(request: pytest.FixtureRequest) -> Iterator[str]:
     del GOALS[request.param.name]
 
 
-def asked(seed: int, goal: str) -> tuple[Problem, Objective]:
+def random_question(seed: int, goal: str) -> tuple[Problem, Objective]:
     facts = random_problem(seed)
     return facts, replace(random_objective(seed, facts), goal=goal)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 22])
 def test_a_new_goal_gets_the_best_plan_of_all(seed: int, goal: str) -> None:
-    facts, objective = asked(seed, goal)
+    facts, objective = random_question(seed, goal)
     plan, best = search(facts, objective), best_value(facts, objective)
     assert plan or best == float("inf")
     if plan:
@@ -69,7 +69,7 @@ def test_a_new_goal_gets_the_best_plan_of_all(seed: int, goal: str) -> None:
 
 
 def test_a_new_goal_is_planned_side_by_side_too(goal: str) -> None:
-    facts, objective = asked(0, goal)
+    facts, objective = random_question(0, goal)
     plan = side_by_side(facts, objective)
     assert plan
     assert not evaluate(plan, facts, objective).broken

@@ -21,9 +21,9 @@ def test_every_neighbour_is_another_plan_that_the_devices_bear(seed: int) -> Non
     middle = facts.num_blocks // 2
     splits = (Split(0, middle, 1), Split(middle, facts.num_blocks, 1)) if middle else (Split(0, facts.num_blocks, 1),)
     plan = Plan((Placement(kind, 1, splits, local=True),))
-    found = list(neighbours(plan, facts, objective))
-    assert plan not in found
-    for each in found:
+    moves = list(neighbours(plan, facts, objective))
+    assert plan not in moves
+    for each in moves:
         assert not evaluate(each, facts).broken
         assert all(1 <= split.batch_size <= 4 for split in each.splits)
 

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.dispatch.route import placements_of, route_of
 from optimizer import Objective, evaluate, optimize, problem
-from optimizer.plan import Placement, Plan, Promise, Split, read_plan
+from optimizer.plan import Placement, Plan, Promise, SimulatedTimes, Split, read_plan
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
@@ -32,6 +32,13 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert read_plan(path) == PLAN
 
 
+def test_simulated_times_are_read_by_their_old_name_too() -> None:
+    plan = replace(PLAN, promise=Promise(1000.0, 0.08, 28.5, 0.0, SimulatedTimes(0.2, 0.5, 0.99)))
+    fields = json.loads(plan.to_json())
+    fields["promise"]["played"] = fields["promise"].pop("simulated")
+    assert Plan.from_json(json.dumps(fields)) == plan
+
+
 def test_a_placement_is_local_only_where_it_says_so() -> None:
     fields = json.loads(PLAN.to_json())
     del fields["placements"][1]["local"]
@@ -46,7 +53,7 @@ def test_splits_come_in_the_order_of_the_network_wherever_they_are_placed() -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ({"schema_version": 7}, "schema_version 7"),
         ({"placement": []}, "placement"),
@@ -58,10 +65,10 @@ def test_splits_come_in_the_order_of_the_network_wherever_they_are_placed() -> N
         ({"placements": [{"kind": "v100", "replicas": 1, "splits": [{"start": 0, "stop": 2}]}]}, "batch_size"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, change: dict[str, object], sentence: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**json.loads(PLAN.to_json()), **change}))
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=sentence) as error:
         read_plan(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)

@@ -21,9 +21,9 @@ FACTS = Problem((1.0, 0.9, 0.5, 0.2), (TABLE,), (Device("a", 4, 1000, 2.0),), {(
 
 def nearest(facts: Problem, objective: Objective, pattern: str) -> float:
     assert search(facts, objective) is None
-    said = re.search(pattern, reason(facts, objective))
-    assert said, reason(facts, objective)
-    return float(said[1])
+    match = re.search(pattern, reason(facts, objective))
+    assert match, reason(facts, objective)
+    return float(match[1])
 
 
 def test_an_slo_too_tight() -> None:

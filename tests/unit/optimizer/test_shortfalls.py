@@ -30,24 +30,24 @@ def network(launch_s: float = 0.0, ramp_s: float = 0.0, eight_s: float = 1.0, de
     return Problem((1.0, 0.5), (table,), (Device("a", devices, 10**9, 1.0),), {("a", "a"): Link("a", "a", 1e18, 0.0)})
 
 
-def found(facts: Problem, objective: Objective = BATCH, sustained_per_s: float | None = None) -> dict[str, float]:
+def costs_of(facts: Problem, objective: Objective = BATCH, sustained_per_s: float | None = None) -> dict[str, float]:
     plan = side_by_side(facts, objective)
     assert plan is not None
     return {each.why: each.share for each in shortfalls(plan, facts, objective, sustained_per_s)}
 
 
 def test_a_network_that_no_restriction_touches_loses_nothing() -> None:
-    assert list(found(network()).values()) == pytest.approx([0.0] * 6)
+    assert list(costs_of(network()).values()) == pytest.approx([0.0] * 6)
 
 
 def test_each_restriction_is_charged_what_it_costs() -> None:
     bound = 8 / 1.5  # a second for each input, and another one for every second input, in batches of eight
-    assert found(network(launch_s=0.5))[LAUNCHES] == pytest.approx(1 - 8 / 2.25 / bound)
-    assert found(network(ramp_s=0.1))[RAMPS] == pytest.approx(1 - 8 / 1.6 / bound)
-    assert found(network(), sustained_per_s=4.0)[WAITING] == pytest.approx(1 - 4 / bound)
-    hurried = found(network(), replace(BATCH, slo_s=5.0, slack=0.0))
+    assert costs_of(network(launch_s=0.5))[LAUNCHES] == pytest.approx(1 - 8 / 2.25 / bound)
+    assert costs_of(network(ramp_s=0.1))[RAMPS] == pytest.approx(1 - 8 / 1.6 / bound)
+    assert costs_of(network(), sustained_per_s=4.0)[WAITING] == pytest.approx(1 - 4 / bound)
+    hurried = costs_of(network(), replace(BATCH, slo_s=5.0, slack=0.0))
     assert hurried[FEW] > 0.1, "few arrive at one device, so that batches take long to fill"
-    both = found(network(eight_s=2.0, devices=100), replace(BATCH, slo_s=3.2, slack=0.0))
+    both = costs_of(network(eight_s=2.0, devices=100), replace(BATCH, slo_s=3.2, slack=0.0))
     assert both[LATENCY] > 0.1, "either block has the time for eight, but not both"
 
 

@@ -25,11 +25,11 @@ def test_the_interval_holds_at_every_look_though_most_shadows_of_one_block_are_g
             left = random.multinomial(2_000, LEFT_SHARES)
             audited = random.binomial(left, SHARE * np.array([0.9, 0.3, 0.0]))
             counts += np.array([left, audited, random.binomial(audited, MISSES)])
-            seen = agreement_of(*counts.tolist())
-            assert seen
-            inside &= seen.low <= 1 - TRUTH <= seen.high
+            agreement = agreement_of(*counts.tolist())
+            assert agreement
+            inside &= agreement.low <= 1 - TRUTH <= agreement.high
         held += inside
-        estimates.append(seen.share)
+        estimates.append(agreement.share)
     assert held >= 0.93 * TRIALS
     error = float(np.std(estimates)) / np.sqrt(TRIALS)
     assert abs(float(np.mean(estimates)) - (1 - TRUTH)) < 4 * error
@@ -45,10 +45,10 @@ def test_without_audits_nothing_is_known_and_who_ran_to_the_end_agrees() -> None
     assert agreement_of([10, 0, 90], [0, 0, 0], [0, 0, 0]) is None
     assert agreement_of([0, 0, 90], [2, 0, 0], [1, 0, 0]) is None, "audits of those that left before"
     assert agreement_of([0, 0, 0], [2, 0, 0], [1, 0, 0]) is None
-    seen = agreement_of([10, 0, 90], [10, 0, 0], [5, 0, 0])
-    assert seen
-    assert seen.share == 0.95
-    assert seen.verdict(0.99) == "not watched"
+    agreement = agreement_of([10, 0, 90], [10, 0, 0], [5, 0, 0])
+    assert agreement
+    assert agreement.share == 0.95
+    assert agreement.verdict(0.99) == "not watched"
 
 
 HIT, MISS = AuditedAnswers((1, 0), (1, 0), (0, 0)), AuditedAnswers((1, 0), (1, 0), (1, 0))
@@ -63,11 +63,11 @@ def test_the_bet_is_fair_where_as_many_disagree_as_may(limit: float) -> None:
     assert hit <= 0.0 <= miss
 
 
-def watched(seen: AuditedAnswers, promised: float = 0.9, count: int = 20) -> PromiseWatch:
+def watched(answers: AuditedAnswers, promised: float = 0.9, count: int = 20) -> PromiseWatch:
     """So many looks at the same, each of five seconds."""
     watch = PromiseWatch()
     for number in range(count):
-        watch.follow(seen, 5.0 * (number + 1), promised)
+        watch.follow(answers, 5.0 * (number + 1), promised)
     return watch
 
 
@@ -85,9 +85,9 @@ def test_a_promise_is_broken_for_ten_minutes_after_an_alarm_whatever_changes_mea
 
 def test_what_is_seen_is_forgotten_after_ten_minutes() -> None:
     watch = watched(AuditedAnswers((50, 50), (10, 0), (0, 0)), count=1000)
-    seen = recent_agreement([watch], 5000.0).agreement
-    assert seen
-    assert seen.audits == pytest.approx(1200, abs=10)
+    agreement = recent_agreement([watch], 5000.0).agreement
+    assert agreement
+    assert agreement.audits == pytest.approx(1200, abs=10)
     assert len(watch.looks) <= 122
     assert recent_agreement([watch], 5000.0 + WATCHED_S + 5.0).agreement is None
     assert recent_agreement([watch], 5000.0 + WATCHED_S + 5.0, 0.9).state == "not watched"

@@ -67,11 +67,11 @@ def test_no_margin_is_wider_than_a_little_more_than_what_many_inputs_need() -> N
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 def test_a_bound_is_the_least_loss_that_passes(metric: Metric) -> None:
-    seen = Loss(0.004, 0.006 if metric == "accuracy" else 0.004, 2000)
-    found = bound(seen, 0.95, metric)
-    assert seen.within(found + 1e-4, margin_of(2000, found + 1e-4, 0.95, metric))
-    assert not seen.within(found - 3e-4, margin_of(2000, found - 3e-4, 0.95, metric))
-    assert bound(seen, 0.99, metric) > found > seen.mean
+    loss = Loss(0.004, 0.006 if metric == "accuracy" else 0.004, 2000)
+    most = bound(loss, 0.95, metric)
+    assert loss.within(most + 1e-4, margin_of(2000, most + 1e-4, 0.95, metric))
+    assert not loss.within(most - 3e-4, margin_of(2000, most - 3e-4, 0.95, metric))
+    assert bound(loss, 0.99, metric) > most > loss.mean
 
 
 def test_nothing_lost_at_all_can_hardly_be_promised() -> None:

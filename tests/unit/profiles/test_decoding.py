@@ -23,21 +23,21 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("[1]", "is no profile"),
         ("{}", "is no profile of a decoder"),
         ('{"schema_version": 1, "profile_of": "decoder", "model": "m"}', "num_blocks"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         load_decoder_profile(tmp_path / "profile.json")
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "said"),
+    ("place", "value", "sentence"),
     [
         (("num_blocks",), 0, "num_blocks = 0 must be above 0"),
         (("tables", 0, "kv_bytes"), 0, "must be above 0"),
@@ -48,7 +48,7 @@ def test_a_wrong_file_is_one_sentence(text: str, said: str, tmp_path: Path) -> N
     ],
 )
 def test_a_value_that_makes_no_sense_is_one_sentence(
-    place: tuple[str | int, ...], value: object, said: str, tmp_path: Path
+    place: tuple[str | int, ...], value: object, sentence: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
     save_decoder_profile(paper_decoder(), path)
@@ -58,7 +58,7 @@ def test_a_value_that_makes_no_sense_is_one_sentence(
         at = at[name]
     at[place[-1]] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         load_decoder_profile(path)
 
 

@@ -1,4 +1,4 @@
-"""What a promise rests on: kept in a file, asked for any ramps, and tested on inputs that chose nothing."""
+"""What a promise rests on: saved in a file, used for any ramps, and tested on inputs that chose nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +14,21 @@ from profiles.exit_table import outcome
 from tests.helpers.exit_tables import exit_table
 
 
-def evidence(seed: int = 0) -> Evidence:
+def made_evidence(seed: int = 0) -> Evidence:
     return Evidence(exit_table(seed, count=800), exit_table(seed + 1, count=900), "accuracy", 0.03, 0.95)
 
 
 def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
-    kept = evidence()
-    kept.save(tmp_path / EVIDENCE)
+    evidence = made_evidence()
+    evidence.save(tmp_path / EVIDENCE)
     again = Evidence.read(tmp_path / EVIDENCE)
     assert (again.metric, again.max_loss, again.confidence) == ("accuracy", 0.03, 0.95)
-    for name in ("candidates", "first", "right", "said", "truth", "costs"):
-        np.testing.assert_array_equal(getattr(again.shape, name), getattr(kept.shape, name))
-        np.testing.assert_array_equal(getattr(again.test, name), getattr(kept.test, name))
-    np.testing.assert_array_equal(again.prepared, kept.prepared)
+    for name in ("candidates", "first", "right", "labels", "truth", "costs"):
+        np.testing.assert_array_equal(getattr(again.shape, name), getattr(evidence.shape, name))
+        np.testing.assert_array_equal(getattr(again.test, name), getattr(evidence.test, name))
+    np.testing.assert_array_equal(again.prepared, evidence.prepared)
+    with np.load(tmp_path / EVIDENCE) as arrays:
+        np.testing.assert_array_equal(arrays["test_said"], evidence.test.labels)  # the name in files
 
 
 def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
@@ -42,36 +44,38 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), ramps=st.sets(st.integers(0, 2)))
 def test_only_the_ramps_that_are_open_let_inputs_leave_and_the_promise_is_kept(seed: int, ramps: set[int]) -> None:
-    kept = evidence(seed)
-    chosen = kept.proven_candidates(sorted(ramps), kept.test.costs)
-    found = outcome(kept.test, chosen, kept.metric)
-    assert set(found.places.tolist()) <= ramps | {3}
-    assert found.cost == 1.0 or kept.shows(found.lost)
-    survival = kept.survival(chosen)
+    evidence = made_evidence(seed)
+    chosen = evidence.proven_candidates(sorted(ramps), evidence.test.costs)
+    exits = outcome(evidence.test, chosen, evidence.metric)
+    assert set(exits.places.tolist()) <= ramps | {3}
+    assert exits.cost == 1.0 or evidence.shows(exits.lost)
+    survival = evidence.survival(chosen)
     assert survival[0] == 1.0
     assert list(survival) == sorted(survival, reverse=True)
 
 
 def test_nobody_leaves_where_less_is_allowed_than_the_table_can_tell() -> None:
-    kept = replace(evidence(), test=exit_table(2, count=100))
-    some, nobody = (kept.agreeing_candidates(range(3), kept.test.costs, inputs / 100) for inputs in (0.51, 0.49))
-    found = outcome(kept.test, some, "agreement")
-    assert (found.lost.mean, found.cost < 1.0) == (0.0, True)
-    np.testing.assert_array_equal(nobody, kept.shape.strictest)
+    evidence = replace(made_evidence(), test=exit_table(2, count=100))
+    some, nobody = (
+        evidence.agreeing_candidates(range(3), evidence.test.costs, inputs / 100) for inputs in (0.51, 0.49)
+    )
+    exits = outcome(evidence.test, some, "agreement")
+    assert (exits.lost.mean, exits.cost < 1.0) == (0.0, True)
+    np.testing.assert_array_equal(nobody, evidence.shape.strictest)
 
 
 def test_what_is_hoped_for_never_looks_at_the_inputs_of_the_test() -> None:
-    kept = evidence()
-    other = replace(kept, test=exit_table(99, count=900))
+    evidence = made_evidence()
+    other = replace(evidence, test=exit_table(99, count=900))
     np.testing.assert_array_equal(
-        kept.likely_candidates([0, 2], kept.test.costs), other.likely_candidates([0, 2], kept.test.costs)
+        evidence.likely_candidates([0, 2], evidence.test.costs), other.likely_candidates([0, 2], evidence.test.costs)
     )
 
 
 def test_costs_decide_where_inputs_leave() -> None:
     """Where all that is dear comes after the second ramp, nothing is gained by the first."""
-    kept = evidence()
-    flat = kept.likely_candidates([0, 1, 2], np.array([0.25, 0.5, 0.75, 1.0]))
-    late = kept.likely_candidates([0, 1, 2], np.array([0.01, 0.011, 0.9, 1.0]))
-    left = [outcome(kept.shape, chosen, "accuracy").places for chosen in (flat, late)]
+    evidence = made_evidence()
+    flat = evidence.likely_candidates([0, 1, 2], np.array([0.25, 0.5, 0.75, 1.0]))
+    late = evidence.likely_candidates([0, 1, 2], np.array([0.01, 0.011, 0.9, 1.0]))
+    left = [outcome(evidence.shape, chosen, "accuracy").places for chosen in (flat, late)]
     assert (left[1] <= 1).mean() > (left[0] <= 1).mean()

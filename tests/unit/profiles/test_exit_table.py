@@ -15,8 +15,8 @@ from profiles.losses import Indices, Labels, Metric
 from tests.helpers.exit_tables import CANDIDATES, exit_table
 
 
-def cheapest(found: ExitTable, rungs: list[Indices], max_loss: float, metric: Metric) -> float:
-    outcomes = [outcome(found, chosen, metric) for chosen in rungs]
+def cheapest(table: ExitTable, rungs: list[Indices], max_loss: float, metric: Metric) -> float:
+    outcomes = [outcome(table, chosen, metric) for chosen in rungs]
     return min(each.cost for each in outcomes if each.lost.mean <= max_loss)
 
 
@@ -24,27 +24,27 @@ def cheapest(found: ExitTable, rungs: list[Indices], max_loss: float, metric: Me
 def test_the_ladder_comes_close_to_brute_force(metric: Metric) -> None:
     gaps = []
     for seed in range(12):
-        found = exit_table(seed, ramps=2, count=1000)
+        table = exit_table(seed, ramps=2, count=1000)
         every = [np.array(chosen) for chosen in product(range(CANDIDATES), repeat=2)]
         for max_loss in (0.02, 0.05):
             gaps.append(
-                cheapest(found, ladder(found, metric), max_loss, metric) - cheapest(found, every, max_loss, metric)
+                cheapest(table, ladder(table, metric), max_loss, metric) - cheapest(table, every, max_loss, metric)
             )
     assert min(gaps) >= -1e-12
     assert float(np.mean(gaps)) < 0.01
     assert max(gaps) < 0.05
 
 
-def greedy(found: ExitTable, max_loss: float, metric: Metric) -> float:
+def greedy(table: ExitTable, max_loss: float, metric: Metric) -> float:
     """Apparate's tuner (section 3.2): the ramp that saves most for what it loses goes on; steps double, or halve."""
-    chosen, steps = found.strictest, np.full(found.num_ramps, CANDIDATES // 10)
-    now = outcome(found, chosen, metric)
+    chosen, steps = table.strictest, np.full(table.num_ramps, CANDIDATES // 10)
+    now = outcome(table, chosen, metric)
     while True:
         best = None
-        for ramp in range(found.num_ramps):
+        for ramp in range(table.num_ramps):
             moved = chosen.copy()
             moved[ramp] = min(chosen[ramp] + steps[ramp], CANDIDATES - 1)
-            after = outcome(found, moved, metric)
+            after = outcome(table, moved, metric)
             if after.lost.mean > max_loss or moved[ramp] == chosen[ramp]:
                 steps[ramp] //= 2
             elif best is None or _worth(now, after) > best[0]:
@@ -63,8 +63,8 @@ def _worth(before: Leaving, after: Leaving) -> float:
 @pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 def test_the_ladder_is_on_average_better_than_apparates_tuner(metric: Metric) -> None:
     gaps = [
-        cheapest(found, ladder(found, metric), max_loss, metric) - greedy(found, max_loss, metric)
-        for found in (exit_table(seed, ramps=4, count=1000) for seed in range(12))
+        cheapest(table, ladder(table, metric), max_loss, metric) - greedy(table, max_loss, metric)
+        for table in (exit_table(seed, ramps=4, count=1000) for seed in range(12))
         for max_loss in (0.02, 0.05)
     ]
     assert float(np.mean(gaps)) < 0.0
@@ -74,10 +74,10 @@ def test_the_ladder_is_on_average_better_than_apparates_tuner(metric: Metric) ->
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), ramps=st.integers(1, 6), metric=st.sampled_from(["accuracy", "agreement"]))
 def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: int, metric: Metric) -> None:
-    found = exit_table(seed, ramps, count=100)
-    rungs = ladder(found, metric)
-    assert outcome(found, rungs[0], metric).cost == 1.0
-    outcomes = [outcome(found, chosen, metric) for chosen in rungs]
+    table = exit_table(seed, ramps, count=100)
+    rungs = ladder(table, metric)
+    assert outcome(table, rungs[0], metric).cost == 1.0
+    outcomes = [outcome(table, chosen, metric) for chosen in rungs]
     assert outcomes[-1].cost < 1.0
     worth = [each.cost + MULTIPLIERS[-1] * each.lost.mean for each in outcomes]
     assert worth[-1] <= min(worth) + 1e-9, "what leaves earlier still loses more than it saves"
@@ -86,12 +86,12 @@ def test_the_ladder_leads_from_nobody_to_as_early_as_possible(seed: int, ramps: 
 
 
 def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
-    found, chosen = exit_table(3), np.array([12, 15, 18])
-    leaves = found.first <= chosen[:, None]
-    expected = [next((ramp for ramp in range(3) if leaves[ramp, one]), 3) for one in range(found.num_inputs)]
-    result = outcome(found, chosen, "agreement")
+    table, chosen = exit_table(3), np.array([12, 15, 18])
+    leaves = table.first <= chosen[:, None]
+    expected = [next((ramp for ramp in range(3) if leaves[ramp, one]), 3) for one in range(table.num_inputs)]
+    result = outcome(table, chosen, "agreement")
     assert result.places.tolist() == expected
-    assert result.lost.mean == pytest.approx(np.mean([not found.agrees[p, i] for i, p in enumerate(expected)]))
+    assert result.lost.mean == pytest.approx(np.mean([not table.agrees[p, i] for i, p in enumerate(expected)]))
 
 
 @pytest.mark.parametrize(
@@ -117,26 +117,28 @@ def test_a_promise_is_broken_no_more_often_than_its_confidence_says(
         shape = np.concatenate([rows[: len(rows) // 4] for rows in parts])
         test = np.concatenate([rows[len(rows) // 4 :] for rows in parts])
         evidence = Evidence(everything.of(shape), everything.of(test), metric, max_loss, 0.95)
-        found = outcome(everything, evidence.prepared, metric)
-        broken += found.lost.mean > max_loss
-        early += found.cost < 1.0
+        exits = outcome(everything, evidence.prepared, metric)
+        broken += exits.lost.mean > max_loss
+        early += exits.cost < 1.0
     assert broken <= 0.115 * trials
     assert early > 0.9 * trials
 
 
 def test_more_confidence_never_makes_inputs_leave_earlier() -> None:
-    found, test = exit_table(1, count=1000), exit_table(2, count=3000)
-    rungs = ladder(found, "accuracy")
+    table, test = exit_table(1, count=1000), exit_table(2, count=3000)
+    rungs = ladder(table, "accuracy")
     margins = [margin_of(3000, 0.03, confidence, "accuracy") for confidence in (0.5, 0.8, 0.95, 0.999)]
-    kept = [highest(rungs, test, "accuracy", lambda lost, at=margin: bool(lost.within(0.03, at))) for margin in margins]
-    costs = [outcome(test, chosen, "accuracy").cost for chosen in kept]
+    rungs_of_margins = [
+        highest(rungs, test, "accuracy", lambda lost, at=margin: bool(lost.within(0.03, at))) for margin in margins
+    ]
+    costs = [outcome(test, chosen, "accuracy").cost for chosen in rungs_of_margins]
     assert costs == sorted(costs)
 
 
 def test_too_few_inputs_let_nobody_leave() -> None:
-    found, few = exit_table(1), exit_table(2, count=40)
-    chosen = Evidence(found, few, "accuracy", 0.01, 0.95).prepared
-    assert outcome(found, chosen, "accuracy").cost == 1.0
+    table, few = exit_table(1), exit_table(2, count=40)
+    chosen = Evidence(table, few, "accuracy", 0.01, 0.95).prepared
+    assert outcome(table, chosen, "accuracy").cost == 1.0
 
 
 def test_one_class_that_is_rare_cannot_pay_for_the_others() -> None:
@@ -153,8 +155,8 @@ def test_one_class_that_is_rare_cannot_pay_for_the_others() -> None:
     assert max(lost["macro-f1"], lost["mcc"]) < 0.25, "5 % of the mean of two F1 are 10 % of one"
 
 
-def _never(said: Labels) -> Labels:
+def _never(labels: Labels) -> Labels:
     """Ramps that never answer the rare class."""
-    changed = np.array(said)
+    changed = np.array(labels)
     changed[:-1] = 0
     return changed

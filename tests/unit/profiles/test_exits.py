@@ -22,16 +22,16 @@ def test_survivors_are_those_that_are_counted_with_only_these_ramps_open(
     counted = [float((places >= block).mean()) for block in range(5)]
     assert exits.survival_with(ramps) == pytest.approx(counted)
     assert exits.survival_with(range(4)) == pytest.approx(exits.survival)
-    seen = exits.planning_survival(ramps)
-    assert ExitProfile(seen).survival_with(ramps) == pytest.approx(counted), (
+    planned = exits.planning_survival(ramps)
+    assert ExitProfile(planned).survival_with(ramps) == pytest.approx(counted), (
         "what it looks like from a plan is exact for it"
     )
-    assert all(low <= high + 1e-9 for low, high in zip(seen, counted, strict=True)), "and tells who else would leave"
+    assert all(low <= high + 1e-9 for low, high in zip(planned, counted, strict=True)), "and tells who else would leave"
 
 
 def test_other_inputs_than_those_of_the_table_are_told_by_what_was_counted_of_them() -> None:
-    told = ((0,), 0.5), ((1,), 0.25), ((), 0.25)
-    assert ExitProfile((1.0, 0.8, 0.2), sure=told).survival_with({1}) == pytest.approx((1.0, 1.0, 0.6))
+    sure = ((0,), 0.5), ((1,), 0.25), ((), 0.25)
+    assert ExitProfile((1.0, 0.8, 0.2), sure=sure).survival_with({1}) == pytest.approx((1.0, 1.0, 0.6))
 
 
 def test_shares_and_ramps_that_cannot_be_are_refused() -> None:

@@ -133,14 +133,14 @@ def test_as_good_as_the_best_single_method_and_95_of_100_lie_inside(
         random = np.random.default_rng([seed, inputs])
         forecaster = Forecaster(2)
         for index, share in enumerate(shares(kind, random)):
-            seen = random.binomial(inputs, share)
+            survivors = random.binomial(inputs, share)
             if index >= 60:
                 forecast = forecaster.forecast()
                 alone = forecaster.singles()[0]
-                said = [forecast.exits.survival[1], *(alone[way] for way in alone if way != "arima")]
-                errors.append(np.abs(np.array(said) - seen / inputs))
-                inside.append(forecast.survival_low[1] <= seen / inputs <= forecast.survival_high[1])
-            forecaster.observe(Window(0.0, 120.0, inputs, (inputs - seen, seen)))
+                forecasts = [forecast.exits.survival[1], *(alone[way] for way in alone if way != "arima")]
+                errors.append(np.abs(np.array(forecasts) - survivors / inputs))
+                inside.append(forecast.survival_low[1] <= survivors / inputs <= forecast.survival_high[1])
+            forecaster.observe(Window(0.0, 120.0, inputs, (inputs - survivors, survivors)))
     ours, *singles = np.mean(errors, axis=0)
     assert ours <= 1.02 * min(singles)
     assert 0.93 <= np.mean(inside) <= 0.97

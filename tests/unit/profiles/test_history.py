@@ -13,25 +13,25 @@ from profiles.errors import UserError
 from profiles.windows import History, Window
 
 
-def seen(index: int) -> Window:
+def window_of(index: int) -> Window:
     return Window(120.0 * index, 120.0, index, (index, 1))
 
 
 def filled(path: Path, count: int, keep: int = 100) -> History:
     history = History(path, keep)
     for index in range(count):
-        history.append(seen(index))
+        history.append(window_of(index))
     return history
 
 
 def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     filled(tmp_path / "h", 5)
-    assert History(tmp_path / "h").windows == tuple(seen(index) for index in range(5))
+    assert History(tmp_path / "h").windows == tuple(window_of(index) for index in range(5))
 
 
 def test_a_history_from_before_inputs_in_full_were_told_apart_is_read(tmp_path: Path) -> None:
     (tmp_path / "h").write_text('{"start_s": 0.0, "duration_s": 120.0, "arrived": 0, "left": [0, 1]}\n')
-    assert History(tmp_path / "h").windows == (seen(0),)
+    assert History(tmp_path / "h").windows == (window_of(0),)
 
 
 @settings(deadline=None)  # a disk takes its time
@@ -46,10 +46,10 @@ def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(
     path.write_bytes(whole[: -min(cut, last)])
     after = History(path)
     # Cutting only the newline leaves a whole window.
-    assert after.windows[:2] == (seen(0), seen(1))
+    assert after.windows[:2] == (window_of(0), window_of(1))
     assert len(after.windows) + after.damaged in (2, 3)
-    after.append(seen(7))
-    assert History(path).windows == (*after.windows[:-1], seen(7))
+    after.append(window_of(7))
+    assert History(path).windows == (*after.windows[:-1], window_of(7))
 
 
 def test_a_write_that_fails_midway_loses_that_window_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,9 @@ def test_a_write_that_fails_midway_loses_that_window_only(tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(journal, "_write", disk_is_full)
         with pytest.raises(OSError, match="No space left"):
-            history.append(seen(1))
-    history.append(seen(2))
-    assert History(tmp_path / "h").windows == (seen(0), seen(2))
+            history.append(window_of(1))
+    history.append(window_of(2))
+    assert History(tmp_path / "h").windows == (window_of(0), window_of(2))
 
 
 def test_noise_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_noise_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
     lines = (tmp_path / "h").read_bytes().splitlines(keepends=True)
     (tmp_path / "h").write_bytes(lines[0] + b'\x00\xff{"start_s": 1}\n[1]\n' + lines[2])
     history = History(tmp_path / "h")
-    assert history.windows == (seen(0), seen(2))
+    assert history.windows == (window_of(0), window_of(2))
     assert history.damaged == 2
 
 
 def test_a_line_without_a_version_is_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "h").write_text('{"start_s": 120.0, "duration_s": 120.0, "arrived": 1, "left": [1, 1]}\n')
-    assert History(tmp_path / "h").windows == (seen(1),)
+    assert History(tmp_path / "h").windows == (window_of(1),)
 
 
 def test_a_file_of_another_version_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_file_of_another_version_is_refused_with_its_name(tmp_path: Path) -> N
 
 def test_the_file_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:
     history = filled(tmp_path / "h", 95, keep=10)
-    assert history.windows == tuple(seen(index) for index in range(85, 95))
+    assert history.windows == tuple(window_of(index) for index in range(85, 95))
     assert len((tmp_path / "h").read_bytes().splitlines()) < 20
     assert History(tmp_path / "h", keep=10).windows == history.windows
     assert [path.name for path in tmp_path.iterdir()] == ["h"]

@@ -60,9 +60,9 @@ def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: 
         memory_bytes=(0,),
         source="drawn",
     )
-    found = table.block_times_s(sorted(at))[:, 0]
-    assert (np.diff(found) >= -1e-12).all()
-    assert (found >= times[0] - 1e-12).all()
+    times_s = table.block_times_s(sorted(at))[:, 0]
+    assert (np.diff(times_s) >= -1e-12).all()
+    assert (times_s >= times[0] - 1e-12).all()
 
 
 def test_without_a_p95_the_median_stands_in() -> None:
@@ -96,8 +96,8 @@ def test_what_is_no_whole_number_of_texts_is_told_in_tokens() -> None:
     texts = replace(
         TABLE, batch_sizes=(0.231, 1, 15.923), length=13, block_s=TABLE.block_s[:1] * 3, ramp_s=TABLE.ramp_s[:1] * 3
     )
-    assert [texts.told(size) for size in texts.batch_sizes] == ["3 tokens", "1", "207 tokens"]
-    assert replace(texts, length=4).told(0.25) == "1 token"
+    assert [texts.size_text(size) for size in texts.batch_sizes] == ["3 tokens", "1", "207 tokens"]
+    assert replace(texts, length=4).size_text(0.25) == "1 token"
     with pytest.warns(
         ExtrapolationWarning, match="v100: a batch of 260 tokens is beyond the largest measured .207 tok"
     ):

@@ -30,21 +30,21 @@ def table(length: int, sizes: tuple[int, ...] = (1, 8, 64), source: str = "measu
 
 @given(st.integers(20, 300), st.floats(0.2, 60))
 def test_times_in_between_are_those_of_the_tokens_and_of_their_texts_length(length: int, size: float) -> None:
-    found = at_length([table(300), table(20), table(100)], length)
+    result = at_length([table(300), table(20), table(100)], length)
     tokens = size * length
     low, high = (20, 100) if length <= 100 else (100, 300)
-    assert found.length == length
+    assert result.length == length
     if high <= tokens <= 64 * low:  # where both are measured
-        assert found.block_times_s(size) == pytest.approx(
+        assert result.block_times_s(size) == pytest.approx(
             [seconds(tokens, length), 2 * seconds(tokens, length)], rel=1e-3
         )
 
 
 @given(st.sampled_from([10, 20, 60, 100, 400]), st.floats(0.05, 60), st.floats(1.0, 1.5))
 def test_more_tokens_never_take_less(length: int, size: float, more: float) -> None:
-    found = at_length([table(20), table(100)], length)
-    size, larger = min(size, found.largest), min(size * more, found.largest)
-    assert (found.block_times_s(larger) >= found.block_times_s(size) * (1 - 1e-9)).all()
+    result = at_length([table(20), table(100)], length)
+    size, larger = min(size, result.largest), min(size * more, result.largest)
+    assert (result.block_times_s(larger) >= result.block_times_s(size) * (1 - 1e-9)).all()
 
 
 def test_a_length_that_was_measured_is_taken_as_it_is_and_others_keep_their_tokens() -> None:
@@ -66,11 +66,11 @@ def test_the_profile_gives_the_table_that_plans_count_by() -> None:
 
 def test_of_many_lengths_quantiles_are_kept() -> None:
     lengths = np.random.default_rng(0).integers(3, 200, 5000)
-    found = Lengths.of(lengths.tolist())
-    assert len(found.tokens) == 100
-    assert found.mean == pytest.approx(lengths.mean(), rel=0.02)
-    assert found.spread(16).mean() == pytest.approx(lengths.mean(), rel=0.05)
-    assert set(found.drawn(1000, np.random.default_rng(1)).tolist()) <= set(found.tokens)
+    result = Lengths.of(lengths.tolist())
+    assert len(result.tokens) == 100
+    assert result.mean == pytest.approx(lengths.mean(), rel=0.02)
+    assert result.spread(16).mean() == pytest.approx(lengths.mean(), rel=0.05)
+    assert set(result.drawn(1000, np.random.default_rng(1)).tolist()) <= set(result.tokens)
     for wrong in ((), (0, 4), (5, 4)):
         with pytest.raises(ValueError, match="lengths must"):
             Lengths(wrong)

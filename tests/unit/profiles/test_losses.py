@@ -26,10 +26,10 @@ def drawn(random: np.random.Generator, count: int, rare: float, classes: int = 2
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 5), count=st.integers(5, 60))
 def test_scores_are_scikit_learns(seed: int, classes: int, count: int) -> None:
     random = np.random.default_rng(seed)
-    truth, said = random.integers(0, classes, count), random.integers(0, classes, count)
-    expected = f1_score(truth, said, labels=np.unique(truth), average="macro", zero_division=0)
-    assert scored("macro-f1", truth, said)[0] == pytest.approx(expected)
-    assert scored("mcc", truth, said)[0] == pytest.approx(matthews_corrcoef(truth, said))
+    truth, answers = random.integers(0, classes, count), random.integers(0, classes, count)
+    expected = f1_score(truth, answers, labels=np.unique(truth), average="macro", zero_division=0)
+    assert scored("macro-f1", truth, answers)[0] == pytest.approx(expected)
+    assert scored("mcc", truth, answers)[0] == pytest.approx(matthews_corrcoef(truth, answers))
 
 
 @Score
@@ -51,8 +51,8 @@ def test_the_standard_error_of_a_lost_score_is_that_of_many_draws(metric: Metric
     random = np.random.default_rng(1)
     lost = [score_loss(metric, *drawn(random, 2000, rare)) for _ in range(400)]
     spread = float(np.std([each.mean for each in lost]))
-    told = float(np.mean([each.error for each in lost]))
-    assert 0.9 * spread < told < 1.25 * spread, "a little more, as one loss more is assumed"
+    estimated = float(np.mean([each.error for each in lost]))
+    assert 0.9 * spread < estimated < 1.25 * spread, "a little more, as one loss more is assumed"
 
 
 @Score

@@ -210,18 +210,18 @@ def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
 
 
 def test_a_short_text_is_told_by_its_tokens_and_batches_by_their_inputs() -> None:
-    told: list[str] = []
+    steps: list[str] = []
 
     def batch(size: float) -> Batch:
         made = fake.batch_at(0, max(1, round(size)))
         return replace(made, lengths=np.full(len(made), 13) if size >= 1 else np.array([3]))
 
     model = FakeModel()
-    clock = {"clock": model.clock, "progress": lambda share, what: told.append(what)}
+    clock = {"clock": model.clock, "progress": lambda share, what: steps.append(what)}
     sweep = Sweep(model, batch, model.stopwatch, budget_s=60, largest=4, least=0.25, **clock)
     table = sweep.run(replace(facts(model), length=13)).table
     assert table.batch_sizes[0] == pytest.approx(3 / 13, abs=1e-5)
-    assert {*told} == {"a text of 3 tokens", "batch 1", "batch 2", "batch 4"}
+    assert {*steps} == {"a text of 3 tokens", "batch 1", "batch 2", "batch 4"}
 
 
 def test_what_was_measured_before_ctrl_c_is_told_in_inputs_and_tokens() -> None:

@@ -32,15 +32,15 @@ def test_blocks_are_numbered_by_whole_numbers_and_shares_in_percent(
     assert all(float(tick).is_integer() for tick in blocks.get_xticks())
 
 
-@pytest.mark.parametrize(("least", "most", "said"), [(20, 90, ["20", "50"]), (8, 1500, ["100", "1,000"])])
-def test_a_logarithmic_axis_is_numbered_in_plain_figures(least: float, most: float, said: list[str]) -> None:
+@pytest.mark.parametrize(("least", "most", "numbers"), [(20, 90, ["20", "50"]), (8, 1500, ["100", "1,000"])])
+def test_a_logarithmic_axis_is_numbered_in_plain_figures(least: float, most: float, numbers: list[str]) -> None:
     axes = Figure().subplots()
     axes.plot([0, 1], [least, most])
     axes.set(yscale="log", ylim=(least, most))
     plain_logarithmic(axes.yaxis)
     axes.figure.draw_without_rendering()
     shown = [label.get_text() for label in axes.get_yticklabels()]
-    assert set(said) <= set(shown)
+    assert set(numbers) <= set(shown)
 
 
 def test_counted_things_are_numbered_by_whole_numbers() -> None:

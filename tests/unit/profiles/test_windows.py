@@ -13,13 +13,13 @@ windows = st.builds(
 )
 
 
-def seen(*left: int) -> Window:
+def window_of(*left: int) -> Window:
     return Window(0.0, 120.0, sum(left), left)
 
 
 def test_survival_comes_from_who_left_where() -> None:
-    assert seen(5, 0, 3, 2).exits.survival == (1.0, 0.5, 0.5, 0.2)
-    assert seen(240).arrivals_per_s == 2.0
+    assert window_of(5, 0, 3, 2).exits.survival == (1.0, 0.5, 0.5, 0.2)
+    assert window_of(240).arrivals_per_s == 2.0
 
 
 @given(st.lists(windows, min_size=1, max_size=5))
@@ -32,7 +32,7 @@ def test_merging_loses_no_input(parts: list[Window]) -> None:
 
 def test_windows_of_different_networks_do_not_merge() -> None:
     with pytest.raises(ValueError, match="\\[2, 3\\] blocks"):
-        merge([seen(1, 2), seen(1, 2, 3)])
+        merge([window_of(1, 2), window_of(1, 2, 3)])
 
 
 @given(windows)
@@ -79,16 +79,16 @@ def test_an_input_that_ended_before_it_left_counts_up_to_where_it_stood(inputs: 
 
 def test_inputs_that_ended_before_the_first_ramp_tell_nothing() -> None:
     low, high = Window(0.0, 120.0, 500, (5, 5), unfinished=(500, 0)).interval()
-    alone_low, alone_high = seen(5, 5).interval()
+    alone_low, alone_high = window_of(5, 5).interval()
     assert (low[1], high[1]) == pytest.approx((alone_low[1], alone_high[1]))
 
 
 def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
-    before = seen(5000, 5000)
+    before = window_of(5000, 5000)
 
     def moved(inputs: int) -> float:
         steady = SteadySurvival(2)
-        first, second = (steady.add(window)[1] for window in (before, seen(0, inputs)))
+        first, second = (steady.add(window)[1] for window in (before, window_of(0, inputs)))
         return float((second - first) / (1 - first))
 
     for inputs in (0, 1, 20, 5000):
