@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# A beta distribution over shares of disagreement: its mean is about 1.6 %, with the weight of 30 audits.
+# A beta distribution of shares of disagreement, with a mean of about 1.6 % and the weight of 30 audits.
 PRIOR = 0.5, 30.0
 # Audits: blocks with fewer are counted together with their neighbours, or their weights would be chance.
 MIN_AUDITS_PER_PART = 50

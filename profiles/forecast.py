@@ -99,7 +99,7 @@ class Forecaster:
     def observe(self, window: Window, full_share_changed: bool = False) -> None:
         """Observe the next window. The series are fitted in turns, so no window has to wait for all of them.
 
-        `full_share_changed`: the share of requests for the whole network has jumped, so its series starts anew.
+        `full_share_changed`: the share of requests for the whole network has jumped, so its series starts again.
         """
         values = self._values(window)
         if full_share_changed:

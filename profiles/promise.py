@@ -17,15 +17,21 @@ class ExitPromise(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: Metric = Field(validation_alias=AliasChoices("metric", "reach"), description="What may be lost.")
-    max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of the metric.")
-    confidence: float = Field(gt=0, lt=1, description="How sure that is; about so sure for a score of all inputs.")
-    rows: int = Field(ge=1, description="Inputs that it was tested on; nothing else was made from them.")
-    counted: int | None = Field(
-        None, ge=1, description="As many of them decide what can be shown: where classes count, those of the rarest."
+    metric: Metric = Field(
+        validation_alias=AliasChoices("metric", "reach"), description="The metric in which inputs may lose."
     )
-    lost: float = Field(description="Measured: what these lost; the class that lost most, where classes count.")
-    bound: float = Field(description="What other inputs lose at most, as far as these tell: no more than max_loss.")
+    max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of the metric.")
+    confidence: float = Field(gt=0, lt=1, description="The confidence of that; approximate for a score of all inputs.")
+    rows: int = Field(ge=1, description="Inputs of the test, which were used for nothing else.")
+    counted: int | None = Field(
+        None,
+        ge=1,
+        description="The inputs that decide what can be shown: where classes count, those of the rarest class.",
+    )
+    lost: float = Field(
+        description="Measured: the loss of these inputs; where classes count, of the class that lost most."
+    )
+    bound: float = Field(description="An upper bound on the loss of other inputs, from this test: at most max_loss.")
 
     @property
     def deciding(self) -> int:
