@@ -166,9 +166,9 @@ class Arima:
         low, high = (min(self._values), max(self._values)) if self._values else (0.0, 0.0)
         return float(self._transform.back(mean)) if 2 * low - high <= mean <= 2 * high - low else np.nan
 
-    def refit(self, reading: Sequence[Reading]) -> Floats:
+    def refit(self, readings: Sequence[Reading]) -> Floats:
         """Choose the order again and fit it; returns its forecasts of these values, or NaN."""
-        self._values.extend(self._transform.to(each.steady) for each in reading)
+        self._values.extend(self._transform.to(each.steady) for each in readings)
         values = np.asarray(self._values)
         orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
         fits = [_quietly(partial(_arima, values, order)) for order in orders]
