@@ -96,8 +96,8 @@ def _replicas(pipelines: Sequence[Plan], lanes: Sequence[int]) -> Iterator[Plan]
     places = [(at, index) for at, pipeline in enumerate(pipelines) for index in range(len(pipeline.placements))]
     for source, target in permutations(places, 2):
         giver, taker = (pipelines[at].placements[index] for at, index in (source, target))
-        same_lane = (lanes[source[0]], source[1]) == (lanes[target[0]], target[1])
-        if giver.kind == taker.kind and giver.replicas > 1 and not same_lane:
+        same_place = (lanes[source[0]], source[1]) == (lanes[target[0]], target[1])
+        if giver.kind == taker.kind and giver.replicas > 1 and not same_place:
             counts = {source: giver.replicas - 1, target: taker.replicas + 1}
             yield joined([_counted(pipeline, at, counts) for at, pipeline in enumerate(pipelines)])
 
