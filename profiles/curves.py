@@ -14,7 +14,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape
+from profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape, derived_table
 from profiles.devices import known_kind
 from profiles.errors import UserError
 from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
@@ -181,25 +181,12 @@ def curve_table(
     """The latency table of `shape` on a device of this kind, from published figures."""
     if dtype not in BYTES:
         raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
-    kind, sizes = kind.lower(), tuple(batch_sizes)
-    curve, origin = curve_of(kind, backend, dtype, shape.family)
-    embeddings = [shape.embedding, *(0.0 for _ in shape.blocks[1:])]
+    curve, origin = curve_of(kind.lower(), backend, dtype, shape.family)
 
-    def rows(parts: Sequence[Sequence[Kernel]]) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(curve.layer_s(part, batch, dtype) for part in parts) for batch in sizes)
+    def seconds(kernels: Sequence[Kernel], batch: float) -> float:
+        return curve.layer_s(kernels, batch, dtype)
 
-    return LatencyTable(
-        kind=kind,
-        batch_sizes=sizes,
-        block_s=rows([block.kernels for block in shape.blocks]),
-        ramp_s=rows(shape.ramps),
-        launch_s=curve.call_s,
-        hidden_bytes=tuple(block.leaving * BYTES[dtype] for block in shape.blocks),
-        memory_bytes=tuple(
-            int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, embeddings, strict=True)
-        ),
+    return derived_table(
+        shape, kind, batch_sizes, seconds, BYTES[dtype], launch_s=curve.call_s, backend=backend, dtype=dtype,
         source=f"{origin}: {shape.name}, {backend}, {dtype}",
-        length=shape.length,
-        backend=backend,
-        dtype=dtype,
-    )
+    )  # fmt: skip

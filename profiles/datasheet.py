@@ -5,8 +5,9 @@ memory's bandwidth. They overlap in part. The constants below were fitted to one
 others in docs/profiles.md. A measured table beats all of this.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from profiles.devices import DeviceKind, known_kind
 from profiles.errors import UserError
@@ -75,22 +76,33 @@ def datasheet_table(
     dtype = dtype or device.best_dtype
     if dtype not in BYTES:
         raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
-    sizes = tuple(batch_sizes)
 
-    def seconds(kernels: tuple[Kernel, ...], batch: float) -> float:
+    def seconds(kernels: Sequence[Kernel], batch: float) -> float:
         return sum(kernel_s(kernel, batch, device, dtype) for kernel in kernels)
 
-    embeddings = [shape.embedding, *(0.0 for _ in shape.blocks[1:])]
+    source = f"datasheet: {shape.name} in {dtype}"
+    return derived_table(shape, kind, batch_sizes, seconds, BYTES[dtype], launch_s=LAUNCH_S, source=source)
+
+
+def derived_table(
+    shape: Shape,
+    kind: str,
+    batch_sizes: Iterable[float],
+    seconds: Callable[[Sequence[Kernel], float], float],
+    number_bytes: int,
+    **others: Any,
+) -> LatencyTable:
+    """The latency table of `shape`, given the seconds of kernels at a batch size; `others` are further fields of it."""
+    sizes, embeddings = tuple(batch_sizes), [shape.embedding, *(0.0 for _ in shape.blocks[1:])]
     return LatencyTable(
         kind=kind.lower(),
         batch_sizes=sizes,
         block_s=tuple(tuple(seconds(block.kernels, batch) for block in shape.blocks) for batch in sizes),
         ramp_s=tuple(tuple(seconds(ramp, batch) for ramp in shape.ramps) for batch in sizes),
-        launch_s=LAUNCH_S,
-        hidden_bytes=tuple(block.leaving * BYTES[dtype] for block in shape.blocks),
+        hidden_bytes=tuple(block.leaving * number_bytes for block in shape.blocks),
         memory_bytes=tuple(
-            int((block.weights + extra) * BYTES[dtype]) for block, extra in zip(shape.blocks, embeddings, strict=True)
+            int((block.weights + extra) * number_bytes) for block, extra in zip(shape.blocks, embeddings, strict=True)
         ),
-        source=f"datasheet: {shape.name} in {dtype}",
         length=shape.length,
+        **others,
     )

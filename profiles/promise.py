@@ -62,32 +62,34 @@ class _Rules(BaseModel):
     ramps: tuple[_Ramp, ...] = ()
 
 
+def _rules_in(folder: Path) -> _Rules:
+    """The rules of the network in this directory; empty if it has no such file."""
+    with suppress(UserError, ValueError):
+        return _Rules.model_validate_json(read_text(folder / RULES))
+    return _Rules()
+
+
 def agreement_in(folder: Path) -> float | None:
     """The share of answers that should be the full network's: the promised one, or else the measured one.
 
     The measured share may be luck, so the lower end of its 95 % interval is used. None: nothing is known.
     """
-    with suppress(UserError, ValueError):
-        rules = _Rules.model_validate_json(read_text(folder / RULES))
-        if rules.promise and rules.promise.metric == "agreement":
-            return 1 - rules.promise.max_loss
-        if rules.promise and rules.agreement is not None:
-            from profiles.confidence import bound  # imports scipy, which would take each front 0.2 s
+    rules = _rules_in(folder)
+    if rules.promise and rules.promise.metric == "agreement":
+        return 1 - rules.promise.max_loss
+    if rules.promise and rules.agreement is not None:
+        from profiles.confidence import bound  # imports scipy, which would take each front 0.2 s
 
-            off = 1 - rules.agreement
-            return 1 - bound(Loss(off, off, rules.promise.rows), 0.95, "agreement")
+        off = 1 - rules.agreement
+        return 1 - bound(Loss(off, off, rules.promise.rows), 0.95, "agreement")
     return None
 
 
 def promise_in(folder: Path) -> ExitPromise | None:
     """The promise of the network in this directory; None if it makes none, or has no such file."""
-    with suppress(UserError, ValueError):
-        return _Rules.model_validate_json(read_text(folder / RULES)).promise
-    return None
+    return _rules_in(folder).promise
 
 
 def thresholds_in(folder: Path) -> dict[int, float]:
     """The thresholds of the network in this directory, by the block before the ramp."""
-    with suppress(UserError, ValueError):
-        return {ramp.block: ramp.threshold for ramp in _Rules.model_validate_json(read_text(folder / RULES)).ramps}
-    return {}
+    return {ramp.block: ramp.threshold for ramp in _rules_in(folder).ramps}
