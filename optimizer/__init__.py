@@ -13,7 +13,7 @@ Only labels that another one dominates or that a bound rules out are dropped, so
 The package, in the order in which a plan comes about:
     objective, goals/, problem   the question: the goal (one file each), the limits, the network and its devices
     model/                       what a plan costs: cost (every assumption), work, evaluate, limits, memory, valuation
-    search/options -> bounds + multipliers -> labels -> sweeps -> exact    one pipeline; local: the local placements
+    search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local: the local placements
     pipelines/                   several side by side, the baselines, and upper bounds on goodput (ceiling, oracle)
     plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs
     effort                           the constants of the search

@@ -20,7 +20,7 @@ def never() -> bool:
 class Effort:
     """More effort takes longer and leaves a smaller gap. The reported gap is right whatever these numbers are."""
 
-    # Multipliers (search/bounds.py): steps of the ascent, and how far above the best bound each step aims.
+    # Multipliers (goals/relaxation.py): steps of the ascent, and how far above the best bound each step aims.
     ascent_steps: int = 40
     first_hope: float = 0.1
     last_hope: float = 1e-4

@@ -26,20 +26,20 @@ class Cost(Goal):
         return price * np.minimum(fewest, most)
 
     def first_bound(self, relaxation: Relaxation) -> Cut:
-        return relaxation.plain_cut(relaxation.goodput_per_s * relaxation.valuation.prices)
+        return relaxation.plain_cut(relaxation.goodput_per_s * relaxation.prices)
 
     def cuts(self, relaxation: Relaxation) -> list[Cut]:
         """dollars >= goodput * (price + eta) . loads - eta . counts + nu * (latency - budget).
 
         The multipliers eta make scarce kinds dearer than they are.
         """
-        fleet, goodput_per_s = relaxation.valuation, relaxation.goodput_per_s
+        counts, goodput_per_s = relaxation.counts, relaxation.goodput_per_s
 
         def solve(multipliers: Floats) -> tuple[Cut, Floats]:
-            eta = multipliers[:-1] * relaxation.scale / fleet.counts
-            mu = goodput_per_s * (fleet.prices + eta)
-            cut, path = relaxation.cut(mu, multipliers[-1], float(eta @ fleet.counts))
-            overdrawn = (goodput_per_s * path.loads / fleet.counts - 1) * relaxation.scale
+            eta = multipliers[:-1] * relaxation.scale / counts
+            mu = goodput_per_s * (relaxation.prices + eta)
+            cut, path = relaxation.cut(mu, multipliers[-1], float(eta @ counts))
+            overdrawn = (goodput_per_s * path.loads / counts - 1) * relaxation.scale
             return cut, np.append(overdrawn, relaxation.late(path))
 
         return relaxation.ascend(np.zeros(relaxation.kinds + 1), at_least_0, solve)

@@ -42,12 +42,12 @@ class Goodput(Goal):
 
         The multipliers of the kinds sum to 1. A kind that works more than the others gets a larger one.
         """
-        counts, fixed_shares = relaxation.valuation.counts, relaxation.fixed_shares
+        counts, fixed_shares = relaxation.counts, relaxation.fixed_shares
         shares = np.full(len(counts), 1 / len(counts)) if relaxation.shares is None else relaxation.shares
 
         def solve(multipliers: Floats) -> tuple[Cut, Floats]:
             mu = multipliers[:-1] / counts
-            cut, path = relaxation.cut(mu / relaxation.valuation.most_capacity(mu), multipliers[-1])
+            cut, path = relaxation.cut(mu / relaxation.most_capacity(mu), multipliers[-1])
             uneven = path.loads / counts * (not fixed_shares)
             return cut, np.append(uneven - uneven.mean(), relaxation.late(path))
 

@@ -24,13 +24,13 @@ class GoodputPerDollar(Goal):
         return price * loads_s
 
     def first_bound(self, relaxation: Relaxation) -> Cut:
-        return relaxation.plain_cut(relaxation.valuation.prices)
+        return relaxation.plain_cut(relaxation.prices)
 
     def cuts(self, relaxation: Relaxation) -> list[Cut]:
         """dollars per input >= price . loads + nu * (latency - budget): only lateness has a multiplier."""
 
         def solve(multipliers: Floats) -> tuple[Cut, Floats]:
-            cut, path = relaxation.cut(relaxation.valuation.prices, float(multipliers[0]))
+            cut, path = relaxation.cut(relaxation.prices, float(multipliers[0]))
             return cut, np.array([relaxation.late(path)])
 
         return relaxation.ascend(np.zeros(1), at_least_0, solve)

@@ -1,17 +1,17 @@
-"""The part of the search that goals use: cuts, which bound the value of every plan, and the means to raise them.
+"""Lower bounds on the value of every plan, as goals build them from multipliers on what is scarce.
 
 A second of kind c costs `mu[c]` and a second of latency costs `nu`. A `Cut` is one choice of these multipliers:
-value >= mu . loads + nu * latency - offset for every plan that keeps the constraints. The search implements
-`Relaxation` in search/multipliers.py.
+value >= mu . loads + nu * latency - offset for every plan that keeps the constraints.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from optimizer.arrays import Floats
+from optimizer.effort import EFFORT, Effort
 
 
 @dataclass(frozen=True)
@@ -44,62 +44,81 @@ class Path:
     arrivals: float
 
 
-class PricedFleet(Protocol):
-    """The devices of a problem, by kind."""
+@dataclass(frozen=True)
+class Relaxation:
+    """A planning problem with its constraints turned into multipliers: a shortest path solves it (search/bounds.py)."""
+
+    counts: Floats  # devices, by kind
+    prices: Floats  # US dollars per hour of a device, by kind
+    most_capacity: Callable[[Floats], float]  # the largest sum of mu over devices that fleet and cost limit allow
+    goodput_per_s: float  # that the objective requires
+    budget_s: float  # the latency that a plan may have
+    cheapest: Callable[[Floats, float, float], tuple[Cut, Path]]  # the cut at mu, nu and an offset, and its plan
+    goal_bound: "Callable[[Relaxation], Cut]"  # the goal's bound before any multipliers are improved
+    at_s: float  # seconds per input of the fastest plan that matters, for which batches fill soonest
+    steps: int = EFFORT.ascent_steps
+    enough: float = np.inf  # the search for multipliers stops at this bound
+    effort: Effort = EFFORT
+    shares: Floats | None = None  # the assumed contribution of every kind, to start from
+    lateness: float = 0.0  # the multiplier of latency to start from, for all of the budget
+    fixed_shares: bool = False  # stay with these shares: only the multiplier of latency changes
+    paths: list[Path] = field(default_factory=list)  # the plans met on the way, some of which keep every constraint
 
     @property
-    def counts(self) -> Floats: ...
+    def kinds(self) -> int:
+        return len(self.counts)
 
-    @property
-    def prices(self) -> Floats: ...
-
-    def most_capacity(self, mu: Floats) -> float:
-        """The largest sum of mu over devices, fractions included, that the fleet and the cost limit allow."""
-
-
-class Relaxation(Protocol):
-    """A planning problem with its constraints turned into multipliers: a shortest path solves it."""
-
-    @property
-    def valuation(self) -> PricedFleet: ...
-
-    @property
-    def kinds(self) -> int: ...
-
-    @property
-    def goodput_per_s(self) -> float: ...  # that the objective requires
-
-    @property
-    def shares(self) -> Floats | None: ...  # the assumed contribution of every kind, to start from
-
-    @property
-    def fixed_shares(self) -> bool: ...  # the shares stay: only the multiplier of latency changes
-
-    @property
-    def lateness(self) -> float: ...  # the multiplier of latency to start from, for all of the budget
-
-    @property
-    def scale(self) -> float: ...  # a typical value of the goal, the unit of latency's multiplier
+    @cached_property
+    def scale(self) -> float:
+        """A typical value of the goal, which is the unit of latency's multiplier."""
+        bound = self.goal_bound(self).bound
+        return max(bound, 1e-12) if np.isfinite(bound) else 1.0
 
     def fastest(self) -> Cut:
         """The cut of latency alone: the budget that must be left from every block on."""
+        return self.cheapest(np.zeros(self.kinds), 1.0, 0.0)[0]
 
     def evenly(self) -> Cut:
         """The cut of seconds per input, regardless of latency, when every kind contributes the same share."""
+        mu = 1 / self.counts
+        return self.plain_cut(mu / self.most_capacity(mu))
 
     def plain_cut(self, mu: Floats) -> Cut:
         """The cut at multipliers for device seconds alone."""
+        return self.cheapest(mu, 0.0, 0.0)[0]
 
     def cut(self, mu: Floats, lateness: float = 0.0, offset: float = 0.0) -> tuple[Cut, Path]:
-        """The cut at multipliers for device seconds and for lateness, and the cheapest plan at these."""
+        """The cut at multipliers `mu` for device seconds and `lateness` for the budget, and the cheapest plan then."""
+        late = lateness * self.scale if lateness and np.isfinite(self.budget_s) else 0.0
+        result, path = self.cheapest(mu, late / self.budget_s, offset + late)
+        self.paths.append(path)
+        return result, path
 
     def late(self, path: Path) -> float:
         """The share of the budget by which a plan is late, in units of the goal."""
+        latency_s = path.work + path.arrivals * self.at_s
+        return (latency_s / self.budget_s - 1) * self.scale if np.isfinite(self.budget_s) else 0.0
 
     def ascend(
         self, start: Floats, project: Callable[[Floats], Floats], solve: Callable[[Floats], tuple[Cut, Floats]]
     ) -> list[Cut]:
-        """Cuts at multipliers that raise the bound, from `start` on, the tightest last."""
+        """Raise the bound by subgradient steps of Polyak's size. Every cut is valid; the last one is the tightest.
+
+        `solve(multipliers)` gives the cut and the amount by which each constraint is overdrawn. Each step aims a little
+        above the best bound so far, and lower after steps that did not help.
+        """
+        multipliers, cuts, best, hope = project(start), [], -np.inf, self.effort.first_hope
+        for _ in range(self.steps):
+            cut, overdrawn = solve(multipliers)
+            cuts.append(cut)
+            hope = hope if cut.bound > best else hope * self.effort.hope_after_failure
+            best = max(best, cut.bound)
+            steep = float(overdrawn @ overdrawn)
+            arrived = not np.isfinite(best) or best >= self.enough or steep == 0 or hope < self.effort.last_hope
+            if arrived or self.effort.out_of_time():
+                break
+            multipliers = project(multipliers + (best + hope * abs(best) - cut.bound) / steep * overdrawn)
+        return sorted(cuts, key=lambda each: each.bound)
 
 
 def at_least_0(multipliers: Floats) -> Floats:

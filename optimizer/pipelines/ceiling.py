@@ -20,7 +20,6 @@ from optimizer.problem import Problem
 from optimizer.search.bounds import cut
 from optimizer.search.exact import cheapest_blocks_s, least_without_exits
 from optimizer.search.local import LocalSearch
-from optimizer.search.multipliers import LagrangianRelaxation
 from optimizer.search.sweeps import Search
 
 
@@ -54,20 +53,18 @@ class Ceiling:
     def _cuts(self) -> Iterator[Cut]:
         """Cuts to try: the goal's first bound, which is never 0 for goodput; the shares that kinds have alone, with the
         best multiplier of latency; the best of all multipliers; and some between the two."""
-        relaxation = LagrangianRelaxation(
-            self._search.options, self._search.valuation, self._search.at_s, steps=self.effort.ceiling_steps,
-            effort=self.effort,
-        )  # fmt: skip
+        goal, relaxation = self.objective.aim, self._search.relaxed(self.effort.ceiling_steps)
         tried = self.effort.ceiling_cuts
-        yield relaxation.first_bound()
+        yield goal.first_bound(relaxation)
         if not self.alone_per_s.any():
-            yield from relaxation.cuts()[: -1 - tried : -1]
+            yield from goal.cuts(relaxation)[: -1 - tried : -1]
             return
         shares, total = self._shares(), float(self.alone_per_s.sum())
         relaxation = replace(relaxation, shares=shares, enough=1 / total)
-        apart = replace(relaxation, fixed_shares=True).cuts()[-1]
+        apart = goal.cuts(replace(relaxation, fixed_shares=True))[-1]
         yield apart
-        free = replace(relaxation, lateness=apart.nu * self.objective.budget_s if apart.nu else 0.0).cuts()
+        lateness = apart.nu * self.objective.budget_s if apart.nu else 0.0
+        free = goal.cuts(replace(relaxation, lateness=lateness))
         yield from free[: -1 - tried : -1]
         yield from self._between(apart, free[-1])
 

@@ -1,4 +1,4 @@
-"""Lower bounds by Lagrange multipliers on what is scarce, and multipliers that make them tight.
+"""Lower bounds by Lagrange multipliers on what is scarce, found by shortest paths.
 
 Let a second of kind c cost `mu[c]` and a second of latency cost `nu`. The cheapest way from block a to the end is then
 a shortest path,
@@ -9,12 +9,11 @@ and no plan that completes a partial plan at a can cost less than the partial pl
 (goals/relaxation.py) is one choice of multipliers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from optimizer.arrays import Floats, Ints
-from optimizer.effort import EFFORT, Effort
 from optimizer.goals.relaxation import Cut, Path
 from optimizer.search.options import Options
 
@@ -60,33 +59,6 @@ def _walk(options: Sequence[Options], choices: list[Ints], kinds: int) -> Path:
         loads[came] += starting.load_s[row, best]
         times += starting.work_s[row, best], starting.arrivals[best]
     return Path(loads, *times.tolist())
-
-
-def ascend(
-    start: Floats,
-    project: Callable[[Floats], Floats],
-    solve: Callable[[Floats], tuple[Cut, Floats]],
-    steps: int,
-    enough: float = np.inf,
-    effort: Effort = EFFORT,
-) -> list[Cut]:
-    """Raise the bound by subgradient steps of Polyak's size. Every cut is valid; the last one is the tightest.
-
-    `solve(multipliers)` gives the cut and the amount by which each constraint is overdrawn. Each step aims a little
-    above the best bound so far, and lower after steps that did not help.
-    """
-    multipliers, cuts, best, hope = project(start), [], -np.inf, effort.first_hope
-    for _ in range(steps):
-        cut, overdrawn = solve(multipliers)
-        cuts.append(cut)
-        hope = hope if cut.bound > best else hope * effort.hope_after_failure
-        best = max(best, cut.bound)
-        steep = float(overdrawn @ overdrawn)
-        arrived = not np.isfinite(best) or best >= enough or steep == 0 or hope < effort.last_hope
-        if arrived or effort.out_of_time():
-            break
-        multipliers = project(multipliers + (best + hope * abs(best) - cut.bound) / steep * overdrawn)
-    return sorted(cuts, key=lambda each: each.bound)
 
 
 def fixed(options: Sequence[Options], by: Cut, limit: float) -> list[Options]:

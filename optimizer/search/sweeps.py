@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
 
 from optimizer.arrays import Floats
 from optimizer.effort import EFFORT, LAST_BITS, SAME, Effort
-from optimizer.goals.relaxation import Path
+from optimizer.goals.relaxation import Cut, Path, Relaxation
 from optimizer.model.valuation import Staffing, Valuation
 from optimizer.objective import Objective
 from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem, split_with_ramps
-from optimizer.search.bounds import fixed
+from optimizer.search.bounds import cut, fixed
 from optimizer.search.labels import LabelSet, LabelSweep, PlacementColumns
 from optimizer.search.local import Chain, LocalSearch
-from optimizer.search.multipliers import LagrangianRelaxation
 from optimizer.search.options import Builder, Options
 
 NEVER_S = 1e9  # seconds: longer than any latency that matters
@@ -38,11 +38,25 @@ class Search:
         self.columns = _columns(builder, effort.placements_per_kind)
         self.valuation = Valuation(facts, objective, tuple(int(kind) for kind in self.columns.kind))
         self.options: Sequence[Options] = builder.options()
-        least = LagrangianRelaxation(self.options, self.valuation, 0.0, effort=effort).evenly().bound
+        self.at_s = 0.0
+        least = self.relaxed().evenly().bound
         self.at_s = least if np.isfinite(least) else 0.0
-        relaxation = LagrangianRelaxation(self.options, self.valuation, self.at_s, effort=effort)
-        self.fastest, self.cuts, self.best_met = relaxation.fastest(), [relaxation.first_bound()], np.inf
+        relaxation = self.relaxed()
+        self.fastest, self.cuts, self.best_met = relaxation.fastest(), [self.goal.first_bound(relaxation)], np.inf
         self.dust = LAST_BITS * relaxation.scale  # values that differ by less are equal
+
+    def relaxed(self, steps: int = EFFORT.ascent_steps, enough: float = np.inf) -> Relaxation:
+        """The problem with the options that are left, as the goal sees it."""
+        options, valuation, objective, at_s = self.options, self.valuation, self.objective, self.at_s
+        late_s = cache(lambda: [each.latency_s(at_s) for each in options])
+
+        def cheapest(mu: Floats, nu: float, offset: float) -> tuple[Cut, Path]:
+            return cut(options, mu, nu, offset, at_s, late_s() if nu else ())
+
+        return Relaxation(
+            valuation.counts, valuation.prices, valuation.most_capacity, objective.goodput_per_s, objective.budget_s,
+            cheapest, self.goal.first_bound, at_s, steps, enough, self.effort,
+        )  # fmt: skip
 
     @property
     def bound(self) -> float:
@@ -52,10 +66,8 @@ class Search:
 
     def tighten(self, enough: float, steps: int) -> None:
         """Improve the multipliers as far as it may help, and note the value of the best plan met on the way."""
-        relaxation = LagrangianRelaxation(
-            self.options, self.valuation, self.at_s, steps=steps, enough=enough, effort=self.effort
-        )
-        self.cuts = relaxation.cuts()[-self.effort.cuts :]
+        relaxation = self.relaxed(steps, enough)
+        self.cuts = self.goal.cuts(relaxation)[-self.effort.cuts :]
         self.best_met = min(map(self._value_of, relaxation.paths), default=np.inf)
 
     def best(self, value: float, gap: float, prove: bool = True) -> tuple[ValuedPlan | None, float]:
@@ -152,10 +164,8 @@ class Search:
             self.options = fewer
             fastest_s = self.goal.least_seconds_per_input(self.bound)
             self.at_s = max(self.at_s, fastest_s)
-            relaxation = LagrangianRelaxation(
-                fewer, self.valuation, self.at_s, steps=self.effort.ascent_steps // 2, effort=self.effort
-            )
-            cuts, self.fastest = relaxation.cuts()[-self.effort.cuts :], relaxation.fastest()
+            relaxation = self.relaxed(self.effort.ascent_steps // 2)
+            cuts, self.fastest = self.goal.cuts(relaxation)[-self.effort.cuts :], relaxation.fastest()
             self.cuts = cuts if cuts[-1].bound > self.bound else self.cuts
 
     def _proof(
