@@ -133,8 +133,9 @@ class Evidence:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 shape, test = (
-                    ExitTable(
-                        *(arrays[f"{name}_{key}"] for key in ARRAYS.values()), agreed=arrays.get(f"{name}_agreed")
+                    replace(
+                        ExitTable(*(arrays[f"{name}_{key}"] for key in ARRAYS.values())),
+                        agreed=arrays.get(f"{name}_agreed"),
                     )
                     for name in ("shape", "test")
                 )
