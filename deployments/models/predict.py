@@ -57,5 +57,7 @@ def _exit_answers(
     model: ServedModel, words: Sequence[Words] | None, rows: NDArray[np.int64], exits: Exits
 ) -> Iterator[tuple[int, PredictedAnswer]]:
     task = task_of(model)
-    for row, (label, score), block in zip(rows[exits.rows].tolist(), exits.answers(), exits.blocks.tolist(), strict=True):
+    for row, (label, score), block in zip(
+        rows[exits.rows].tolist(), exits.answers(), exits.blocks.tolist(), strict=True
+    ):
         yield row, PredictedAnswer(label, task.named(label, model.labels), score, block, words[row] if words else None)

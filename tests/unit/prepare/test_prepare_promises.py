@@ -101,7 +101,7 @@ def test_other_thresholds_are_served_as_they_were_measured(run: Run, checkpoint:
     np.testing.assert_allclose(
         evidence.test.candidates[evidence.prepared], [ramp["threshold"] for ramp in rules_in(prepared)["ramps"]]
     )
-    pipeline.tune(prepared, out, evidence, evidence.shown([1], evidence.test.costs))
+    pipeline.tune(prepared, out, evidence, evidence.proven_candidates([1], evidence.test.costs))
     model, rules = load(out), rules_in(out)
     sample = draw(rows(data), data, LabelNames(model.labels), 20_000)
     part = [sample.values[row] for row in sample.parts.test]
