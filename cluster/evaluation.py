@@ -229,7 +229,7 @@ def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Ta
 
 def _heard(url: str, output: Outputs, task: Task) -> PredictedAnswer:
     try:
-        return PredictedAnswer(*task.heard(output), output["exit_block"])
+        return PredictedAnswer(*task.parsed(output), output["exit_block"])
     except (LookupError, TypeError) as error:
         raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
 

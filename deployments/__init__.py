@@ -1,6 +1,6 @@
-"""Running it: networks that can be cut, their exits, and the Ray Serve application.
+"""The running system: networks that can be split, their exits, and the Ray Serve application.
 
-`load(DIRECTORY).predict(inputs)` answers without any server.
+`load(DIRECTORY).predict(inputs)` answers without a server.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def load(checkpoint: str | Path, device: str = "cpu", dtype: str = "float32") -> "TorchModel | Cascade":
-    """A network from a directory or a hub id, with its ramps if `isobatch prepare` has made some; or a cascade."""
-    from deployments import models  # imports torch, which is not needed by all that is in here
+    """A network or cascade from a directory or a hub id, with its ramps if `isobatch prepare` has made some."""
+    from deployments import models  # imports torch, which most of this package does not need
 
     return models.load_served(checkpoint, device, dtype)

@@ -1,4 +1,4 @@
-"""The Serve applications: the only file that says which classes become deployments, and with which options.
+"""The Serve applications. Only this file decides which classes become deployments, and with which options.
 
 No `from __future__ import annotations` here: Serve reads the annotation of `build` to turn `args:` into an AppConfig.
 """
@@ -35,14 +35,14 @@ from deployments.planning import has_room_beside
 from deployments.ray_facts import cluster_state, free_resources, labelled, nodes
 from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
-from deployments.resources import asked_for, declared, replica_options
+from deployments.resources import declared, replica_options, requested_amounts
 from profiles.model import SplitModel
 
-LOOKED_AT_EVERY_S = 1.0  # Serve looks so often whether a process is alive, and starts another for a dead one
+HEALTH_CHECK_S = 1.0  # how often Serve checks whether a process is alive; it replaces dead ones
 
 
 class Front:
-    """One replica of the front: HTTP and the dispatcher, and the network itself where there is no plan."""
+    """One replica of the front: HTTP and the dispatcher, and without a plan the network itself."""
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         join_serves_log()
@@ -61,7 +61,7 @@ class Front:
             limit = ProxyLimit(socket, self._service.burden, lambda: servers_at(socket, shortcut.port))
             limit.start()
             driver.watch(limit)
-        gc.freeze()  # what was imported stays for good, and to look through it for garbage would take 0.1 s at times
+        gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
         return driver
 
     def _plan(self) -> str | None:
@@ -80,19 +80,20 @@ class Front:
 
 
 def build(config: AppConfig) -> Application:
-    """What `import_path: deployments.app:build` in a Serve file makes of its `args:`."""
+    """Build the application of `import_path: deployments.app:build` in a Serve file from its `args:`."""
     check_cluster(config, cluster_state())
     deployer = _deployer(config) if config.planned else None
     options = {"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
     front = serve.deployment(
         name="front",
         num_replicas=config.front_replicas,
-        # A new front starts beside the one that it replaces, which answers until then. Serve rounds up to one.
-        max_surge_percent=int(has_room_beside(config, asked_for(options), nodes(), free_resources())),
-        # Our own queue refuses with a reason, so Serve's must not refuse before it.
+        # If there is room, a new front starts beside the one that it replaces, which answers until then. Serve rounds
+        # one percent up to one replica.
+        max_surge_percent=int(has_room_beside(config, requested_amounts(options), nodes(), free_resources())),
+        # Serve's queue must not refuse before our own, which gives a reason.
         max_ongoing_requests=2 * config.most_inside,
         ray_actor_options=options,
-        health_check_period_s=LOOKED_AT_EVERY_S,
+        health_check_period_s=HEALTH_CHECK_S,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=logging_config(config.log_format),
@@ -103,25 +104,25 @@ def build(config: AppConfig) -> Application:
 def _deployer(config: AppConfig) -> Application:
     deployment = serve.deployment(
         name=DEPLOYER,
-        max_ongoing_requests=1000,  # a lease for each front replica
+        max_ongoing_requests=1000,  # each front replica holds a lease, which is one request
         ray_actor_options={"num_cpus": 0, "runtime_env": WITHOUT_PROXY},
-        health_check_period_s=LOOKED_AT_EVERY_S,
-        graceful_shutdown_timeout_s=2 * config.drain_s,  # it ends after the fronts
+        health_check_period_s=HEALTH_CHECK_S,
+        graceful_shutdown_timeout_s=2 * config.drain_s,  # the deployer ends after the fronts
         graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format, quiet=False),  # what was planned is worth a line
+        logging_config=logging_config(config.log_format, quiet=False),  # it logs each plan
     )
     return deployment(Deployer).bind(config, partial(build_fleet, config))
 
 
 def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
-    """The application of so many replicas on one kind of device. They hold no plan: any can run any split."""
+    """The application with this number of replicas on one kind of device. Any of them can run any split."""
     split = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=replicas,
-        max_ongoing_requests=16,  # fronts ask only where it is: orders do not come through Serve
+        max_ongoing_requests=16,  # fronts only ask for the address: orders do not go through Serve
         ray_actor_options=replica_options(config, kind, labelled()) | {"resources": declared(kind, nodes())},
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
-        health_check_period_s=LOOKED_AT_EVERY_S,
+        health_check_period_s=HEALTH_CHECK_S,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.1,

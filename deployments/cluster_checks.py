@@ -1,4 +1,4 @@
-"""What is wrong with a Ray cluster for an application, said in one sentence before anything waits for it."""
+"""Checks a Ray cluster's settings for an application, and reports the first problem in one sentence."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,38 +8,38 @@ from pathlib import Path
 from deployments.config import AppConfig
 from profiles.errors import UserError
 
-PATHS = ("model", "plan", "profile")
+PATHS = ("model", "plan", "profile")  # the fields of a configuration that are paths
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """Where HTTP listens, whether Serve was told to encrypt it by itself, and the addresses of the nodes."""
+    """The address that HTTP listens on, whether Serve is set to encrypt it, and the addresses of the nodes."""
 
     http_host: str
     encrypts: bool
     nodes: Collection[str]
 
 
-def check_cluster(config: AppConfig, around: ClusterState) -> None:
-    """Raise UserError about the first thing that would keep fronts or replicas from ever being reached."""
+def check_cluster(config: AppConfig, cluster: ClusterState) -> None:
+    """Raise UserError if fronts or replicas could never be reached, or could not read their files."""
     for name in PATHS:
         path = getattr(config, name)
         if path and not Path(path).is_absolute():
             raise UserError(
-                f"args: {name} = {path!r} must be an absolute path, as each node reads it by itself: write it so, or "
-                "use `isobatch deploy`, which takes paths from the file's folder"
+                f"args: {name} = {path!r} must be an absolute path, because each node reads it: write it in full, or "
+                "use `isobatch deploy`, which takes paths relative to the file's folder"
             )
-    check_http(around.http_host, around.encrypts, around.nodes)
+    check_http(cluster.http_host, cluster.encrypts, cluster.nodes)
 
 
 def check_http(host: str, encrypts: bool, nodes: Collection[str]) -> None:
     if encrypts:
-        raise UserError("http_options: ssl_*: Serve's HAProxy speaks no TLS, end it at a load balancer before it")
+        raise UserError("http_options: ssl_*: Serve's HAProxy speaks no TLS: put a load balancer with TLS before it")
     if len(set(nodes)) > 1 and is_loopback(host):
-        there = ", ".join(sorted(set(nodes)))
+        addresses = ", ".join(sorted(set(nodes)))
         raise UserError(
-            f"http_options: host = {host}: fronts on other nodes could not be reached ({there}): write 0.0.0.0, "
-            "and shut Serve down once, as this is read when it starts"
+            f"http_options: host = {host}: fronts on other nodes could not be reached ({addresses}): write 0.0.0.0, "
+            "and shut Serve down once, because it reads this only when it starts"
         )
 
 

@@ -1,13 +1,13 @@
-"""Who leaves at a ramp: policies are small functions, named by import path (`deployments.exits:entropy`).
+"""Exit policies: small functions, named by import path (`deployments.exits:entropy`), that decide who leaves at a ramp.
 
-A policy looks at the ramp's (calibrated) logits of a whole batch, at that ramp's threshold, and at what it remembers of
-each input. It never looks at other inputs, so an input leaves at the same ramp whatever batch it travels in.
+A policy gets the ramp's (calibrated) logits of a batch, the ramp's threshold, and what it remembers of each input. Its
+decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
-- Dependent ones remember earlier ramps: `patience`, `voting`. What they remember travels with each survivor.
+- Dependent ones remember earlier ramps: `patience`, `voting`. Their memory is sent along with each survivor.
 
-Your own: a function of this signature anywhere on the import path. Decorate it with `remembers` if it remembers, and
-with `takes` so that thresholds are searched in its own range (tests/unit/prepare/test_toy_policy.py is an example).
+Your own policy is a function with this signature anywhere on the import path. Decorate it with `remembers` if it has a
+memory, and with `takes` so that thresholds are searched in its range (example: tests/unit/prepare/test_toy_policy.py).
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Decision:
-    """For each input: whether it leaves, the logits it would answer with, and what to remember of it if it goes on."""
+    """For each input: whether it leaves, the logits of its answer, and what to remember of it if it stays."""
 
     leaves: Tensor
     answer: Tensor
@@ -37,10 +37,10 @@ AnyPolicy = TypeVar("AnyPolicy", bound=Callable[..., Decision])
 
 @dataclass(frozen=True)
 class Range:
-    """The thresholds that a policy can take; `low` may depend on the number of labels, `high` on the number of ramps.
+    """The range of a policy's thresholds. `low` may depend on the number of labels, `high` on the number of ramps.
 
     `leaves_below`: an input leaves when its value is below the threshold, not above. `whole`: the values are counts, so
-    no threshold between two whole numbers differs from the upper one.
+    a threshold between two whole numbers acts as the upper one.
     """
 
     low: Callable[[int], float]
@@ -50,8 +50,7 @@ class Range:
 
 
 def takes(values: Range) -> Callable[[AnyPolicy], AnyPolicy]:
-    """Declare the values a policy can take: thresholds are searched among them, and one that never or always fires is
-    reported."""
+    """Declare a policy's range: thresholds are searched in it, and one that fires never or always is reported."""
 
     def declare(policy: AnyPolicy) -> AnyPolicy:
         policy.__dict__["values"] = values
@@ -80,15 +79,15 @@ def memory_width(policy: Policy, num_labels: int) -> int:
 
 
 def range_of(policy: Policy) -> Range | None:
-    """The declared range; None where a policy declares none."""
+    """The declared range; None: the policy declares none."""
     return cast(Range | None, getattr(policy, "values", None))
 
 
-USUAL = "sometimes"
+USUAL = "sometimes"  # the reach of a threshold that splits the inputs
 
 
 def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> str:
-    """Whether a threshold fires "never", "always" or "sometimes", as far as the policy says.
+    """Whether a threshold fires "never", "always" or "sometimes", by the policy's declared range.
 
     >>> reach(entropy, 0.4, num_labels=2, num_ramps=11), reach(confidence, 0.5, num_labels=2, num_ramps=11)
     ('sometimes', 'always')
@@ -107,7 +106,7 @@ def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> 
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
 def entropy(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
-    """Leave when the normalised entropy (0 sure .. 1 clueless) is below the threshold: DeeBERT, BranchyNet."""
+    """Leave when the normalised entropy (0: sure, 1: uniform) is below the threshold, as in DeeBERT and BranchyNet."""
     log_p = logits.log_softmax(dim=1)
     normalised = -(log_p.exp() * log_p).sum(dim=1) / math.log(logits.shape[1])
     return Decision(normalised < threshold, logits, memory)
@@ -129,7 +128,7 @@ def margin(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
 @takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True))
 @remembers(lambda num_labels: 2)
 def patience(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
-    """Leave when this many ramps in a row gave the same label: PABEE. Remembers the label and the length of the run."""
+    """Leave when `threshold` ramps in a row gave the same label, as in PABEE. Remembers label and run length."""
     label = logits.argmax(dim=1).to(memory.dtype)
     last, run = memory.unbind(dim=1)
     run = torch.where((run > 0) & (label == last), run + 1, 1.0)
@@ -139,10 +138,10 @@ def patience(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
 @takes(Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True))
 @remembers(lambda num_labels: num_labels)
 def voting(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
-    """Leave when this many ramps have voted for one label, which is the answer. Remembers the votes of each label.
+    """Leave when `threshold` ramps have voted for one label, which is the answer. Remembers the votes for each label.
 
-    The answer's probabilities are the shares of the votes, with this ramp's own probabilities as the last voter: that
-    breaks ties in favour of what the deepest ramp believes.
+    The answer's probabilities are the shares of the votes, plus one vote that is split by this ramp's probabilities: it
+    breaks ties in favour of the deepest ramp.
     """
     votes = memory + torch.nn.functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(memory.dtype)
     shares = (votes + logits.softmax(dim=1)) / (votes.sum(dim=1, keepdim=True) + 1)

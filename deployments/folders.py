@@ -1,4 +1,4 @@
-"""Directories that are either complete or absent, the cache that holds them, and what a checkpoint's files say."""
+"""Directories that are written completely or not at all, the cache, and the hashes of a checkpoint's files."""
 
 import json
 import shutil
@@ -15,14 +15,14 @@ from platformdirs import user_cache_path
 
 from profiles.errors import UserError, naming_target, read_text
 
-_CONTENT = (
+_ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
 )  # fmt: skip
-STALE_S = 24 * 3600.0  # a draft older than this belongs to no process that still writes it
+STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
 
 
 def cache_directory() -> Path:
-    """Where isobatch keeps what it can make again: on Linux ~/.cache/isobatch, or under XDG_CACHE_HOME."""
+    """The folder for files that can be made again: on Linux ~/.cache/isobatch, or isobatch under XDG_CACHE_HOME."""
     folder = user_cache_path("isobatch", appauthor=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,11 +36,11 @@ def cache_directory() -> Path:
 
 
 @contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """Yield a directory to write to, which becomes `target` (and replaces what is there) only if nothing goes wrong.
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a directory to write to. Without an error, it then becomes `target` and replaces what was there.
 
-    Replacing takes two renames. A machine that stops between them leaves no `target`, but both directories are complete
-    and lie beside its place under hidden names (`.NAME.*` and `.NAME.*.old`).
+    Replacing takes two renames. If the machine stops between them there is no `target`, but both directories lie beside
+    it, complete, under the hidden names `.NAME.*` and `.NAME.*.old`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -58,17 +58,17 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(target: Path) -> Iterator[None]:
-    """Let one process at a time make `target`; the others wait. The lock ends with the process that holds it."""
+def locked(target: Path) -> Iterator[None]:
+    """Let one process at a time make `target`; the others wait. A lock ends with the process that holds it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         yield
 
 
 def weights_of(folder: Path) -> str:
-    """A short hash of the weights of a checkpoint, without its ramps; "" where there are none as Hugging Face has them.
+    """A short hash of a checkpoint's weights, without its ramps; "": it has no weights in Hugging Face's format.
 
-    It is the same wherever the checkpoint lies, and whether or not it was prepared.
+    The hash does not depend on the folder's name, nor on whether the checkpoint was prepared.
     """
     return _hash_of(sorted([*folder.glob("model*.safetensors"), *folder.glob("level-*/model*.safetensors")]))
 
@@ -76,9 +76,9 @@ def weights_of(folder: Path) -> str:
 def content_of(folder: Path) -> str:
     """A short hash of all files of a checkpoint that its answers depend on: weights, ramps, rules; "": it has none.
 
-    Those of a cascade lie in a folder for each level.
+    A cascade has a folder of them for each level.
     """
-    return _hash_of(sorted(path for name in _CONTENT for path in folder.glob(name)))
+    return _hash_of(sorted(path for name in _ANSWER_FILES for path in folder.glob(name)))
 
 
 def _hash_of(files: Sequence[Path]) -> str:
@@ -90,8 +90,8 @@ def _hash_of(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
-def told_in(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """What a checkpoint's file says, before anything is loaded; nothing where there is no such file."""
+def checkpoint_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """The content of one of a checkpoint's JSON files, which is read without loading the network; empty without it."""
     path = folder / name
     if not path.exists():
         return {}
@@ -110,7 +110,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def make_room(cache: Path, needed_bytes: int, limit_bytes: int, now_s: float | None = None) -> None:
-    """Remove the entries used longest ago until the new one fits, and the drafts that a killed process left."""
+    """Remove the least recently used entries until the new one fits, and the drafts that killed processes left."""
     now_s = time.time() if now_s is None else now_s
     entries = sorted((path for path in cache.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
     for draft in [path for path in entries if path.name.startswith(".")]:

@@ -1,4 +1,4 @@
-"""The serving graph: what fronts and the deployer know of the plan that runs."""
+"""The serving graph: the running plan with everything that fronts and the deployer need to follow it."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -26,8 +26,8 @@ from profiles.files import Profile, differ, load
 class Graph:
     """A plan, the facts that it was made from, and a name for each of its groups of replicas.
 
-    `version` grows with every plan that the application is led to. `fleet` is the prefix of the Serve applications that
-    hold the replicas, one for each kind of device. `benched` replicas are too slow for the plan to count on them.
+    `version` grows with every plan that the application follows. `fleet` is the prefix of the Serve applications that
+    hold the replicas, one for each kind of device. `benched` replicas are too slow to be part of the plan.
     """
 
     plan: Plan
@@ -38,12 +38,14 @@ class Graph:
 
     @cached_property
     def groups(self) -> list[str]:
-        """The group of each placement: kind and number, so that changes within one kind keep the names of the others.
+        """The group of each placement: its kind and a number. A change within one kind keeps the other kinds' names.
 
-        One kind under several names has groups together.
+        Kinds that are the same device under several names share groups.
         """
         numbers = {kind: count() for kind in self.plan.devices()}
-        return named_groups(self.plan, self.facts, lambda each: f"{each.kind}-{next(numbers[each.kind])}")
+        return named_groups(
+            self.plan, self.facts, lambda placement: f"{placement.kind}-{next(numbers[placement.kind])}"
+        )
 
     @property
     def fleets(self) -> dict[str, str]:
@@ -55,34 +57,34 @@ class Graph:
         return route_of(self.plan, self.facts, self.groups)
 
     def members(self, alive: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """The replicas of each group, when these are alive in each fleet."""
+        """The replicas of each group. `alive`: those that are alive, by their Serve application."""
         members: dict[str, list[str]] = {group: [] for group in self.groups}
         placed = list(zip(self.groups, placements_of(self.plan), strict=True))
         for kind, fleet in self.fleets.items():
             wanted = Counter[str]()
             for group, placement in placed:
                 wanted[group] += placement.replicas * (placement.kind == kind)
-            for group, replicas in shared_out(alive.get(fleet, ()), +wanted, self.benched).items():
+            for group, replicas in assigned(alive.get(fleet, ()), +wanted, self.benched).items():
                 members[group] += replicas
         return members
 
 
-def shared_out(
+def assigned(
     replicas: Collection[str], wanted: Mapping[str, int], benched: Collection[str] = ()
 ) -> dict[str, list[str]]:
-    """Each group's replicas, in proportion to what the plan wants for it, however many are alive.
+    """Divide the replicas that are alive among the groups, in proportion to the number that the plan wants for each.
 
-    No memory is needed, so all fronts agree, and a replica that comes or goes moves few of the others. Where there are
-    fewer replicas than groups, groups share them: that is slow, but no input waits for ever. Those that are benched do
-    no group's work; they stay with the largest one, which tries them now and then.
+    The result depends on nothing else, so all fronts agree, and a replica that joins or leaves moves few of the others.
+    If there are fewer replicas than groups, groups share replicas: this is slow, but no input waits for ever. Benched
+    replicas are added to the largest group, which tries them now and then.
 
-    >>> shared_out("abcdef", {"first": 4, "second": 2})
+    >>> assigned("abcdef", {"first": 4, "second": 2})
     {'first': ['a', 'b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> shared_out("bcdef", {"first": 4, "second": 2})
+    >>> assigned("bcdef", {"first": 4, "second": 2})
     {'first': ['b', 'c', 'd'], 'second': ['e', 'f']}
-    >>> shared_out("a", {"first": 4, "second": 2})
+    >>> assigned("a", {"first": 4, "second": 2})
     {'first': ['a'], 'second': ['a']}
-    >>> shared_out("abcd", {"first": 2, "second": 1}, benched="b")
+    >>> assigned("abcd", {"first": 2, "second": 1}, benched="b")
     {'first': ['a', 'c', 'b'], 'second': ['d']}
     """
     ordered = sorted(set(replicas) - set(benched))
@@ -91,24 +93,24 @@ def shared_out(
     if len(ordered) < len(wanted):
         return {group: [ordered[index % len(ordered)]] if ordered else [] for index, group in enumerate(wanted)}
     sizes = _sizes(len(ordered), wanted)
-    ahead = iter(ordered)
-    shares = {group: [next(ahead) for _ in range(size)] for group, size in sizes.items()}
-    if shares:
-        shares[max(wanted, key=lambda group: wanted[group])] += sorted(set(replicas) - set(ordered))
-    return shares
+    remaining = iter(ordered)
+    groups = {group: [next(remaining) for _ in range(size)] for group, size in sizes.items()}
+    if groups:
+        groups[max(wanted, key=lambda group: wanted[group])] += sorted(set(replicas) - set(ordered))
+    return groups
 
 
-def _sizes(seats: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """One seat after the other goes to the group that is shortest of what it wants (Adams: each gets one at first)."""
+def _sizes(replicas: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Apportion the replicas by Adams's method: each next one goes to the group with the largest wanted / assigned."""
     sizes = dict.fromkeys(wanted, 0)
-    for _ in range(seats if wanted else 0):
+    for _ in range(replicas if wanted else 0):
         neediest = max(wanted, key=lambda group: wanted[group] / sizes[group] if sizes[group] else inf)
         sizes[neediest] += 1
     return sizes
 
 
 def read_graph(config: AppConfig) -> Graph:
-    """The graph of the plan that the configuration names, or that is made for its devices."""
+    """The graph of the plan that the configuration names, or of the best plan for its devices."""
     profile = profile_of(config)
     return graph_of(first_plan(config, profile), profile, config)
 
@@ -117,9 +119,9 @@ def graph_of(
     plan: Plan, profile: Profile, config: AppConfig, version: int = 0, fleet: str = "",
     benched: frozenset[str] = frozenset(),
 ) -> Graph:  # fmt: skip
-    """The graph of a plan. A plan that does not fit the profile is refused in one sentence."""
+    """The graph of a plan. Raises UserError if the plan does not fit the profile."""
     for kind in plan.devices():
-        profile.table(kind)  # says what it has, if not this one
+        profile.table(kind)  # raises if it has no table for this kind
     if plan.num_blocks != profile.num_blocks:
         raise UserError(f"{config.plan} covers {plan.num_blocks} blocks, {config.profile} has {profile.num_blocks}")
     if differ(plan.weights, profile.weights):
@@ -132,7 +134,7 @@ def graph_of(
 
 
 def profile_of(config: AppConfig) -> Profile:
-    """The profile that the configuration names, with the times that its plan was made from, or of its backend."""
+    """The configuration's profile, with the launch tables that its plan was made from, or those of its backend."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = load(Path(config.profile))
     if config.plan:
@@ -142,7 +144,7 @@ def profile_of(config: AppConfig) -> Profile:
 
 
 def check_depth(config: AppConfig, num_blocks: int) -> None:
-    """Refuse a plan or profile of another depth now, as Serve would not tell the reason of a failure later."""
+    """Refuse a plan or profile of another depth. Serve would hide the reason of a later failure."""
     path, read = (config.plan, read_plan) if config.plan else (config.profile, load)
     covered = read(Path(path or "")).num_blocks
     if covered != num_blocks:
@@ -150,18 +152,18 @@ def check_depth(config: AppConfig, num_blocks: int) -> None:
 
 
 def check_weights(config: AppConfig) -> None:
-    """Refuse the profile of another network of the same depth: its plan would run, and keep nothing it promises."""
+    """Refuse the profile of another network of the same depth. Its plan would run, but break its promises."""
     if not (config.profile and config.model) or config.backend == VIRTUAL:
         return
     profile, weights = profile_of(config), weights_of(Path(config.model))
     if differ(profile.weights, weights):
         raise UserError(
-            f"{config.profile} is of {profile.model} (weights {profile.weights}), the weights in {config.model} are "
-            f"others ({weights}): profile and plan the network that is served"
+            f"{config.profile} is of {profile.model} (weights {profile.weights}), {config.model} has other weights "
+            f"({weights}): profile and plan the network that is served"
         )
 
 
-# What depends on each field of the configuration: every field is in one of these.
+# Which parts of the application depend on each field of the configuration. Every field is in exactly one set.
 OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
 OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replica"}
 OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format"}
@@ -173,24 +175,24 @@ OF_FRONTS = {
 
 
 def mark_of(config: AppConfig) -> str:
-    """A hash of all that replicas depend on: where it changes, new replicas are started beside the old ones."""
+    """A hash of everything that replicas depend on. If it changes, new replicas are started beside the old ones."""
     assert config.profile, "This is a bug: AppConfig asks for it."
-    said = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
-    return sha256(said.encode() + Path(config.profile).read_bytes()).hexdigest()[:6]
+    fields = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
+    return sha256(fields.encode() + Path(config.profile).read_bytes()).hexdigest()[:6]
 
 
 def origin_of(config: AppConfig) -> str:
-    """A hash of what the user says of plans and of the network that they are for, with the contents of his files.
+    """A hash of the fields that plans depend on, and of the contents of the plan's and the profile's file.
 
-    While it stays, a restarted deployer goes on with the plan that runs.
+    While it is the same, a restarted deployer continues with the running plan.
     """
-    said = config.model_dump_json(include=OF_PLANS | OF_PLANS_AND_REPLICAS)
+    fields = config.model_dump_json(include=OF_PLANS | OF_PLANS_AND_REPLICAS)
     files = [Path(path).read_bytes() for path in (config.plan, config.profile) if path]
-    return sha256(b"".join([said.encode(), *files])).hexdigest()
+    return sha256(b"".join([fields.encode(), *files])).hexdigest()
 
 
 def _facts(plan: Plan, profile: Profile, config: AppConfig) -> Problem:
-    """The problem with just the plan's devices; their price and memory mattered only to the planner."""
+    """The problem with only the plan's devices. Their price and memory mattered only to the planner."""
     devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
     survival = profile.exits_of(plan.length).planning_survival(opened(plan))
     return problem(profile, devices, links_between(devices, gbit_per_s=config.links), survival, length=plan.length)

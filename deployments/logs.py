@@ -1,7 +1,7 @@
-"""Where the lines of a process go: to Serve's own log of it, as text or JSON, and few of a kind.
+"""Sends the log lines of a process to Serve's log of it, as text or JSON, and limits lines of one kind.
 
-Whoever attacks a server, or overloads it, makes it say the same for each request. The first lines of a kind tell
-enough; what follows is counted, and said once a minute.
+A server that is attacked or overloaded would log the same sentence for each request. The first lines of a kind are
+enough; further ones are counted, and the count is logged once a minute.
 """
 
 import logging
@@ -13,67 +13,69 @@ from typing import Any
 from deployments.config import LogFormat
 from deployments.ray_facts import inside_replica
 
-OURS = ("cluster", "deployments")
-OF_OTHERS = ("uvicorn.error", "asyncio", "grpc")  # they have a line for each client that breaks the rules, too
-SERVES = "ray.serve"
-FIRST, EVERY_S = 5, 60.0  # so many lines of a kind in so long
+OWN_LOGGERS = ("cluster", "deployments")
+LIBRARY_LOGGERS = ("uvicorn.error", "asyncio", "grpc")  # they log a line for each client that violates a protocol
+SERVE_LOGGER = "ray.serve"
+LINES_PER_KIND = 5  # in each period
+PERIOD_S = 60.0
+MOST_KINDS = 1000  # that are remembered
 
 
-class Seldom(logging.Filter):
-    """Lets through the first lines of a kind in a minute; the first of the next minute says how many were left out.
+class RateLimit(logging.Filter):
+    """Passes the first lines of a kind in each minute. The first line of the next minute says how many were left out.
 
-    Lines are of a kind if they are of the same logger and the same sentence, whatever is filled into that.
+    Lines are of one kind if they have the same logger and the same format string.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how many lines came
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # when the period began, and the lines since
 
     def filter(self, record: logging.LogRecord) -> bool:
         now_s, kind = self._clock(), (record.name, str(record.msg))
         since_s, count = self._kinds.get(kind, (now_s, 0))
-        if now_s - since_s >= EVERY_S:
-            if count > FIRST:
-                record.msg = f"{record.msg} (and {count - FIRST} like it in {now_s - since_s:.0f} s)"
+        if now_s - since_s >= PERIOD_S:
+            if count > LINES_PER_KIND:
+                record.msg = f"{record.msg} (and {count - LINES_PER_KIND} like it in {now_s - since_s:.0f} s)"
             since_s, count = now_s, 0
         self._forget(now_s)
         self._kinds[kind] = since_s, count + 1
-        return count < FIRST
+        return count < LINES_PER_KIND
 
     def _forget(self, now_s: float) -> None:
-        """Sentences that are all different, as those of others may be, must not fill the memory."""
-        if len(self._kinds) >= 1000:
-            self._kinds = {kind: kept for kind, kept in self._kinds.items() if now_s - kept[0] < EVERY_S}
-        if len(self._kinds) >= 1000:
+        """Limit the memory: libraries may put changing values into the format string."""
+        if len(self._kinds) >= MOST_KINDS:
+            self._kinds = {kind: period for kind, period in self._kinds.items() if now_s - period[0] < PERIOD_S}
+        if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
 
 
 class _ToServe(logging.Handler):
-    """Hands lines to what handles those of Serve, with the names of application and replica that these bear."""
+    """Passes lines to Serve's handlers, which add the names of the application and the replica."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        for handler in logging.getLogger(SERVES).handlers:
+        for handler in logging.getLogger(SERVE_LOGGER).handlers:
             handler.handle(record)
 
 
 def join_serves_log() -> None:
-    """Called in each process of an application; elsewhere (in tests, in commands) lines stay where they are."""
+    """Send this process's log lines to Serve's log. Does nothing outside of Serve, in tests and commands."""
     if not inside_replica():
         return
-    for serves in logging.getLogger(SERVES).handlers:
-        if isinstance(serves, MemoryHandler):  # Serve keeps back a thousand lines, as it may have one per request
-            serves.flushLevel = logging.NOTSET
-    seldom = Seldom()
-    for name in (*OURS, *OF_OTHERS):
+    for serve_handler in logging.getLogger(SERVE_LOGGER).handlers:
+        if isinstance(serve_handler, MemoryHandler):  # Serve buffers a thousand lines, as it may log one per request
+            serve_handler.flushLevel = logging.NOTSET
+    limit = RateLimit()
+    for name in (*OWN_LOGGERS, *LIBRARY_LOGGERS):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _ToServe) for handler in logger.handlers):
             handler = _ToServe()
-            handler.addFilter(seldom)
+            handler.addFilter(limit)
             logger.addHandler(handler)
             logger.propagate = False
 
 
 def logging_config(log_format: LogFormat, quiet: bool = True) -> dict[str, Any]:
-    """What Serve is told of a deployment's log. Its line per call would cost more than the call."""
+    """Serve's options for a deployment's log. The access log is off: a line would cost more than its call."""
     return {"enable_access_log": False, "encoding": log_format.upper()} | ({"log_level": "WARNING"} if quiet else {})

@@ -1,4 +1,4 @@
-"""What users may name: built-in networks, backends, functions by their import paths."""
+"""Resolves names that users give: built-in networks, backends, and functions by their import paths."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 
 from profiles.errors import UserError
 
-# What may compute a network, by short name (docs/backends.md): import paths, since a backend's library is imported only
-# when the backend is asked for. `auto` tries them in turn.
+# Backends by short name (docs/backends.md). They are import paths, because a backend's library is imported only when
+# the backend is used. `auto` tries them in turn.
 BACKENDS = {
     "torch": "deployments.models.torch_model:TORCH",
     "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
@@ -18,8 +18,9 @@ BACKENDS = {
 AUTO = "auto"
 VIRTUAL = "virtual"
 DEMO = "deployments.demo:demo_directory"
-# What built-in networks are called where a directory or a hub id is expected.
-DEMO_NAME, LLM_DEMO_NAME = "demo", "llm-demo"
+# The names of built-in networks, accepted in place of a directory or a hub id.
+DEMO_NAME = "demo"
+LLM_DEMO_NAME = "llm-demo"
 _BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "deployments.demo:llm_demo_directory"}
 LOADER = "deployments.models:load_served"
 
@@ -31,16 +32,16 @@ def function_at(path: str) -> Callable[..., Any]:
     3.0
     """
     try:
-        found = resolve_name(path)
+        function = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{path!r} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise UserError(f"{path!r} must name a function as 'module:function'")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def built_in(name: str | Path) -> Path | None:
-    """The directory of a built-in network, by its name, unless a directory is called so."""
+    """The directory of a built-in network, by its name; None if there is none, or if a directory has that name."""
     path = _BUILT_IN.get(str(name))
     return function_at(path)() if path and not Path(name).is_dir() else None
 
@@ -53,7 +54,7 @@ def well_formed(path: str) -> str:
 
 
 def backend_path(name: str) -> str:
-    """The import path of a backend that is named in short, or by that path itself.
+    """The import path of a backend, given by its short name or by the path itself.
 
     >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
     ('deployments.models.torch_model:TORCH', 'my_package.my_module:BACKEND')
@@ -67,7 +68,7 @@ def backend_path(name: str) -> str:
 
 
 def known_backend(name: str) -> str:
-    """The same name, if it is `auto` or a backend's: commands check it here before they load anything."""
+    """Return the name if it is `auto` or a backend's. Commands check it before they load anything."""
     if name != AUTO:
         backend_path(name)
     return name

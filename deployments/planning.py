@@ -1,4 +1,4 @@
-"""The plan that an application begins with: its file's, or the best one for the devices that it may use."""
+"""The first plan of an application: from its file, or the best one for the devices that it may use."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,33 +16,33 @@ from profiles.errors import UserError
 from profiles.files import Profile
 from profiles.latency import mixed_backends_warning
 
-log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
-UNKNOWN_BYTES = 10**15  # memory of a kind that is in no catalogue: a user who names it knows that the network fits
+log = logging.getLogger("ray.serve")  # so that plans appear among Serve's own lines about a replica
+UNKNOWN_MEMORY_BYTES = 10**15  # for a kind that the catalogue lacks: a user who names it knows that the network fits
 
 DeviceCounts = Mapping[str, int]
 
 
 def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> Plan:
-    """The plan of the configuration's file, or the best one; `has` counts devices where the configuration says auto."""
+    """The plan of the configuration's file, or the best one. `has` counts the devices for `devices: auto`."""
     if config.plan:
         return _of_file(config)
     devices = usable(config, profile, has)
     plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), _goal(config))
     if warning := mixed_backends_warning([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
-    log.info("planned for %s: %s", _told({device.kind: device.count for device in devices}), summary(plan))
+    log.info("planned for %s: %s", _as_text({device.kind: device.count for device in devices}), summary(plan))
     return replace(plan, model=profile.model, weights=profile.weights)
 
 
 def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profile: Profile) -> Plan | None:
-    """The best plan for the devices that are left of the running one, with batches no larger than the running one's."""
+    """The best plan for the devices that remain of the running plan, with batches no larger than the running plan's."""
     devices = [device(kind, count) for kind, count in counts.items() if count]
     largest = max(split.batch_size for pipeline in running.pipelines for split in pipeline.splits)
     goal = Objective(slo_s=config.slo_ms / 1e3, max_batch=largest, ramp_budget=config.early_budget)
     try:
         return optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal) if devices else None
     except UserError as error:
-        log.warning("nothing can run meanwhile on %s: %s", _told(counts), error)
+        log.warning("no plan can run meanwhile on %s: %s", _as_text(counts), error)
         return None
 
 
@@ -52,10 +52,10 @@ def has_room_beside(
     nodes: Sequence[resources.Resources],
     free: Sequence[resources.Resources],
 ) -> bool:
-    """Whether this application has room beside all that runs, for instance beside itself with another configuration.
+    """Whether this application has room beside everything that runs, also beside its own previous version.
 
-    Without it a new front could wait for replicas that wait for what the old one holds until the new one is ready. A
-    plan that is only made at the start may want all that there is.
+    If it has none, a new front would wait for replicas, and these for devices that the old front holds until the new
+    one is ready. A plan that is made at the start may use all devices, so it never has room.
     """
     if config.planned and not config.plan:
         return False
@@ -96,38 +96,40 @@ def _promised(plan: Plan) -> str:
     per_s, longest_ms = f"; {promise.goodput_per_s:.0f}/s", 1e3 * promise.latency_s
     if plan.decoding:
         return f"{per_s}, first tokens in {longest_ms:.0f} ms{made_of}"
-    played = f"as played: {promise.simulated}" if promise.simulated else "not played"
-    return f"{per_s}{made_of}; {played}; full launches all the way: {longest_ms:.0f} ms"
+    simulated = f"as simulated: {promise.simulated}" if promise.simulated else "not simulated"
+    return f"{per_s}{made_of}; {simulated}; full launches all the way: {longest_ms:.0f} ms"
 
 
 def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] | None = None) -> list[Device]:
-    """The devices that plans may use: those that are named, or those of the nodes that the profile has times of."""
+    """The devices that plans may use: as configured, or with `auto` those of the nodes that the profile covers."""
     if isinstance(config.devices, dict):
         for kind in config.devices:
-            profile.table(kind)  # says what it has, if not this one
+            profile.table(kind)  # raises if it has no table for this kind
         return [device(kind, count) for kind, count in config.devices.items()]
-    there = dict(has() if has else resources.devices_on(ray_facts.nodes()))
-    # The front takes a CPU, and each replica on the CPU what it was told to.
-    there["cpu"] = int((there.get("cpu", 0) - 1) / config.cpus_per_replica) if config.cpus_per_replica else there["cpu"]
-    found = [device(kind, count) for kind, count in there.items() if kind in profile.kinds and count > 0]
-    if not found:
+    counts = dict(has() if has else resources.devices_on(ray_facts.nodes()))
+    if config.cpus_per_replica:  # the front takes a CPU, and each replica on the CPU its share
+        counts["cpu"] = int((counts.get("cpu", 0) - 1) / config.cpus_per_replica)
+    devices = [device(kind, count) for kind, count in counts.items() if kind in profile.kinds and count > 0]
+    if not devices:
         raise UserError(
-            f"devices: auto: this Ray has {_told(there)}, {config.profile} has times of {', '.join(profile.kinds)}: "
-            "profile what is there, or name what to use"
+            f"devices: auto: this Ray has {_as_text(counts)}, {config.profile} has times of "
+            f"{', '.join(profile.kinds)}: profile these devices, or name the devices to use"
         )
-    return found
+    return devices
 
 
 def device(kind: str, count: int) -> Device:
     known = CATALOGUE.get(kind)
-    return Device(kind, count, known.memory_bytes if known else UNKNOWN_BYTES, known.price_per_hour if known else 0.0)
+    if known is None:
+        return Device(kind, count, UNKNOWN_MEMORY_BYTES, price_per_hour=0.0)
+    return Device(kind, count, known.memory_bytes, known.price_per_hour)
 
 
 def _goal(config: AppConfig) -> Objective:
-    told: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
+    max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
     budget = config.early_budget
-    return Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=config.rate_per_s or 0.0, ramp_budget=budget, **told)
+    return Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=config.rate_per_s or 0.0, ramp_budget=budget, **max_batch)
 
 
-def _told(counts: DeviceCounts) -> str:
+def _as_text(counts: DeviceCounts) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing"

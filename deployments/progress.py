@@ -1,4 +1,4 @@
-"""How far what takes long has come, on standard error: a bar on a terminal, elsewhere a line every few seconds."""
+"""The progress of long tasks, on standard error: a bar on a terminal, otherwise a line every few seconds."""
 
 import sys
 import time
@@ -10,8 +10,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import track
 
-FIRST_S = 2.0
-EVERY_S = 5.0
+FIRST_LINE_S = 2.0  # a task that ends sooner prints nothing
+EVERY_S = 5.0  # between further lines
 
 Item = TypeVar("Item")
 
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 def show(
     items: Iterable[Item], what: str, total: int | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterable[Item]:
-    """The items, while it shows how many of them are done."""
+    """Yield the items and show how many of them are done."""
     console = Console(stderr=True)
     if console.is_terminal:
         return track(items, what, total, console=console, transient=True)
@@ -28,24 +28,24 @@ def show(
 
 @contextmanager
 def busy(what: str, clock: Callable[[], float] = time.monotonic, ended: Callable[[], Event] = Event) -> Iterator[None]:
-    """Show that something goes on whose steps nobody counts."""
+    """Show that a task without countable steps is running."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(what):
             yield
         return
     end = ended()
-    telling = Thread(target=_tell_until, args=(end, what, clock), daemon=True)
-    telling.start()
+    printing = Thread(target=_print_until, args=(end, what, clock), daemon=True)
+    printing.start()
     try:
         yield
     finally:
         end.set()
-        telling.join()
+        printing.join()
 
 
-def _tell_until(end: Event, what: str, clock: Callable[[], float]) -> None:
-    began_s, wait_s = clock(), FIRST_S
+def _print_until(end: Event, what: str, clock: Callable[[], float]) -> None:
+    began_s, wait_s = clock(), FIRST_LINE_S
     while not end.wait(wait_s):
         print(f"{what}: {clock() - began_s:.0f} s so far", file=sys.stderr, flush=True)
         wait_s = EVERY_S
@@ -53,7 +53,7 @@ def _tell_until(end: Event, what: str, clock: Callable[[], float]) -> None:
 
 def _in_lines(items: Iterable[Item], what: str, total: int | None, clock: Callable[[], float]) -> Iterator[Item]:
     began_s = clock()
-    due_s = began_s + FIRST_S
+    due_s = began_s + FIRST_LINE_S
     for done, item in enumerate(items):
         if (now_s := clock()) >= due_s:
             so_far = f"{done:,}" if total is None else f"{done:,} of {total:,}"

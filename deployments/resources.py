@@ -1,4 +1,4 @@
-"""Amounts of Ray's resources: what a replica asks for, what devices nodes have, what fits where. No Ray is asked."""
+"""Amounts of Ray's resources: what replicas need, what nodes have, and what fits. Makes no calls to Ray."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -6,38 +6,36 @@ from typing import Any
 from deployments.config import AppConfig
 from deployments.named import VIRTUAL
 
-Resources = Mapping[str, float]  # amounts by Ray's name for them
+Resources = Mapping[str, float]  # amounts by Ray's names of resources
 
-KIND = "isobatch.io/kind"  # the label of a node by which its owner says what kind its devices are
-_ACCELERATOR = "accelerator_type:"  # nodes have a resource of this name and their kind of GPU behind it
-_TINY = 0.001  # of that resource: Ray's own way to ask for a node that has it
+KIND = "isobatch.io/kind"  # a node's label for the kind of its devices, set by the owner of the cluster
+_ACCELERATOR = "accelerator_type:"  # a node's resource for its kind of GPU has this prefix
+_ACCELERATOR_AMOUNT = 0.001  # the amount of that resource by which Ray requests a node that has it
 _ROUNDING = 1e-6
-
-# What Serve gives a replica that does not say how many CPUs it wants.
-DEFAULT_CPUS = 1.0
+DEFAULT_CPUS = 1.0  # Serve's default for a replica without num_cpus
 
 # What nodes have
 
 
 def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
-    """The same resources, with the kind that the node's label names in place of what Ray makes of its GPUs' name.
+    """A node's resources, with the kind of GPU from the node's label instead of Ray's name for the GPU.
 
     >>> by_label({"GPU": 2.0, "accelerator_type:A100": 1.0}, {"Labels": {"isobatch.io/kind": "a100-80g"}})
     {'GPU': 2.0, 'accelerator_type:A100-80G': 1.0}
     """
     if not (kind := node.get("Labels", {}).get(KIND)) or "GPU" not in resources:
         return resources
-    told = {name: amount for name, amount in resources.items() if not name.startswith(_ACCELERATOR)}
-    return told | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
+    others = {name: amount for name, amount in resources.items() if not name.startswith(_ACCELERATOR)}
+    return others | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
 
 
 def total(nodes: Iterable[Resources]) -> dict[str, float]:
-    """Of all nodes together."""
-    found: dict[str, float] = {}
+    """The sum of the nodes' resources."""
+    amounts: dict[str, float] = {}
     for node in nodes:
         for name, amount in node.items():
-            found[name] = found.get(name, 0.0) + amount
-    return found
+            amounts[name] = amounts.get(name, 0.0) + amount
+    return amounts
 
 
 def accelerators(resources: Iterable[str]) -> list[str]:
@@ -50,7 +48,7 @@ def accelerators(resources: Iterable[str]) -> list[str]:
 
 
 def devices_on(nodes: Iterable[Resources]) -> dict[str, int]:
-    """Devices by kind.
+    """The number of devices by kind.
 
     >>> devices_on([{"CPU": 8.0, "GPU": 4.0, "accelerator_type:V100": 1.0}, {"CPU": 2.0}])
     {'v100': 4, 'cpu': 10}
@@ -65,65 +63,66 @@ def devices_on(nodes: Iterable[Resources]) -> dict[str, int]:
 
 
 def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
-    """Where nodes declare how many devices of a kind they hold, by a resource of its name, a replica takes one of them.
+    """The resource that a replica takes of its node's declared devices: one named after the kind, if any node has it.
 
-    That is how virtual devices belong to a node, and are lost with it.
+    Virtual devices belong to a node in this way, and are lost with it.
     """
     return {kind: 1.0} if any(kind in node for node in nodes) else {}
 
 
-# What a replica asks for
+# What replicas need
+
+VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 
 
 def replica_options(config: AppConfig, kind: str, labelled: bool = False) -> dict[str, Any]:
-    """How a replica on a device of this kind asks Ray; one of a virtual device asks for next to nothing.
+    """Ray's options for a replica on a device of this kind.
 
-    Where nodes are labelled, a GPU is found by the label: Ray's autoscaler knows labels of nodes that do not run yet,
-    and a label can tell apart what has one name (`a100-40g`, `a100-80g`).
+    With `labelled` nodes, a GPU is requested by the label: Ray's autoscaler knows the labels of nodes that do not run
+    yet, and labels distinguish devices that Ray gives the same name (`a100-40g`, `a100-80g`).
     """
     if config.backend == VIRTUAL:
-        told = "cpus_per_replica" in config.model_fields_set
-        return {"num_cpus": config.cpus_per_replica if told else 0.01}
+        return {"num_cpus": config.cpus_per_replica if "cpus_per_replica" in config.model_fields_set else VIRTUAL_CPUS}
     if kind == "cpu":
         return {"num_cpus": config.cpus_per_replica}
     return gpu_options(kind, labelled)
 
 
 def gpu_options(kind: str, labelled: bool) -> dict[str, Any]:
-    """How a replica asks Ray for a GPU of this kind."""
+    """Ray's options for a replica on a GPU of this kind."""
     return {"num_gpus": 1} | ({"label_selector": {KIND: kind}} if labelled else {"accelerator_type": kind.upper()})
 
 
 def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
-    """The same as amounts of Ray's resources.
+    """The resources that a replica on a device of this kind needs.
 
     >>> replica_needs(AppConfig(), "a100")
     {'CPU': 1.0, 'GPU': 1, 'accelerator_type:A100': 0.001}
     """
-    asked = replica_options(config, kind)
-    needs = dict(asked_for(asked))
-    if accelerator := asked.get("accelerator_type"):
-        needs[f"{_ACCELERATOR}{accelerator}"] = _TINY
+    options = replica_options(config, kind)
+    needs = dict(requested_amounts(options))
+    if accelerator := options.get("accelerator_type"):
+        needs[f"{_ACCELERATOR}{accelerator}"] = _ACCELERATOR_AMOUNT
     return needs
 
 
 def room_for(config: AppConfig, kind: str) -> tuple[Resources, Mapping[str, str]]:
-    """What Ray's autoscaler must bring for one more replica on a device of this kind: resources, and a node's labels.
+    """The resources and node labels that Ray's autoscaler must provide for one more replica on this kind of device.
 
-    A virtual device belongs to a node that declares it, or it would be there without any node.
+    A virtual device is requested as a resource that only its nodes declare; without it, any node would do.
 
     >>> room_for(AppConfig(), "a100-80g")
     ({'CPU': 1.0, 'GPU': 1}, {'isobatch.io/kind': 'a100-80g'})
     """
     options = replica_options(config, kind, labelled=True)
-    needs = {**asked_for(options), **({kind: 1.0} if config.backend == VIRTUAL else {})}
+    needs = {**requested_amounts(options), **({kind: 1.0} if config.backend == VIRTUAL else {})}
     return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
 
 
-def asked_for(options: Mapping[str, Any]) -> Resources:
-    """What Serve asks Ray for, for a replica with these options.
+def requested_amounts(options: Mapping[str, Any]) -> Resources:
+    """The resources that Serve requests from Ray for a replica with these options.
 
-    >>> asked_for({"num_gpus": 1, "num_cpus": 0.5, "accelerator_type": "T4", "resources": {"k80": 1.0}})
+    >>> requested_amounts({"num_gpus": 1, "num_cpus": 0.5, "accelerator_type": "T4", "resources": {"k80": 1.0}})
     {'CPU': 0.5, 'GPU': 1, 'k80': 1.0}
     """
     amounts = {"CPU": options.get("num_cpus", DEFAULT_CPUS), "GPU": options.get("num_gpus", 0.0)}
@@ -131,53 +130,55 @@ def asked_for(options: Mapping[str, Any]) -> Resources:
 
 
 def needed(counts: Mapping[str, int], needs: Callable[[str], Resources], nodes: Sequence[Resources]) -> list[Resources]:
-    """What so many replicas on each kind of device need, each of them, on nodes that may declare their devices.
+    """The resources that each of these replicas needs, on nodes that may declare their devices.
 
     >>> needed({"cpu": 1, "v100": 2}, lambda kind: {"CPU": 1.0}, [{"v100": 4.0}])
     [{'CPU': 1.0}, {'CPU': 1.0, 'v100': 1.0}, {'CPU': 1.0, 'v100': 1.0}]
     """
-    each = {kind: {**needs(kind), **declared(kind, nodes)} for kind in counts}
-    return [each[kind] for kind, count in counts.items() for _ in range(count)]
+    by_kind = {kind: {**needs(kind), **declared(kind, nodes)} for kind in counts}
+    return [by_kind[kind] for kind, count in counts.items() for _ in range(count)]
 
 
 # What fits where
 
 
-def less(has: Resources, held: Resources) -> Resources:
-    """What a node has beside what is held there.
+def remaining(has: Resources, held: Resources) -> Resources:
+    """The resources of a node without those that are held.
 
-    >>> less({"CPU": 4.0, "GPU": 2.0}, {"CPU": 0.5, "GPU": 1.0, "v100": 0.0})
+    >>> remaining({"CPU": 4.0, "GPU": 2.0}, {"CPU": 0.5, "GPU": 1.0, "v100": 0.0})
     {'CPU': 3.5, 'GPU': 1.0}
     """
     return {name: amount - held.get(name, 0.0) for name, amount in has.items()}
 
 
 def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bool]:
-    """Whether each need finds room: in turn, each takes it on the first node that has it.
+    """Whether each need fits, if each in turn is placed on the first node with room for it.
 
-    No need gets room that is not there. Where all needs are alike, as those of one kind are, none finds less room than
-    it could. A node that had no room for a need has none for another like it, so it is not asked again: there may be
-    thousands of both.
+    If all needs are equal, as those of one kind are, no other placement fits more of them. A node without room for a
+    need has none for the next equal one, so it is not checked again: there may be thousands of both.
 
     >>> first_fit([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 4.0}], [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}])
     [True, False, True]
     """
     free = [dict(node) for node in nodes]
-    full: dict[tuple[tuple[str, float], ...], int] = {}  # by what is asked for: so many of the first nodes have no room
-    return [_take(tuple((name, amount) for name, amount in need.items() if amount), free, full) for need in needs]
+    full: dict[
+        tuple[tuple[str, float], ...], int
+    ] = {}  # by need: the number of nodes, from the first, without room for it
+    return [_place(tuple((name, amount) for name, amount in need.items() if amount), free, full) for need in needs]
 
 
-def _take(
-    asked: tuple[tuple[str, float], ...],
+def _place(
+    need: tuple[tuple[str, float], ...],
     free: Sequence[dict[str, float]],
     full: dict[tuple[tuple[str, float], ...], int],
 ) -> bool:
-    for number in range(full.get(asked, 0), len(free)):
+    """Take the need's amounts from the first node that has them; returns whether there is one."""
+    for number in range(full.get(need, 0), len(free)):
         node = free[number]
-        if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in asked):
-            for name, amount in asked:
+        if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in need):
+            for name, amount in need:
                 node[name] -= amount
-            full[asked] = number
+            full[need] = number
             return True
-    full[asked] = len(free)
+    full[need] = len(free)
     return False

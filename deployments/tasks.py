@@ -1,7 +1,7 @@
-"""What a network answers: one label for each input, or one for each word of a text.
+"""The tasks of networks: one label for each input, or one for each word of a text.
 
-A `Task` is all that depends on it: which heads have it, how an answer is named, written as JSON, and as tensors. What
-leaves, and how two answers compare, follows from the answers themselves (`profiles/model.py`).
+A `Task` is everything that depends on this: which heads have the task, and how answers are named and written as JSON
+and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from profiles.errors import UserError
 from profiles.model import Label, Probability, Words
 
-ONE_LABEL = "single_label_classification"  # as Hugging Face calls it
+ONE_LABEL = "single_label_classification"  # Hugging Face's name
 Outputs = dict[str, Any]
-OUTSIDE = "O"  # what words are called that belong to no entity
-Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes behind the number of inputs
+OUTSIDE = "O"  # the label of words that belong to no entity
+Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
 
 
 def check_one_label(folder: Path, problem: str | None) -> None:
-    """Only one label an input is served: such heads alone say by a softmax how sure they are."""
+    """Raise UserError unless the head gives one label for each input: only then is a softmax its confidence."""
     if problem not in (None, ONE_LABEL):
-        raise UserError(f"{folder}: its problem_type is {problem}: only heads that give one label an input are served")
+        raise UserError(f"{folder}: its problem_type is {problem}: only heads with one label for each input are served")
 
 
 class TaskAnswer(Protocol):
-    """What an input was answered, as a task writes it."""
+    """The answer to an input, as far as a task writes it."""
 
     @property
     def label(self) -> Label: ...
@@ -47,42 +47,42 @@ class Task(Protocol):
 
     @property
     def heads(self) -> str:
-        """How `architectures` in a checkpoint's config.json end; "": however those of no other task do."""
+        """The ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task."""
         ...
 
     @property
     def by_token(self) -> bool:
-        """Whether heads and ramps answer every token, and not an input as a whole."""
+        """Whether heads and ramps answer every token, not the input as a whole."""
         ...
 
     @property
     def answered(self) -> str:
-        """What has a label each, in words."""
+        """The plural noun for the things that get a label each."""
         ...
 
     @property
     def loaders(self) -> Mapping[str, str]:
-        """Hugging Face's class for networks that read texts, or images."""
+        """Hugging Face's classes for networks that read texts or images."""
         ...
 
     @property
     def tensors(self) -> Tensors:
-        """What `columns` gives."""
+        """The form of the tensors in `columns`."""
         ...
 
     def named(self, label: Label, names: Sequence[str]) -> Any:
-        """What the checkpoint calls an answer."""
+        """The checkpoint's name for a label."""
         ...
 
-    def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
+    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
         """An answer as JSON."""
         ...
 
-    def heard(self, output: Outputs) -> tuple[Label, Any, Probability]:
-        """The answer, its name and its score in what `output` gives."""
+    def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
+        """The label, its name and its score from the result of `output`."""
         ...
 
-    def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
+    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         """Answers as tensors: numbers as arrays, names as lists."""
         ...
 
@@ -90,7 +90,10 @@ class Task(Protocol):
 class Classification:
     """One label for each input."""
 
-    name, heads, by_token, answered = "classification", "", False, "inputs"
+    name = "classification"
+    heads = ""
+    by_token = False
+    answered = "inputs"
     loaders: Mapping[str, str] = MappingProxyType(
         {"text": "AutoModelForSequenceClassification", "image": "AutoModelForImageClassification"}
     )
@@ -100,26 +103,29 @@ class Classification:
         assert isinstance(label, int), "This is a bug: an input has one label."
         return names[label]
 
-    def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
-        return {"label": told.label, "name": self.named(told.label, names), "score": told.score}
+    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
+        return {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
 
-    def heard(self, output: Outputs) -> tuple[Label, Any, Probability]:
+    def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         return output["label"], output["name"], output["score"]
 
-    def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
+    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         return {
-            "label": np.array([each.label for each in told], np.int64),
-            "score": np.array([each.score for each in told], np.float32),
-            "name": [self.named(each.label, names) for each in told],
+            "label": np.array([answer.label for answer in answers], np.int64),
+            "score": np.array([answer.score for answer in answers], np.float32),
+            "name": [self.named(answer.label, names) for answer in answers],
         }
 
 
 class TokenClassification:
-    """One label for each word of a text: that of its first token. What surrounds a text has no answer."""
+    """One label for each word of a text: that of its first token. Special tokens around a text have no answer."""
 
-    name, heads, by_token, answered = "token-classification", "ForTokenClassification", True, "words"
+    name = "token-classification"
+    heads = "ForTokenClassification"
+    by_token = True
+    answered = "words"
     loaders: Mapping[str, str] = MappingProxyType({"text": "AutoModelForTokenClassification"})
-    # Texts with fewer words than the longest of a request have -1, 0.0 and "" behind their ends.
+    # Texts with fewer words than the longest of a request are padded with -1, 0.0 and "".
     tensors: Tensors = MappingProxyType(
         {
             "words": ("INT64", []),
@@ -132,54 +138,55 @@ class TokenClassification:
     )
 
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[each] for each in _several(label))
+        return tuple(names[number] for number in _by_word(label))
 
-    def output(self, told: TaskAnswer, names: Sequence[str]) -> Outputs:
-        tokens = tokens_of(told, names)
-        return {"tokens": tokens, "entities": entities_of(tokens, _words_of(told).text)}
+    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
+        tokens = tokens_of(answer, names)
+        return {"tokens": tokens, "entities": entities_of(tokens, _words_of(answer).text)}
 
-    def heard(self, output: Outputs) -> tuple[Label, Any, Probability]:
-        labels, names, scores = (tuple(each[part] for each in output["tokens"]) for part in ("label", "name", "score"))
+    def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
+        tokens = output["tokens"]
+        labels, names, scores = (tuple(token[part] for token in tokens) for part in ("label", "name", "score"))
         return labels, names, scores
 
-    def columns(self, told: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
-        counts = np.array([len(_words_of(each).starts) for each in told], np.int64)
+    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
+        counts = np.array([len(_words_of(answer).starts) for answer in answers], np.int64)
         present = np.arange(counts.max(initial=0)) < counts[:, None]
 
-        def padded(rows: Sequence[Sequence[Any]], dtype: Any, nothing: Any) -> NDArray[Any]:
-            side_by_side = np.full(present.shape, nothing, dtype)
-            side_by_side[present] = [value for row in rows for value in row]
-            return side_by_side
+        def padded(rows: Sequence[Sequence[Any]], dtype: Any, padding: Any) -> NDArray[Any]:
+            table = np.full(present.shape, padding, dtype)
+            table[present] = [value for row in rows for value in row]
+            return table
 
         return {
             "words": counts,
-            "label": padded([_several(each.label) for each in told], np.int64, -1),
-            "score": padded([_several(each.score) for each in told], np.float32, 0.0),
-            "name": padded([self.named(each.label, names) for each in told], object, ""),
-            "start": padded([_words_of(each).starts for each in told], np.int64, -1),
-            "end": padded([_words_of(each).ends for each in told], np.int64, -1),
+            "label": padded([_by_word(answer.label) for answer in answers], np.int64, -1),
+            "score": padded([_by_word(answer.score) for answer in answers], np.float32, 0.0),
+            "name": padded([self.named(answer.label, names) for answer in answers], object, ""),
+            "start": padded([_words_of(answer).starts for answer in answers], np.int64, -1),
+            "end": padded([_words_of(answer).ends for answer in answers], np.int64, -1),
         }
 
 
-def tokens_of(told: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
+def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
     """Every word with its label."""
-    words, labels = _words_of(told), _several(told.label)
+    words, labels = _words_of(answer), _by_word(answer.label)
     return [
         {"label": label, "name": names[label], "score": score, "word": words.text[at:end], "start": at, "end": end}
-        for label, score, at, end in zip(labels, _several(told.score), words.starts, words.ends, strict=True)
+        for label, score, at, end in zip(labels, _by_word(answer.score), words.starts, words.ends, strict=True)
     ]
 
 
 @dataclass(frozen=True)
 class Tag:
-    """What a label says of a word: of which kind its entity is (""; of none), and where the word stands in it."""
+    """The meaning of a word's label: the kind of its entity ("": none), and the word's place in the entity."""
 
     place: str
     kind: str
 
     @classmethod
     def of(cls, name: str) -> "Tag":
-        """A label of any of the usual schemes: BIO, BIOES, BILOU, or kinds alone.
+        """Parse a label of any common scheme: BIO, BIOES, BILOU, or kinds alone.
 
         >>> [(tag.place, tag.kind) for tag in map(Tag.of, ("B-PER", "L-PER", "PER", "O"))]
         [('B', 'PER'), ('E', 'PER'), ('I', 'PER'), ('', '')]
@@ -190,7 +197,7 @@ class Tag:
         return cls(place, name[2:]) if place else cls("I", name)
 
     def follows(self, before: "Tag") -> bool:
-        """Whether the word belongs to the same entity as the one before it."""
+        """Whether the word belongs to the same entity as the word before it."""
         return self.kind == before.kind and before.place in ("B", "I") and self.place in ("I", "E")
 
 
@@ -199,7 +206,7 @@ PLACES = {"B-": "B", "I-": "I", "E-": "E", "L-": "E", "S-": "S", "U-": "S"}  # b
 
 
 def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
-    """Neighbours of one kind together, as transformers' pipeline does it with `aggregation_strategy="first"`.
+    """Join neighbouring words of one kind, as transformers' pipeline does with `aggregation_strategy="first"`.
 
     >>> named = [("B-PER", 0.9, 0, 3), ("I-PER", 0.7, 4, 7), ("O", 0.9, 8, 11), ("B-LOC", 0.5, 12, 15)]
     >>> tokens = [{"name": name, "score": score, "start": start, "end": end} for name, score, start, end in named]
@@ -218,7 +225,7 @@ def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
     return [
         {
             "entity_group": kind,
-            "score": sum(each["score"] for each in group) / len(group),
+            "score": sum(token["score"] for token in group) / len(group),
             "word": text[group[0]["start"] : group[-1]["end"]],
             "start": group[0]["start"],
             "end": group[-1]["end"],
@@ -227,21 +234,22 @@ def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
     ]
 
 
-def _several(value: Any) -> Any:
+def _by_word(value: Any) -> Any:
     assert isinstance(value, tuple), "This is a bug: every word has an answer."
     return value
 
 
-def _words_of(told: TaskAnswer) -> Words:
-    assert told.words, "This is a bug: the words of a text are known where it was encoded."
-    return told.words
+def _words_of(answer: TaskAnswer) -> Words:
+    assert answer.words, "This is a bug: the words of a text are known where it was encoded."
+    return answer.words
 
 
-CLASSIFICATION, TOKENS = Classification(), TokenClassification()
+CLASSIFICATION = Classification()
+TOKENS = TokenClassification()
 TASKS: tuple[Task, ...] = (CLASSIFICATION, TOKENS)
 
 
 def task_of(model: object) -> Task:
-    """What a network answers; one that does not say so classifies its inputs."""
+    """The task of a network; one that declares none classifies its inputs."""
     task: Task = getattr(model, "task", CLASSIFICATION)
     return task

@@ -1,7 +1,7 @@
-"""OpenTelemetry's spans of requests, queues, launches and hops; none unless the environment asks for them.
+"""OpenTelemetry spans of requests, queues, launches and hops, if the environment asks for them.
 
-The variables are OpenTelemetry's own (docs/watching.md). Whether a request is traced is decided here, before anything
-is made for it: ninety-nine of a hundred cost a look at a header and a random number.
+The variables are OpenTelemetry's own (docs/watching.md). Whether a request is traced is decided before anything is
+created for it: by default, 99 of 100 requests cost no more than reading a header and drawing a random number.
 """
 
 import os
@@ -16,29 +16,32 @@ from typing import Any
 
 from profiles.errors import UserError
 
-EXPORTER, SAMPLER, SHARE = "OTEL_TRACES_EXPORTER", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
-USUAL_SAMPLER, USUAL_SHARE = "parentbased_traceidratio", "0.01"
-PARENT = "traceparent"
+EXPORTER = "OTEL_TRACES_EXPORTER"
+SAMPLER = "OTEL_TRACES_SAMPLER"
+SHARE = "OTEL_TRACES_SAMPLER_ARG"
+DEFAULT_SAMPLER = "parentbased_traceidratio"
+DEFAULT_SHARE = "0.01"
+PARENT = "traceparent"  # the header of W3C Trace Context
 _EXPORTERS = {
     "otlp": "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter",
     "console": "opentelemetry.sdk.trace.export:ConsoleSpanExporter",
 }
-_SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}  # None: as SHARE says
-About = Mapping[str, str | int]
-_NOTHING: About = {}
+_SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}  # by sampler; None: the value of SHARE
+About = Mapping[str, str | int]  # attributes of a span
+_NO_ATTRIBUTES: About = {}
 _PARENT_HEADER = PARENT.encode()
-_numbers = random.Random()  # of our own: whoever seeds the common one would make the same spans in every process
-_now: ContextVar["Span | None"] = ContextVar("isobatch_span", default=None)
+_ids = random.Random()  # not the shared generator: if a program seeded that, all processes would draw the same ids
+_current: ContextVar["Span | None"] = ContextVar("isobatch_span", default=None)
 
 
 def current() -> "Span | None":
-    """The span of the request that is handled, if it is traced."""
-    return _now.get()
+    """The span of the request that is being handled, if it is traced."""
+    return _current.get()
 
 
 @dataclass(frozen=True)
 class TraceSampling:
-    """Which requests are traced: this share of those that nobody else traces, and whether a caller's wish counts."""
+    """The share of requests that are traced, and whether the decision in a caller's header comes first."""
 
     share: float
     heeds_parent: bool
@@ -49,13 +52,13 @@ class TraceSampling:
         >>> TraceSampling.read({}), TraceSampling.read({"OTEL_TRACES_SAMPLER": "always_on"})
         (TraceSampling(share=0.01, heeds_parent=True), TraceSampling(share=1.0, heeds_parent=False))
         """
-        told = environment.get(SAMPLER) or USUAL_SAMPLER
-        name = told.removeprefix("parentbased_")
+        sampler = environment.get(SAMPLER) or DEFAULT_SAMPLER
+        name = sampler.removeprefix("parentbased_")
         if name not in _SHARES:
-            known = ", ".join(f"{prefix}{each}" for prefix in ("", "parentbased_") for each in _SHARES)
-            raise UserError(f"{SAMPLER} is {told!r}: there are: {known}")
+            known = ", ".join(f"{prefix}{suffix}" for prefix in ("", "parentbased_") for suffix in _SHARES)
+            raise UserError(f"{SAMPLER} is {sampler!r}: there are: {known}")
         share = _SHARES[name]
-        return cls(_share(environment) if share is None else share, told != name)
+        return cls(_share(environment) if share is None else share, sampler != name)
 
     def takes(self, parent: str | None, chance: Callable[[], float] = random.random) -> bool:
         """
@@ -63,36 +66,36 @@ class TraceSampling:
         >>> [TraceSampling(0.0, True).takes(each) for each in (wanted, unwanted, "nonsense", None)]
         [True, False, False, False]
         """
-        if self.heeds_parent and parent is not None and (found := _PARENT.fullmatch(parent)):
-            return int(found[3], 16) % 2 == 1
+        if self.heeds_parent and parent is not None and (match := _PARENT.fullmatch(parent)):
+            return int(match[3], 16) % 2 == 1
         return self.share > 0 and chance() < self.share
 
 
-# Numbers that are all zeros, and version ff, name no span: such a header counts as none (W3C Trace Context).
+# A header with an id of zeros or with version ff is invalid and ignored (W3C Trace Context).
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 
 def _parent_in(headers: Mapping[bytes, bytes]) -> str | None:
-    told = headers.get(_PARENT_HEADER)
-    return None if told is None else told.decode("latin-1")
+    header = headers.get(_PARENT_HEADER)
+    return None if header is None else header.decode("latin-1")
 
 
 def _share(environment: Mapping[str, str]) -> float:
-    told = environment.get(SHARE) or USUAL_SHARE
+    value = environment.get(SHARE) or DEFAULT_SHARE
     try:
-        share = float(told)
+        share = float(value)
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UserError(f"{SHARE} is {told!r}: it must be a share, from 0 to 1")
+        raise UserError(f"{SHARE} is {value!r}: it must be a share, from 0 to 1")
     return share
 
 
 class Tracing:
-    """Makes the spans of one process. `clock` is the one that its times are told by.
+    """Creates the spans of one process. Their times are read from `clock`.
 
-    Finished spans are handed to OpenTelemetry's processor, which sends them. Its tracer is left out: spans that anybody
-    may change at any time, and a sampler that would always say yes, made a request's spans more than twice as dear.
+    Finished spans are passed to OpenTelemetry's processor, which sends them. OpenTelemetry's tracer is not used: its
+    mutable spans, and a sampler that would accept every span, more than doubled the time for a request's spans.
     """
 
     def __init__(
@@ -102,8 +105,8 @@ class Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
         self.sampling, self._clock = sampling, clock
-        # Read once: two clocks that are read for every span are never read at the same moment, and its end may then
-        # lie before that of a span inside.
+        # The offset between the clocks is measured only once. Measured for every span it would vary, and a span could
+        # seem to end before a span inside it.
         self._began_ns = time.time_ns() - round(1e9 * clock())
         self._processor = SimpleSpanProcessor(exporter) if simple else BatchSpanProcessor(exporter)
         self._resource = Resource.create()  # reads OTEL_SERVICE_NAME and others
@@ -114,17 +117,17 @@ class Tracing:
 
     @contextmanager
     def request(self, kind: str, headers: Mapping[bytes, bytes]) -> Iterator["Span"]:
-        """The span of a request that is traced, from here to the end of the block."""
+        """The span of a traced request, which lasts until the end of the block."""
         parent = _parent_in(headers) if self.sampling.heeds_parent else None
         span = self.span(f"request {kind}", parent, "SERVER")
-        before = _now.set(span)
+        previous = _current.set(span)
         try:
             yield span
         except BaseException as error:
             span.failed(error)
             raise
         finally:
-            _now.reset(before)
+            _current.reset(previous)
             span.end()
 
     def span(
@@ -134,46 +137,46 @@ class Tracing:
         kind: str = "INTERNAL",
         begun_s: float | None = None,
         links: Sequence["Span"] = (),
-        about: About = _NOTHING,
+        about: About = _NO_ATTRIBUTES,
     ) -> "Span":
-        """A span that begins now, or began then; `parent` is a span here, or what another process says of one."""
-        above = parent.context if isinstance(parent, Span) else _context_of(parent)
-        context = _context(above.trace_id if above else _numbers.getrandbits(128), _numbers.getrandbits(64))
-        return Span(self, name, context, above, kind, self.at_ns(begun_s), links, about)
+        """A span that begins at `begun_s`, or now. `parent` is a span of this process, or the header of another."""
+        outer = parent.context if isinstance(parent, Span) else _context_of(parent)
+        context = _context(outer.trace_id if outer else _ids.getrandbits(128), _ids.getrandbits(64))
+        return Span(self, name, context, outer, kind, self.at_ns(begun_s), links, about)
 
     def at_ns(self, moment_s: float | None) -> int:
-        """A moment by the clock of the process as nanoseconds since 1970."""
+        """A time of `clock` (None: now) as nanoseconds since 1970."""
         return self._began_ns + round(1e9 * (self._clock() if moment_s is None else moment_s))
 
     def ended(self, span: "Span", ended_ns: int) -> None:
-        """Hand a span on, to be sent with others."""
+        """Pass a finished span to the processor."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-        made = ReadableSpan(
+        finished = ReadableSpan(
             span.name,
             span.context,
             span.parent,
             self._resource,
-            {f"isobatch.{each}": value for each, value in span.about.items()},
-            links=[Link(each.context, {}) for each in span.links],
+            {f"isobatch.{name}": value for name, value in span.about.items()},
+            links=[Link(linked.context, {}) for linked in span.links],
             kind=SpanKind[span.kind],
             status=Status(StatusCode.ERROR, span.wrong) if span.wrong else Status(),
             start_time=span.begun_ns,
             end_time=ended_ns,
             instrumentation_scope=InstrumentationScope("isobatch"),
         )
-        self._processor.on_end(made)
+        self._processor.on_end(finished)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._processor.shutdown()
 
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """A span that somebody will see. `context` is OpenTelemetry's word for the numbers of a trace and a span."""
+    """A span that will be sent. `context` is OpenTelemetry's word for the ids of a trace and a span."""
 
     tracing: Tracing
     name: str
@@ -193,26 +196,26 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """What another process is told, so that its spans belong to this one."""
+        """The header that makes the spans of another process part of this one."""
         return f"00-{self.context.trace_id:032x}-{self.context.span_id:016x}-01"
 
 
 def _context_of(parent: str | None) -> Any:
-    """What another process says of its span; None where it says nothing that can be read."""
-    if parent and (found := _PARENT.fullmatch(parent)):
-        return _context(int(found[1], 16), int(found[2], 16), elsewhere=True)
+    """The context in the header of another process; None: there is no valid header."""
+    if parent and (match := _PARENT.fullmatch(parent)):
+        return _context(int(match[1], 16), int(match[2], 16), is_remote=True)
     return None
 
 
-def _context(trace: int, span: int, elsewhere: bool = False) -> Any:
+def _context(trace: int, span: int, is_remote: bool = False) -> Any:
     from opentelemetry.trace import SpanContext, TraceFlags
 
-    return SpanContext(trace, span, elsewhere, TraceFlags(TraceFlags.SAMPLED))
+    return SpanContext(trace, span, is_remote, TraceFlags(TraceFlags.SAMPLED))
 
 
 @contextmanager
-def part_of(tracing: Tracing | None, trace: str, name: str, about: About = _NOTHING) -> Iterator[None]:
-    """The span of what is done inside for an order that is traced."""
+def part_of(tracing: Tracing | None, trace: str, name: str, about: About = _NO_ATTRIBUTES) -> Iterator[None]:
+    """A span for the block, which is a part of an order, if the order is traced."""
     if tracing is None or not trace:
         yield
         return
@@ -227,16 +230,16 @@ def part_of(tracing: Tracing | None, trace: str, name: str, about: About = _NOTH
 
 
 def tracing_here(clock: Callable[[], float], environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """What the environment asks for; None: nothing."""
-    told = environment.get(EXPORTER) or "none"
-    if told == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    """The tracing that the environment asks for; None: none."""
+    name = environment.get(EXPORTER) or "none"
+    if name == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    if told not in _EXPORTERS:
-        raise UserError(f"{EXPORTER} is {told!r}: there are: none, {', '.join(_EXPORTERS)}")
+    if name not in _EXPORTERS:
+        raise UserError(f"{EXPORTER} is {name!r}: there are: none, {', '.join(_EXPORTERS)}")
     from pkgutil import resolve_name
 
     try:
-        exporter = resolve_name(_EXPORTERS[told])()
+        exporter = resolve_name(_EXPORTERS[name])()
     except ImportError as error:
-        raise UserError(f"{EXPORTER}={told} needs a package: pip install 'isobatch[tracing]'") from error
+        raise UserError(f"{EXPORTER}={name} needs a package: pip install 'isobatch[tracing]'") from error
     return Tracing(exporter, TraceSampling.read(environment), clock)

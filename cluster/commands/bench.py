@@ -1,4 +1,4 @@
-"""`isobatch bench`: what constant batches gain for a network on the device at hand, without any cluster."""
+"""`isobatch bench`: the gain of constant batches for a network on this machine's device, without a cluster."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,7 @@ def bench(
         str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`; demo: the demo's.")
     ],
     data: Annotated[
-        Path | None, typer.Option(help=f"Real inputs, with labels if there are, so that exits are real: {READS}.")
+        Path | None, typer.Option(help=f"Real inputs, with or without labels, for realistic exits: {READS}.")
     ] = None,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
@@ -41,31 +41,36 @@ def bench(
     encoding: Encoding = "utf-8",
     labels: Labels = None,
     profile: Annotated[
-        Path | None, typer.Option(help="Of `isobatch profile` on this device; none: measured first, for --budget.")
+        Path | None,
+        typer.Option(help="File of `isobatch profile` on this device; none: it is measured first, for --budget."),
     ] = None,
-    slo_ms: Annotated[str, typer.Option(help="SLOs to compare under.")] = "25,50,100",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Load at each rate that is tried, of six.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="The systems take turns; the median round counts.")] = 1,
+    slo_ms: Annotated[str, typer.Option(help="SLOs for which to compare.")] = "25,50,100",
+    seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds, in each of which all systems run; the median counts.")
+    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[str, typer.Option(help="As `backend:` of `isobatch serve`. auto: the fastest here.")] = "auto",
-    length: Annotated[int, typer.Option(min=1, help="Tokens per text, where there is no --data.")] = 32,
+    length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     streams: Annotated[
-        int, typer.Option(min=1, help="Also compare so many launches at once with one at a time, without a deadline.")
+        int, typer.Option(min=1, help="Also compare this number of concurrent launches with one, without a deadline.")
     ] = 1,
-    max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else.")] = False,
-    out: Annotated[Path, typer.Option(help="The same as a file; the picture beside it.")] = Path("bench.json"),
+    max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False,
+    out: Annotated[Path, typer.Option(help="File for the same result; a picture is written beside it.")] = Path(
+        "bench.json"
+    ),
 ) -> None:
-    """Compare the network in full, early exit as it is, and constant batches: what each sustains within an SLO.
+    """Compare the full network, plain early exit, and constant batches: the rate that each sustains within an SLO.
 
-    Each is planned by itself for every SLO. Batches are really computed; queues run in virtual time, so that neither a
-    front door nor a busy machine is in the way. A rate is sustained when 99 % of the inputs are answered in time.
-    "bound" is the share of what no system can exceed by the same table, "depth" the share of blocks that an input runs.
-    Without --data, inputs leave as the profile or `isobatch prepare` says, whatever they are.
+    Each system is planned separately for each SLO. Batches are computed on the device; queues run in virtual time, so
+    neither a front nor a busy machine affects the result. A rate is sustained if 99 % of the inputs are answered in
+    time. "bound" is the share of an upper bound from the same launch table, "depth" the share of blocks that an input
+    runs. Without --data, inputs leave as the profile or `isobatch prepare` says, whatever their content.
 
     Example: [bold]isobatch bench my-bert-ee --data reviews.csv --slo-ms 50,100[/]
     """
@@ -78,7 +83,7 @@ def bench(
     known_backend(backend)
     slos = _numbers(slo_ms)
     check_writable(out)
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     with console.status("loading") as status:
         made = setup.make(
             setup.BenchRequest(
@@ -93,20 +98,18 @@ def bench(
                 budget,
                 threads,
                 max_rows,
-                wanted,
+                data_columns,
                 pairs_of(labels),
             ),
             status.update,
         )
         about_s = made.bench.about_s(slos, seconds, rounds)
-        console.print(
-            f"comparing computes for up to {about_s:,.0f} s: fewer SLOs (--slo-ms) take less", highlight=False
-        )
-        several = _several(made.bench, slos, streams, seconds, status.update)
+        console.print(f"the comparison takes up to {about_s:,.0f} s: fewer SLOs (--slo-ms) take less", highlight=False)
+        stream_rows = _compared_streams(made.bench, slos, streams, seconds, status.update)
         rows = list(made.bench.compare(slos, seconds, rounds, status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
     gains = made.bench.gains(slos)
-    report.write(rows, made.bench.profile.model, made.table, out, several, gains)
+    report.write(rows, made.bench.profile.model, made.table, out, stream_rows, gains)
     report.draw(rows, title, out.with_suffix(".png"))
     if as_json:
         print(out.read_text(), end="")
@@ -115,7 +118,7 @@ def bench(
     for note in (
         *report.plan_lines(rows),
         *report.gain_lines(gains),
-        *report.stream_lines(several),
+        *report.stream_lines(stream_rows),
         *made.notes,
         *report.unkept(rows, made.table),
         *report.too_short(slos, seconds),
@@ -124,14 +127,14 @@ def bench(
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
 
 
-def _several(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:
-    """Compare one launch at a time with several, for each SLO that a plan keeps; nothing where `streams` is 1."""
+def _compared_streams(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:
+    """Compare `streams` concurrent launches with one, for each SLO that a plan keeps."""
     if streams == 1:
         return []
     from cluster.bench import saturated
 
-    found = (saturated.compared(bench, slo_ms, streams, seconds, progress) for slo_ms in slos)
-    return [each for each in found if each]
+    rows = (saturated.compared(bench, slo_ms, streams, seconds, progress) for slo_ms in slos)
+    return [row for row in rows if row]
 
 
 def _numbers(text: str) -> list[float]:
@@ -140,12 +143,12 @@ def _numbers(text: str) -> list[float]:
     [25.0, 50.0]
     """
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) <= 0:
+        numbers = []
+    if not numbers or min(numbers) <= 0:
         raise UserError(f"--slo-ms {text!r} must be milliseconds, as in 25,50")
-    return found
+    return numbers
 
 
 def _read(path: Path | None) -> "Profile | Any":

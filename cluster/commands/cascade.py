@@ -1,4 +1,4 @@
-"""`isobatch cascade`: small and large networks become one, which asks the large only where it must."""
+"""`isobatch cascade`: combines small and large networks, so that the large ones run only for difficult inputs."""
 
 from dataclasses import replace
 from functools import partial
@@ -36,26 +36,31 @@ if TYPE_CHECKING:
     from deployments.prepare.sample import Sample
     from profiles.devices import Device
 
-PLAN, PROFILE = "plan.json", "profile.json"
-RATE_SHARE = 0.8  # of what the last network alone sustains: the load that latencies are told for
-LENGTHS_OF = 1000  # rows tell how long texts are
+PLAN = "plan.json"
+PROFILE = "profile.json"
+RATE_SHARE = 0.8  # the load for which latencies are shown, as a share of the rate that the last network alone sustains
+LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 
 def cascade(
     models: Annotated[
         list[str], typer.Argument(help="Directories or hub ids, from the smallest to the largest; prepared or not.")
     ],
-    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not, that no network has learnt from: {READS}.")],
-    out: Annotated[Path, typer.Option(help="Directory to write: what was found best.")],
+    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not, on which no network was trained: {READS}.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the best combination to.")],
     devices: Annotated[str, typer.Option(help="The fleet, as in cpu=2 or v100=6,k80=15@0.45 (dollars per hour).")],
     slo_ms: Annotated[float, typer.Option(help="The deadline that plans must keep.")] = 1000.0,
-    max_accuracy_loss: Annotated[str, typer.Option(help="What may be lost against the last network alone.")] = "1%",
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="How sure it must be of that.")] = 0.95,
-    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy",
+    max_accuracy_loss: Annotated[
+        str, typer.Option(help="The most that may be lost compared with the last network alone.")
+    ] = "1%",
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.9999, help="The confidence with which the loss is tested.")
+    ] = 0.95,
+    metric: Annotated[Metric, typer.Option(help=f"What the loss is measured by: {METRICS}.")] = "accuracy",
     policy: Annotated[
-        str, typer.Option(help="Who is answered early: entropy, confidence, margin, or module:function.")
+        str, typer.Option(help="Which inputs are answered early: entropy, confidence, margin, or module:function.")
     ] = "entropy",
-    levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks one behind the other.")] = 2,
+    levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks in a cascade.")] = 2,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
@@ -64,18 +69,18 @@ def cascade(
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
     labels: Labels = None,
-    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most so many rows.")] = 20_000,
+    max_rows: Annotated[int, typer.Option(min=50, help="The most rows; more are sampled uniformly.")] = 20_000,
     device: Annotated[str, typer.Option(help="Where networks run over the data: auto, cpu, cuda:0.")] = "auto",
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds of timing for each network.")] = 20.0,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 32,
-    threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one for each of its CPUs.")] = 1,
     seed: Annotated[int, typer.Option(help="For the sample and its parts.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
 ) -> None:
-    """Put small and large networks together, and write the best of all ways within what may be lost.
+    """Combine small and large networks, and write the combination that serves most within the allowed loss.
 
-    Each network runs once over the data. Every one alone, every one with its exits, and every cascade of them is
-    planned for the fleet and simulated; the one that serves most is tested on rows that nothing was made from.
+    Each network runs once over the data. Each network alone, each with its exits, and all their cascades are planned
+    for the fleet and simulated. The combination that serves most is tested on rows from which nothing was chosen.
 
     Example: [bold]isobatch cascade my-minilm my-bert --data reviews.csv --devices cpu=4 --slo-ms 200 --out both[/]
     """
@@ -91,24 +96,24 @@ def cascade(
     path = policy if ":" in policy else f"deployments.exits:{policy}"
     check_policy(Ramps(ExitRules(policy=path)), "--policy")
     check_free(out, force)
-    kinds, allowed = fleet(devices), share(max_accuracy_loss)
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    kinds, allowed_loss = fleet(devices), share(max_accuracy_loss)
+    data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     folders, console = _folders(models), Console(soft_wrap=True, markup=False)
-    sample = _sample(console, folders[-1], data, wanted, labels, max_rows, seed)
+    sample = _sample(console, folders[-1], data, data_columns, labels, max_rows, seed)
     if sample.labels is None:
         metric = _without_labels(console, data, metric)
-    terms = partial(_terms, sample, path, metric, allowed, confidence)
-    named = dict(zip(called(models, folders), folders, strict=True))
-    trial = _trial(console, named, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
+    terms = partial(_terms, sample, path, metric, allowed_loss, confidence)
+    by_name = dict(zip(display_names(models, folders), folders, strict=True))
+    trial = _trial(console, by_name, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
     chosen = _chosen(console, trial, levels)
-    with console.status("playing plans"):
+    with console.status("simulating plans"):
         taken = trial.settled(chosen)
     notes: dict[str, str | int | float] = {"data": data.name, "rows": len(sample), "seed": seed}
     _write(console, out, taken, path, notes, force)
 
 
 def _folders(models: list[str]) -> list[Path]:
-    """Checkpoints of one set of labels and one kind of input, which are checked before anything is computed."""
+    """The checkpoints, all with the same labels and kind of input; they are checked before anything is computed."""
     from deployments.models import checkpoint
     from deployments.models.cascade_loading import order_of
     from deployments.models.levels import is_cascade
@@ -128,13 +133,13 @@ def _folders(models: list[str]) -> list[Path]:
     return folders
 
 
-def called(models: list[str], folders: list[Path]) -> list[str]:
-    """What networks are called in tables and files: the last part of what the user calls them, where that tells them
-    apart. Directories of what comes from the hub bear the numbers of commits.
+def display_names(models: list[str], folders: list[Path]) -> list[str]:
+    """The names of networks in tables and files: the last part of the user's name, if these differ. The directories of
+    networks from the hub are no help, because they are named by commits.
 
-    >>> called(["me/small", "runs/large"], [Path("snapshots/0f3a"), Path("runs/large")])
+    >>> display_names(["me/small", "runs/large"], [Path("snapshots/0f3a"), Path("runs/large")])
     ['small', 'large']
-    >>> called(["a/best", "b/best"], [Path("a/best"), Path("b/best")])
+    >>> display_names(["a/best", "b/best"], [Path("a/best"), Path("b/best")])
     ['a/best', 'b/best']
     """
     names = [Path(model).name or folder.resolve().name for model, folder in zip(models, folders, strict=True)]
@@ -142,7 +147,7 @@ def called(models: list[str], folders: list[Path]) -> list[str]:
 
 
 def _sample(
-    console: "Console", last: Path, data: Path, wanted: "Columns", labels: str | None, max_rows: int, seed: int
+    console: "Console", last: Path, data: Path, columns: "Columns", labels: str | None, max_rows: int, seed: int
 ) -> "Sample":
     from deployments.models import checkpoint
     from deployments.prepare.data import rows, taken
@@ -150,9 +155,9 @@ def _sample(
     from deployments.progress import show
 
     channels = checkpoint.channels_of(last)
-    console.print(taken(data, wanted, channels=channels), highlight=False)
+    console.print(taken(data, columns, channels=channels), highlight=False)
     names = label_names(checkpoint.label_names(last), labels)
-    return draw(show(rows(data, wanted, channels=channels), f"reading {data.name}"), data, names, max_rows, seed)
+    return draw(show(rows(data, columns, channels=channels), f"reading {data.name}"), data, names, max_rows, seed)
 
 
 def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:
@@ -163,25 +168,25 @@ def _without_labels(console: "Console", data: Path, metric: Metric) -> Metric:
 
 
 def _terms(
-    sample: "Sample", policy: str, metric: Metric, allowed: float, confidence: float, found: "list[Candidate]"
+    sample: "Sample", policy: str, metric: Metric, allowed_loss: float, confidence: float, candidates: "list[Candidate]"
 ) -> "ComparisonTerms":
-    """Labels say what is right; without any, the last network does."""
+    """The terms of the test. Without labels, the last network's answers count as right."""
     import numpy as np
     import torch
 
     from deployments.prepare.cascades import ComparisonTerms
 
-    head = found[-1].head
+    head = candidates[-1].head
     right = head.argmax(dim=1) if sample.labels is None else torch.from_numpy(sample.labels)
     truth = torch.nn.functional.one_hot(right, head.shape[1]).float()
     shape = np.concatenate((sample.parts.train, sample.parts.calibrate))
-    return ComparisonTerms(truth, shape, sample.parts.test, policy, metric, allowed, confidence)
+    return ComparisonTerms(truth, shape, sample.parts.test, policy, metric, allowed_loss, confidence)
 
 
 def _trial(
-    console: "Console", named: "Mapping[str, Path]", sample: "Sample",
-    terms: "Callable[[list[Candidate]], ComparisonTerms]", kinds: "tuple[Device, ...]",
-    slo_s: float, device: str, threads: int, budget: float, largest: int,
+    console: "Console", folders: "Mapping[str, Path]", sample: "Sample",
+    terms: "Callable[[list[Candidate]], ComparisonTerms]",
+    kinds: "tuple[Device, ...]", slo_s: float, device: str, threads: int, budget: float, largest: int,
 ) -> "Tryout":  # fmt: skip
     """Run every network over the data, then time it."""
     import torch
@@ -192,22 +197,22 @@ def _trial(
     from deployments.prepare.cascades import candidate
     from deployments.progress import show
 
-    labels = checkpoint.label_names([*named.values()][-1])
-    networks = show([*named.items()], "networks")
-    found = [candidate(folder, name, sample, labels, device) for name, folder in networks]
+    labels = checkpoint.label_names([*folders.values()][-1])
+    networks = show([*folders.items()], "networks")
+    candidates = [candidate(folder, name, sample, labels, device) for name, folder in networks]
     torch.set_num_threads(threads)
-    recorded, asked = sample.values[:LENGTHS_OF], [kind.kind for kind in kinds]
+    recorded, kind_names = sample.values[:LENGTH_ROWS], [kind.kind for kind in kinds]
     timed, notes = zip(
-        *(timed_candidate(each, recorded, asked, device, budget, largest) for each in found), strict=True
+        *(timed_candidate(each, recorded, kind_names, device, budget, largest) for each in candidates), strict=True
     )
     for note in chain.from_iterable(notes):
         console.print(note, highlight=False)
     tested = [sample.values[row] for row in sample.parts.test]
-    return Tryout(found, timed, [each.tokens(tested) for each in timed], terms(found), kinds, slo_s)
+    return Tryout(candidates, timed, [each.tokens(tested) for each in timed], terms(candidates), kinds, slo_s)
 
 
 def _chosen(console: "Console", trial: "Tryout", levels: int) -> "Contender":
-    """Try all combinations, tell of them, and take the best that passes the test."""
+    """Try all combinations, print them, and take the best that passes the test."""
     from cluster.cascades.report import table
     from deployments.progress import show
 
@@ -231,8 +236,8 @@ def _write(
     rules = cascade_folder.write(out, taken.made, taken.chosen, policy, notes, force)
     profile = replace(taken.profile, model=out.name, weights=weights_of(out))
     save(profile, out / PROFILE)
-    assert taken.plan, "This is a bug: what has no plan is not taken."
-    named = replace(taken.plan, model=profile.model, weights=profile.weights)
-    (out / PLAN).write_text(named.to_json() + "\n")
+    assert taken.plan, "This is a bug: a combination without a plan is never taken."
+    plan = replace(taken.plan, model=profile.model, weights=profile.weights)
+    (out / PLAN).write_text(plan.to_json() + "\n")
     console.print(report.taken(taken, rules), highlight=False)
-    console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other", highlight=False)
+    console.print(f"written to {out}, with its {PLAN} and {PROFILE}: serve it as any other model", highlight=False)

@@ -1,4 +1,4 @@
-"""`isobatch dashboards`: write a dashboard for Grafana, and alerts for Prometheus."""
+"""`isobatch dashboards`: writes a dashboard for Grafana, and alerts for Prometheus."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ import typer
 def dashboards(
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("isobatch-grafana"),
 ) -> None:
-    """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md says what to do with them.
+    """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md explains how to use them.
 
     Example: [bold]isobatch dashboards --out monitoring[/]
     """

@@ -1,4 +1,4 @@
-"""`isobatch deploy`: a Serve file onto a Ray cluster that runs."""
+"""`isobatch deploy`: deploys a Serve file onto a running Ray cluster."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,9 +9,9 @@ import typer
 def deploy(
     file: Annotated[Path, typer.Argument(help="A Serve file (*.yaml).")],
     address: Annotated[
-        str, typer.Option(help="The cluster's address, as HOST:6379; auto: the one that this machine belongs to.")
+        str, typer.Option(help="The cluster's address, as HOST:6379; auto: the cluster that this machine belongs to.")
     ] = "auto",
-    check: Annotated[bool, typer.Option(help="Only say what is missing there, and deploy nothing.")] = False,
+    check: Annotated[bool, typer.Option(help="Only report what is missing there, and deploy nothing.")] = False,
     others: Annotated[
         Literal["keep", "end"] | None,
         typer.Option(help="Keep or end applications that run there and are not in FILE. Required if there are any."),
@@ -28,7 +28,7 @@ def deploy(
 
 
 def run(content: dict[str, Any], address: str, check: bool, others: str | None, patience_s: float) -> None:
-    """Look at every node, deploy, and wait until it answers."""
+    """Check every node, deploy, and wait until the applications answer."""
     import sys
 
     from rich.console import Console
@@ -43,14 +43,14 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
-    told = with_demo(content)
+    requested = with_demo(content)
     with console.status("Connecting") as status, attached(address) as serving:
         tell = teller(console, status.update, aside.print)
-        tell("Looking at every node")
-        check_nodes(told)
-        complete = beside(told, declared_applications(), others)
+        tell("Checking every node")
+        check_nodes(requested)
+        complete = beside(requested, declared_applications(), others)
         check_capacity(complete, nodes())
         if not check:
             put(serving(complete["http_options"]), complete, patience_s, tell)
-    base = url(told["http_options"])
+    base = url(requested["http_options"])
     console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")

@@ -1,10 +1,10 @@
-"""`isobatch doctor`: what is wrong around the program, in a line each."""
+"""`isobatch doctor`: checks the environment of the program, with a line for each check."""
 
 import typer
 
 
 def doctor() -> None:
-    """Look at Python, packages, GPUs, Ray, HAProxy, ports, cache and memory. The exit code is 1 if anything is wrong.
+    """Check Python, packages, GPUs, Ray, HAProxy, ports, cache and memory. The exit code is 1 if anything is wrong.
 
     Example: [bold]isobatch doctor[/]
     """
@@ -13,10 +13,10 @@ def doctor() -> None:
     from cluster.doctor import findings
 
     console, wrong = Console(soft_wrap=True, highlight=False), False
-    for each in findings():
-        mark = "[bold red]wrong[/]" if each.wrong else "[green]well[/] "
+    for finding in findings():
+        mark = "[bold red]wrong[/]" if finding.wrong else "[green]well[/] "
         console.print(mark, end=" ")
-        console.print(f"{each.what}: {each.wrong or each.found}", markup=False)
-        wrong = wrong or bool(each.wrong)
+        console.print(f"{finding.what}: {finding.wrong or finding.found}", markup=False)
+        wrong = wrong or bool(finding.wrong)
     if wrong:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`isobatch evaluate`: how right a network is on fresh inputs, in full and with its exits."""
+"""`isobatch evaluate`: the quality of a network's answers on new inputs, in full and with exits."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +24,9 @@ from profiles.errors import UserError
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`.")],
-    data: Annotated[Path, typer.Option(help=f"Inputs that it has not seen, labelled or not: {READS}.")],
+    data: Annotated[Path, typer.Option(help=f"Inputs on which it was not prepared, labelled or not: {READS}.")],
     url: Annotated[
-        str | None, typer.Option(help="Take the answers with exits from this server of the same network.")
+        str | None, typer.Option(help="Take the answers with exits from this server, which runs the same network.")
     ] = None,
     api_key_variable: KeyVariable = None,
     text_column: TextColumn = None,
@@ -37,15 +37,16 @@ def evaluate(
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
     labels: Labels = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="A uniform sample of at most so many rows.")] = 2000,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Precision of the network; if not given, the one that its ramps were made for.")
+        Dtype | None,
+        typer.Option(help="Precision of the network; if not given, the one for which its ramps were made."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="For the sample.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """Accuracy, macro-F1, MCC and recall in full and with exits, agreement and depth, each with its 95 % interval.
+    """Measure accuracy, macro-F1, MCC and recall, in full and with exits, agreement and depth, with 95 % intervals.
 
     Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv --dtype bfloat16[/]
     """
@@ -71,34 +72,35 @@ def evaluate(
 
     server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
+    data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     located = checkpoint.locate(model)
     channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
-    console.print(taken(data, wanted, channels=channels, pairs=pairs), highlight=False)
-    kept = sampled(rows(data, wanted, channels=channels, pairs=pairs), max_rows, seed)
-    network = loaded(located, device, dtype)  # only now, so that a wrong file is found at once
+    console.print(taken(data, data_columns, channels=channels, pairs=pairs), highlight=False)
+    sample = sampled(rows(data, data_columns, channels=channels, pairs=pairs), max_rows, seed)
+    network = loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
-        raise UserError(f"{model} has no ramps: give it some with 'isobatch prepare'")
+        raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
     names, task = label_names(network.labels, labels), task_of(network)
-    truth, values = labels_of(kept, data, names, task), [row.value for row in kept]
-    if server:  # first, so that a server that is none is noticed before anything is computed
+    truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
+    if server:  # the server comes first, so that a wrong URL is reported before anything is computed
         exits = served(server, values, key, task)
         check_same_network(server, exits, network)
     else:
         exits = answered(network, values)
     full = answered(network, values, exits=False)
     if task.by_token:
-        found = evaluated_words(full, exits, truth, words_of(kept, truth, task), network.num_blocks, network.labels)
+        words = words_of(sample, truth, task)
+        evaluation = evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
     else:
-        found = evaluated(full, exits, truth, network.num_blocks)
+        evaluation = evaluated(full, exits, truth, network.num_blocks)
     if as_json:
-        print(found.as_json())
+        print(evaluation.as_json())
         return
-    console.print(table(found))
-    if (promise := network.ramps.rules.promise) and (said := promise_kept(promise, found)):
-        console.print(said, style="yellow", highlight=False)
-    if found.classes:
-        console.print(class_table(found.classes, network.labels, task.answered))
-        for said in warnings(found.classes, network.labels, answered=task.answered):
-            console.print(said, style="yellow", highlight=False)
+    console.print(table(evaluation))
+    if (promise := network.ramps.rules.promise) and (sentence := promise_kept(promise, evaluation)):
+        console.print(sentence, style="yellow", highlight=False)
+    if evaluation.classes:
+        console.print(class_table(evaluation.classes, network.labels, task.answered))
+        for warning in warnings(evaluation.classes, network.labels, answered=task.answered):
+            console.print(warning, style="yellow", highlight=False)

@@ -1,4 +1,4 @@
-"""`isobatch load`: open-loop load on a server, what it answered, and a picture."""
+"""`isobatch load`: sends load to a server, and writes a report of its answers and a picture."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from cluster.load.prompts import PromptLoad
     from deployments.prepare.data import Columns
 
-SLO_MS = 1000.0  # where neither the user nor the server says one
-MOST_TEXTS = 20_000
-MOST_SAID = 300  # bytes that are shown of a reply other than 200
+DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
+MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
+SHOWN_BYTES = 300  # of an answer with another status than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _Schedule:
     """When requests are sent."""
 
     rate: float | None
@@ -52,13 +52,13 @@ class _Asking:
     console: Console
 
     def __call__(self, source: Any) -> Any:
-        """The load on a source, whatever it sends."""
+        """Run the load with a generator."""
         from cluster.load import traces, workloads
 
         if self.clients:
             return source.by_clients(self.clients, self.seconds)
         if self.trace:
-            self.console.print(traces.understood(self.trace, self.trace_each_s), highlight=False)
+            self.console.print(traces.description(self.trace, self.trace_each_s), highlight=False)
             return source.at(traces.trace(self.trace, self.rate, self.seconds, self.seed, self.trace_each_s))
         if self.rate is None:
             raise UserError(RATE_OR_CLIENTS)
@@ -66,37 +66,38 @@ class _Asking:
 
 
 def load(
-    url: Annotated[str, typer.Argument(help="Where to ask, such as http://127.0.0.1:8000/predict.")],
+    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000/predict.")],
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second, on average. Not needed with --trace: its own then.")
+        float | None, typer.Option(help="Requests per second, on average. None with --trace: the trace's own rate.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop instead: each asks again once answered.")
+        int | None, typer.Option(min=1, help="Closed loop: clients that send a request once the last is answered.")
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
     cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
     trace: Annotated[Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate.")] = None,
     trace_each_s: Annotated[
-        float | None, typer.Option(help="The seconds that each count of the trace is for, if the file does not say.")
+        float | None, typer.Option(help="Seconds for which each count of the trace is, if the file does not say it.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The duration of the load.")] = 30.0,
     slo_ms: Annotated[
         float | None,
         typer.Option(
-            help="An answer, or a text's first token, within this is good. None: the server's own, or 1000.",
+            help="Answers, or first tokens of texts, within this time are good. None: the server's SLO, or 1000.",
             show_default=False,
         ),
     ] = None,
     deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms; not with --prompts.")] = True,
     data: Annotated[
-        Path | None, typer.Option(help=f"Inputs, one a request, sent in turn: {READS}. None: made-up ones.")
+        Path | None, typer.Option(help=f"Inputs, sent in turn, one in each request: {READS}. None: made-up ones.")
     ] = None,
-    bodies: Annotated[Path | None, typer.Option(help="Instead: a JSON body per line, sent in turn.")] = None,
+    bodies: Annotated[Path | None, typer.Option(help="Instead: JSON bodies, one in each line, sent in turn.")] = None,
     lengths: Annotated[
-        Path | None, typer.Option(help="Instead: made-up texts of so many tokens, a number per line, sent in turn.")
+        Path | None,
+        typer.Option(help="Instead: made-up texts with these numbers of tokens, one in each line, sent in turn."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Of a decoder: a prompt per line, each written on from, as a stream.")
+        Path | None, typer.Option(help="For decoders: prompts, one in each line, sent in turn; answers are streamed.")
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -106,7 +107,7 @@ def load(
             show_default=False,
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="A sample of at most so many inputs of --data.")] = 10_000,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
     text_column: TextColumn = None,
     text_pair_column: PairColumn = None,
     image_column: ImageColumn = None,
@@ -115,17 +116,20 @@ def load(
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
     api_key_variable: KeyVariable = None,
-    connections: Annotated[int, typer.Option(min=1, help="At most.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same arrivals.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the figures go; the picture beside it.")] = Path("load.json"),
+    connections: Annotated[int, typer.Option(min=1, help="The most connections.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0,
+    out: Annotated[Path, typer.Option(help="File for the figures; a picture is written beside it.")] = Path(
+        "load.json"
+    ),
 ) -> None:
-    """Ask at a given rate, whatever the server does, and count latency from when each request was due.
+    """Send requests at a given rate, however fast the server is, and count latency from when each request was due.
 
-    Without --data or --bodies, the server is asked what its network takes, and sent made-up sentences, images of noise
-    of its size, or the demo's digits. The exit code is 1 if nothing was answered, or anything otherwise than by an
+    Without --data or --bodies, made-up inputs of the kind that the server accepts are sent: sentences, images of noise,
+    or the demo's digits. The exit code is 1 if nothing was answered, or if a request ended in another way than with an
     answer, a refusal (503) or an expired deadline (504).
 
-    With --prompts, a decoder is asked at /v1/completions: times to the first token and between tokens, tokens a second.
+    With --prompts, requests go to a decoder's /v1/completions. The report has the times to the first token and between
+    tokens, and tokens per second.
 
     Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
     """
@@ -134,69 +138,75 @@ def load(
     from cluster.commands import above_0, check_writable, server_at
     from cluster.load import generator, report
     from cluster.load.bodies import bodies_of, predicts_at, promised_ms
-    from cluster.load.connection import looking
+    from cluster.load.connection import run_noting_polls
     from cluster.load.prompts import PromptLoad, prompts_in
 
     if clients is not None and (rate is not None or trace is not None):
         raise UserError(RATE_OR_CLIENTS)
-    if sum(each is not None for each in (data, bodies, lengths, prompts)) > 1:
-        raise UserError("--data, --bodies, --lengths and --prompts are ways to say what is sent: choose one")
+    if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
+        raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
     above_0("--slo-ms", slo_ms)
     above_0("--rate", rate)
     url = server_at(url)
     check_writable(out)
     console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)
-    asking = _Asking(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
+    schedule = _Schedule(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
     if prompts:
-        texts = PromptLoad(url, prompts_in(prompts), max_tokens, key)
-        return _decode(texts, asking, slo_ms or SLO_MS, out, console)
+        prompt_load = PromptLoad(url, prompts_in(prompts), max_tokens, key)
+        return _load_decoder(prompt_load, schedule, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url)
-    slo_ms = slo_ms or promised_ms(url, key) or SLO_MS
-    told = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
-    headers = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
+    fields = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
+    headers = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     tokens = _tokens(lengths) if lengths else None
-    wanted = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
-    sent = bodies_of(map(text_of, tokens)) if tokens else _bodies(url, key, data, wanted, max_rows, bodies, console)
-    source = generator.LoadGenerator(url, sent, max(connections, clients or 0), headers)
-    with console.status(f"asking {url} for {seconds:g} s"):
-        record = replace(looking(asking(source)), asked_s=seconds)
-    found = report.summary(record, slo_ms, tokens)
-    report.write(found, out)
+    if tokens:
+        contents = bodies_of(map(text_of, tokens))
+    else:
+        data_columns = columns_of(
+            text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding
+        )
+        contents = _bodies(url, key, data, data_columns, max_rows, bodies, console)
+    source = generator.LoadGenerator(url, contents, max(connections, clients or 0), headers)
+    with console.status(f"sending requests to {url} for {seconds:g} s"):
+        record = replace(run_noting_polls(schedule(source)), duration_s=seconds)
+    summary = report.summary(record, slo_ms, tokens)
+    report.write(summary, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
-    console.print(report.table(found, slo_ms))
-    if found.lateness.warning:
-        console.print(found.lateness.warning, style="yellow")
-    for status, said in sorted(source.said.items()):
-        if said:
-            console.print(f"status {status} said: {said[:MOST_SAID].decode(errors='replace')}")
+    console.print(report.table(summary, slo_ms))
+    if summary.lateness.warning:
+        console.print(summary.lateness.warning, style="yellow")
+    for status, body in sorted(source.errors.items()):
+        if body:
+            console.print(f"status {status}: {body[:SHOWN_BYTES].decode(errors='replace')}")
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
-    if found.failed:
+    if summary.failed:
         raise typer.Exit(1)
     return None
 
 
-def _decode(source: PromptLoad, asking: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
-    """The same for prompts that are written on from."""
+def _load_decoder(
+    source: PromptLoad, schedule: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
+) -> None:
     from cluster.load import prompts
 
-    with console.status("asking"):
-        written = asyncio.run(asking(source))
-    found = prompts.summed(written, slo_ms)
-    prompts.write(found, out)
-    console.print(prompts.table(found, slo_ms))
-    for said in {each.status: each.said for each in written if each.said}.values():
-        console.print(said[:MOST_SAID].decode(errors="replace"))
+    with console.status("sending prompts"):
+        texts = asyncio.run(schedule(source))
+    summary = prompts.summed(texts, slo_ms)
+    prompts.write(summary, out)
+    console.print(prompts.table(summary, slo_ms))
+    for body in {text.status: text.error for text in texts if text.error}.values():
+        console.print(body[:SHOWN_BYTES].decode(errors="replace"))
     console.print(f"written to {out}")
-    if found.failed:
+    if summary.failed:
         raise typer.Exit(1)
 
 
 def _tokens(path: Path) -> tuple[int, ...]:
-    found = read_lengths(path)
-    if len(found) > MOST_TEXTS:
-        raise UserError(f"{path} has {len(found)} lines, of which {MOST_TEXTS} are held at most: give a sample of them")
-    return found
+    lengths = read_lengths(path)
+    if len(lengths) > MOST_TEXTS:
+        raise UserError(f"{path} has {len(lengths)} lines; at most {MOST_TEXTS} are possible: give a sample of them")
+    return lengths
 
 
 def _bodies(
@@ -208,21 +218,20 @@ def _bodies(
     bodies: Path | None,
     console: Console,
 ) -> list[bytes]:
-    from cluster.load.bodies import bodies_in, bodies_of, made_up, taken_at
+    from cluster.load.bodies import accepted_at, bodies_in, bodies_of, made_up
 
     if bodies:
         return bodies_in(bodies)
-    takes = taken_at(url, key)
-    texts = takes.texts
+    accepted = accepted_at(url, key)
     if data is None:
-        what, sent = made_up(takes)
+        description, contents = made_up(accepted)
+        kind = "texts" if accepted.texts else "images"
         console.print(
-            f"{url} takes {'texts' if texts else 'images'}: sending {len(sent)} {what}; --data sends your own",
-            highlight=False,
+            f"{url} takes {kind}: sending {len(contents)} {description}; --data sends your own", highlight=False
         )
-        return sent
+        return contents
     from deployments.prepare.data import rows, taken
     from deployments.prepare.sample import sampled
 
-    console.print(taken(data, columns, channels=takes.channels), highlight=False)
-    return bodies_of(sampled((row.value for row in rows(data, columns, channels=takes.channels)), max_rows))
+    console.print(taken(data, columns, channels=accepted.channels), highlight=False)
+    return bodies_of(sampled((row.value for row in rows(data, columns, channels=accepted.channels)), max_rows))

@@ -206,7 +206,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     from rich.console import Console
 
     from deployments.decoding.ramp_rules import check_decoder
-    from deployments.folders import whole
+    from deployments.folders import replacing
     from deployments.models.checkpoint import copy
     from deployments.prepare.data import rows, taken
     from deployments.prepare.pipeline import check_free
@@ -224,7 +224,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     notes = {"checkpoint": Path(options.model).name, "data": data.name}
     rules = report.rules.model_copy(update={"dtype": options.dtype, "notes": notes})
     check_free(options.out, options.force)  # once more: another command may have written it meanwhile
-    with whole(options.out) as draft:
+    with replacing(options.out) as draft:
         copy(source, draft)
         (draft / RULES).write_text(rules.model_dump_json(indent=2) + "\n")
     console.print(_ramp_sentences(report), highlight=False, soft_wrap=True)

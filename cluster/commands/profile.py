@@ -195,7 +195,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     from deployments.decoding.config import cached_profile
     from deployments.decoding.engine_setup import load_decoder
     from deployments.decoding.ramp_rules import check_decoder, rules_of
-    from deployments.folders import alone, weights_of
+    from deployments.folders import locked, weights_of
     from deployments.models.backends import warn_of_ramp_dtype
     from deployments.named import built_in
     from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
@@ -221,7 +221,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     has_encoder = shape.start is not None
     new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, has_encoder, notes, weights)
     for path in paths:
-        with alone(path):  # another profile may have ended meanwhile
+        with locked(path):  # another profile may have ended meanwhile
             before = load_decoder_profile(path) if path.exists() else None
             save_decoder_profile(before.joined_by(new) if before else new, path)
     console.print(_decoder_summary(new), highlight=False)
@@ -288,10 +288,10 @@ def _decoder_summary(profile: "DecoderProfile") -> str:
 
 def _add(new: "Profile", out: Path) -> None:
     """Add a profile to a file, to which another command may have added one meanwhile."""
-    from deployments.folders import alone
+    from deployments.folders import locked
     from profiles.files import load, save
 
-    with alone(out):
+    with locked(out):
         save(load(out).joined_by(new) if out.exists() else new, out)
 
 

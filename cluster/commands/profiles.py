@@ -1,4 +1,4 @@
-"""`isobatch profiles`: what is known of devices that nobody measured here."""
+"""`isobatch profiles`: shows published times of devices, and the curves fitted to them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 profiles = typer.Typer(
     no_args_is_help=True,
-    help="What is known of devices: published times, and curves fitted to them.\n\n"
+    help="Published times of devices, and curves fitted to them.\n\n"
     "Example: [bold]isobatch profiles show v100,l4 --backend onnx[/]",
 )
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-MOST_SIZES = len(SIZES)  # that fit into 80 columns
+MOST_SIZES = len(SIZES)  # batch sizes that fit into a table of 80 columns
 
 Kinds = Annotated[str, typer.Argument(help="Kinds of devices: v100,a100,l4.")]
 Network = Annotated[
@@ -30,12 +30,12 @@ Network = Annotated[
 Length = Annotated[int, typer.Option(min=1, help="Tokens of an input (images have one size).")]
 Backends = Annotated[str, typer.Option(help="torch, graphs, onnx, tensorrt; several: onnx,torch.")]
 Dtype = Annotated[str, typer.Option(help="float16 or float32.")]
-Picture = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw a picture into this file.")]
 
 
 @profiles.command("list")
 def list_all() -> None:
-    """List every curve: of which device and framework, its constants, what it was fitted to, how well.
+    """List every curve with its device and framework, its constants, and the number and error of its fitted times.
 
     Example: [bold]isobatch profiles list[/]
     """
@@ -44,15 +44,15 @@ def list_all() -> None:
     from profiles.curves import fitted
 
     title = "curves fitted to published times: a launch = call + layers, each at least its kernels' floors"
-    told, figures = ("device", "backend", "dtype", "family"), ("call\nus", "floor\nus", "GB\n/s", "Tflop\n/s")
-    table = _table(title, told, (*figures, "times", "error"))
+    names, figures = ("device", "backend", "dtype", "family"), ("call\nus", "floor\nus", "GB\n/s", "Tflop\n/s")
+    table = _table(title, names, (*figures, "times", "error"))
     table.add_column("networks")
-    for each in fitted():
-        curve = each.curve
+    for fit in fitted():
+        curve = fit.curve
         constants = (curve.call_s * 1e6, curve.floor_s * 1e6, curve.bytes_per_s / 1e9, curve.flops_per_s / 1e12)
         cells = [f"{value:.3g}" for value in constants]
-        fit = (str(each.rows), f"{each.error:.0%}", each.networks)
-        table.add_row(each.kind, each.backend, each.dtype, each.family, *cells, *fit)
+        cells += [str(fit.rows), f"{fit.error:.0%}", fit.networks]
+        table.add_row(fit.kind, fit.backend, fit.dtype, fit.family, *cells)
     Console().print(table)
 
 
@@ -65,7 +65,7 @@ def show(
     dtype: Dtype = "float16",
     picture: Picture = None,
 ) -> None:
-    """Show how long batches take on devices, and what was published beside it, with its sources.
+    """Show how long batches take on devices, with the published times and their sources.
 
     Example: [bold]isobatch profiles show v100,l4 --backend onnx --network bert-base --length 128[/]
     """
@@ -76,8 +76,8 @@ def show(
     console = Console(soft_wrap=True)
     console.print(_rates(tables, f"{network}: ms per batch"))
     for fact in facts:
-        told = ", ".join(f"{batch}: {seconds * 1e3:g}" for batch, seconds in fact.seconds)
-        console.print(f"{fact.kind}, {fact.framework}, ms by batch: {told}  ({fact.source})", highlight=False)
+        times = ", ".join(f"{batch}: {seconds * 1e3:g}" for batch, seconds in fact.seconds)
+        console.print(f"{fact.kind}, {fact.framework}, ms by batch: {times}  ({fact.source})", highlight=False)
     if picture:
         _draw(tables, facts, f"{network}, {dtype}", picture)
         console.print(f"drawn in {picture}", markup=False)
@@ -91,7 +91,7 @@ def compare(
     dtype: Dtype = "",
     picture: Picture = None,
 ) -> None:
-    """Compare what was measured in a profile with what the curves say of the same network on the same device.
+    """Compare the measured times in a profile with the curves' times for the same network on the same device.
 
     Example: [bold]isobatch profiles compare profile.json --network bert-base --picture compare.png[/]
     """
@@ -104,7 +104,7 @@ def compare(
 
     measured = [table for table in load(profile).on(backend, dtype).tables if not table.derived and table.kind != "cpu"]
     if not measured:
-        raise UserError(f"{profile} holds no table that was measured on a GPU: there is nothing to compare")
+        raise UserError(f"{profile} contains no table that was measured on a GPU: there is nothing to compare")
     console, pairs = Console(soft_wrap=True), list["LatencyTable"]()
     for table in measured:
         shape = published_shape(_checked(network), table.length)
@@ -112,8 +112,14 @@ def compare(
             raise UserError(
                 f"{profile} has {table.num_blocks} blocks, {network} has {len(shape.blocks)}: name the network"
             )
-        like = (table.backend or "torch", table.dtype or "float32")
-        pairs += [table, curve_table(shape, table.kind, backend=like[0], dtype=like[1], batch_sizes=table.batch_sizes)]
+        curve = curve_table(
+            shape,
+            table.kind,
+            backend=table.backend or "torch",
+            dtype=table.dtype or "float32",
+            batch_sizes=table.batch_sizes,
+        )
+        pairs += [table, curve]
     console.print(_rates(pairs, f"{network}: ms per batch"))
     if warning := mixed_backends_warning(measured):
         console.print(f"[bold yellow]mixed:[/] {warning}")
@@ -144,15 +150,11 @@ def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) ->
 
 
 def _facts(table: "LatencyTable", network: str) -> "list[Published]":
-    """What was published of this very network at this very length."""
+    """The published times of exactly this network at this length."""
     from profiles.published import published
 
-    like = (table.kind, table.backend, table.dtype, network)
-    return [
-        fact
-        for fact in published()
-        if (fact.kind, fact.backend, fact.dtype, fact.network) == like and fact.length == table.length
-    ]
+    wanted = (table.kind, table.backend, table.dtype, network, table.length)
+    return [fact for fact in published() if (fact.kind, fact.backend, fact.dtype, fact.network, fact.length) == wanted]
 
 
 def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
@@ -160,9 +162,9 @@ def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
 
     all_sizes = sorted({size for table in tables for size in table.batch_sizes})
     sizes = spread(all_sizes, MOST_SIZES)
-    some = f", {len(sizes)} of {len(all_sizes)} batch sizes" if len(sizes) < len(all_sizes) else ""
-    told = {size: table.size_text(size) for table in tables for size in table.batch_sizes}
-    rows = _table(title + some, ("device", "backend", "dtype", "from"), [*(told[size] for size in sizes), "knee"])
+    note = f", {len(sizes)} of {len(all_sizes)} batch sizes" if len(sizes) < len(all_sizes) else ""
+    headings = {size: table.size_text(size) for table in tables for size in table.batch_sizes}
+    rows = _table(title + note, ("device", "backend", "dtype", "from"), [*(headings[size] for size in sizes), "knee"])
     for table in tables:
         ms = {size: figure(seconds * 1e3) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
         names = (table.kind, table.backend or "", table.dtype or "", table.origin)
@@ -170,19 +172,19 @@ def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
     return rows
 
 
-def _table(title: str, told: "Sequence[str]", figures: "Sequence[str]") -> "Table":
-    """A table that fits into 80 columns, although it has many."""
+def _table(title: str, names: "Sequence[str]", figures: "Sequence[str]") -> "Table":
+    """An empty table without padding, so that many columns fit into 80 characters."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(*told, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table = Table(*names, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in figures:
         table.add_column(heading, justify="right")
     return table
 
 
 def spread(sizes: "Sequence[float]", most: int) -> list[float]:
-    """So many of them, the first and the last among them.
+    """At most `most` of the sizes, evenly chosen, with the first and the last.
 
     >>> spread([1, 2, 4, 8, 16, 32], 3), spread([1, 2], 3)
     ([1, 4, 32], [1, 2])
@@ -200,7 +202,7 @@ def figure(value: float) -> str:
 
 
 def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, path: Path) -> None:
-    """What was measured or published as points, curves as broken lines; a device and its backend have one colour."""
+    """Draw measured and published times as points and curves as dashed lines, with a colour for device and backend."""
     from matplotlib.figure import Figure
 
     from profiles.picture import PALETTE, plain, plain_logarithmic
@@ -213,9 +215,9 @@ def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, pa
     for table in tables:
         name = (table.kind, table.backend)
         colour = colours.setdefault(name, PALETTE[len(colours) % len(PALETTE)])
-        told = " ".join(filter(None, (*name, table.dtype)))
+        label = " ".join(filter(None, (*name, table.dtype)))
         line = "--" if table.derived else "o-"
-        axes.plot(table.batch_sizes, whole_s(table) * 1e3, line, color=colour, label=f"{told}: {table.origin}")
+        axes.plot(table.batch_sizes, whole_s(table) * 1e3, line, color=colour, label=f"{label}: {table.origin}")
         for fact in facts:
             if (fact.kind, fact.backend) == name:
                 points = [(batch, seconds * 1e3) for batch, seconds in fact.seconds if batch <= table.batch_sizes[-1]]

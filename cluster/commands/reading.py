@@ -1,4 +1,4 @@
-"""The options by which several commands read a file of inputs."""
+"""The options of several commands for reading a file of inputs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for images, or CoNLL for labelled words"
 
-TextColumn = Annotated[str | None, typer.Option(help="Column of the texts; found by usual names if not given.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column of the texts; if not given, found by common names.")]
 PairColumn = Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")]
 ImageColumn = Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column of the labels.")]
 Header = Annotated[
     str | None, typer.Option("--columns", help="Names for the columns of a file without a header: label,title,text")
 ]
-Delimiter = Annotated[str | None, typer.Option(help="What divides the columns; commas in csv, tabs in tsv.")]
-Encoding = Annotated[str, typer.Option(help="Of a file of text, such as cp1252.")]
+Delimiter = Annotated[str | None, typer.Option(help="Character between columns; by default a comma, in tsv a tab.")]
+Encoding = Annotated[str, typer.Option(help="Encoding of a text file, such as cp1252.")]
 Labels = Annotated[
-    str | None, typer.Option(help="What the file's labels are to the head, if it has other names: neg=0,pos=1")
+    str | None, typer.Option(help="The head's numbers for the file's labels, if their names differ: neg=0,pos=1")
 ]
 
 
@@ -67,19 +67,19 @@ def columns_of(
     return Columns(text, pair, image, label, layout)
 
 
-def label_names(names: "Sequence[str]", told: str | None) -> "LabelNames":
-    """What labels mean, by the head's names and by what --labels says."""
+def label_names(names: "Sequence[str]", labels: str | None) -> "LabelNames":
+    """The names of labels: the head's, and those in --labels."""
     from deployments.prepare.sample import LabelNames
 
-    return LabelNames(names, pairs_of(told))
+    return LabelNames(names, pairs_of(labels))
 
 
-def pairs_of(told: str | None) -> "Mapping[str, str]":
+def pairs_of(labels: str | None) -> "Mapping[str, str]":
     """
     >>> pairs_of("neg=0, pos=1")
     {'neg': '0', 'pos': '1'}
     """
-    parts = [part.partition("=") for part in (told or "").split(",") if part.strip()]
+    parts = [part.partition("=") for part in (labels or "").split(",") if part.strip()]
     if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
         raise UserError(f"--labels {wrong!r} must be NAME=NUMBER, as in neg=0,pos=1")
     return {name.strip(): number.strip() for name, _, number in parts}

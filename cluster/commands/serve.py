@@ -1,4 +1,4 @@
-"""`isobatch serve`: a model behind HTTP on this machine, until Ctrl-C."""
+"""`isobatch serve`: serves a model over HTTP on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from rich.text import Text
 if TYPE_CHECKING:
     from cluster.serving.local import LocalRay
 
-SAME_S = 0.5  # signals so close together are one: a terminal that closes may tell a process twice
-OURS = {"requests", "exits"}  # what is in all statistics of ours
-INLINE = 600  # the longest example that is shown on the command line
+SAME_SIGNAL_S = 0.5  # signals within this time count as one: a terminal that closes may send two
+STATS_KEYS = {"requests", "exits"}  # in the statistics of every isobatch application
+SHORTEST_FILE = 600  # characters: a longer example request is written to a file
+STATS_PATIENCE_S = 10.0  # for a front's statistics
+STATS_EVERY_S = 0.5
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def serve(
@@ -37,30 +40,33 @@ def serve(
             help="A model's directory, a Serve file (*.yaml) or llm-demo, a built-in decoder; none: the built-in demo."
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless the file says otherwise.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="8000 unless the file says otherwise.")] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="8001, if free, unless the file says otherwise; 0: no gRPC.")
+    host: Annotated[str | None, typer.Option(help="Address to listen on; by default the file's, or 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port for HTTP; by default the file's, or 8000.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where the network computes: cpu or cuda.")] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port for gRPC; by default the file's, or 8001 if free; 0: no gRPC."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="The device that computes the network: cpu or cuda.")] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="A file of isobatch plan: each split on replicas of its own, a controller beside."),
+        typer.Option(help="A file of isobatch plan: each split runs on its own replicas, and a controller is added."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="The file of isobatch profile that the plan was made from; a decoder has its own."),
+        typer.Option(help="The file of isobatch profile from which the plan was made; decoders need none."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write a Serve file of all this, for isobatch simulate and deploy, and end.")
+        Path | None, typer.Option(help="Only write a Serve file with these options, for isobatch simulate and deploy.")
     ] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Where Prometheus asks for /metrics; none: any free port.")
+        int | None, typer.Option(min=1, max=65535, help="Port for Prometheus's /metrics; none: any free port.")
     ] = None,
     patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 300.0,
 ) -> None:
-    """Serve a model at http://127.0.0.1:8000 on a Ray of its own, until Ctrl-C.
+    """Serve a model at http://127.0.0.1:8000 on its own Ray, until Ctrl-C.
 
     Example: [bold]isobatch serve[/], and it prints a line to try
 
@@ -72,7 +78,7 @@ def serve(
 
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
     overrides = files | ({"device": device} if device else {})
-    # A file names no port only because it is free here: where the file is served, one is chosen.
+    # A written file contains no default gRPC port: whether that is free is decided on the machine that serves the file.
     content = with_grpc(serve_file(target, overrides), host, grpc_port, (lambda *_: False) if out else is_free)
     http = content["http_options"]
     http |= {"host": host or http["host"], "port": port or http["port"]}
@@ -83,7 +89,7 @@ def serve(
 
 
 def write(content: dict[str, Any], out: Path) -> None:
-    """Write a Serve file, whose paths are absolute."""
+    """Write a Serve file with absolute paths."""
     import yaml
 
     from cluster.commands import check_writable
@@ -94,16 +100,23 @@ def write(content: dict[str, Any], out: Path) -> None:
 
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
-    """Start, serve until a signal, stop."""
+    """Start the applications, serve until a signal comes, and stop."""
     from cluster.serving.capacity import check_capacity, check_processors
     from cluster.serving.deploy import deploy
-    from cluster.serving.example import example
     from cluster.serving.local import check_place, local_ray
     from cluster.serving.nodes import local_nodes
     from cluster.serving.ports import check_port
-    from cluster.serving.serve_file import decoders, grpc_addresses, key_variable, named, ours, prefix_of, with_demo
+    from cluster.serving.serve_file import (
+        classifiers,
+        decoders,
+        grpc_addresses,
+        key_variable,
+        name_of,
+        prefix_of,
+        with_demo,
+    )
 
-    # It keeps the present stdout, because what Ray prints while it stops is redirected.
+    # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     stop = threading.Event()
     http = content["http_options"]
@@ -119,7 +132,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     try:
         complete = with_demo(content)
         status = console.status("Starting Ray")
-        aside = Console(stderr=True, highlight=False, soft_wrap=True)  # what is told on stdout begins when it is ready
+        aside = Console(stderr=True, highlight=False, soft_wrap=True)  # nothing is printed on stdout before "ready"
         tell = teller(console, status.update, aside.print)
         tell("Starting Ray")
         with status, local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray:
@@ -127,7 +140,10 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             deploy(ray, complete, patience_s, tell)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
-            places = {named(one): f"{base}{prefix_of(one)}" for one in (*ours(complete), *decoders(complete))}
+            places = {
+                name_of(application): f"{base}{prefix_of(application)}"
+                for application in (*classifiers(complete), *decoders(complete))
+            }
             for place in places.values() or [base]:
                 console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
             if places:
@@ -136,16 +152,16 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
                 console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
             variable = key_variable(complete)
             _show_example(console, base, example(content), ray.folder, variable)
-            stats = {name: _stats_of(place, variable) for name, place in (places or {"": base}).items()}
-            for each in stats.values():
-                _show_plan(console, each)
-            _watch(console, stats, stop, ray)
-            status.update("Stopping: what was admitted is answered first (Ctrl-C again: at once)")
+            requests = {name: _stats_request(place, variable) for name, place in (places or {"": base}).items()}
+            for request in requests.values():
+                _show_plan(console, request)
+            _watch(console, requests, stop, ray)
+            status.update("Stopping: admitted requests are answered first (Ctrl-C again: stop at once)")
             status.start()
     except BaseException as error:
-        # A signal during the start may raise anything: it interrupts imports, and for a moment Ray handles it itself.
+        # A signal during the start may raise any error: it interrupts imports, and for a moment Ray handles it itself.
         if _interrupted.is_set() or isinstance(error, SystemExit):
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         raise
     console.print("stopped")
 
@@ -153,15 +169,16 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
 def teller(
     console: Console, on_terminal: Callable[[str], None], in_log: Callable[[str], None]
 ) -> Callable[[str], None]:
-    """What shows how far the start is: a line that changes on a terminal, else a line for everything that is new."""
+    """A function that shows the progress of the start: on a terminal a line that changes, otherwise new lines only."""
     if console.is_terminal:
         return on_terminal
-    before: list[str] = []
+    last = ""
 
-    def tell(what: str) -> None:
-        if before[-1:] != [what]:
-            before.append(what)
-            in_log(what)
+    def tell(progress: str) -> None:
+        nonlocal last
+        if progress != last:
+            last = progress
+            in_log(progress)
 
     return tell
 
@@ -178,12 +195,12 @@ def url(http: dict[str, Any]) -> str:
 def _on_signals(handler: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the server is to outlive its terminal
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # with nohup, the server must outlive its terminal
         signal.signal(signal.SIGHUP, partial(_hung_up, handler))
 
 
 def _hung_up(handler: Any, *signalled: Any) -> None:
-    """Discard all further output, because the terminal has closed and writing to it would fail; then stop."""
+    """Discard all further output, because the terminal has closed and writing to it would fail. Then stop."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode):
@@ -201,13 +218,13 @@ def _interrupt(*_: object) -> None:
 
 
 def _stop_or_hurry(stop: threading.Event, *_: object) -> None:
-    """The first signal stops; whatever is being done meanwhile, the second does not wait."""
-    _on_signals(partial(_again, time.monotonic()))
+    """At the first signal, stop in order; at a second one, stop at once."""
+    _on_signals(partial(_second_signal, time.monotonic()))
     stop.set()
 
 
-def _again(first_s: float, *_: object) -> None:
-    if time.monotonic() - first_s > SAME_S:
+def _second_signal(first_s: float, *_: object) -> None:
+    if time.monotonic() - first_s > SAME_SIGNAL_S:
         _hurry()
 
 
@@ -215,16 +232,34 @@ def _hurry(*_: object) -> None:
     from cluster.serving.local import leave_nothing
 
     leave_nothing(patience_s=0.2)
-    os._exit(130)
+    os._exit(INTERRUPTED)
+
+
+def example(content: dict[str, Any]) -> tuple[str, str] | None:
+    """The path and the JSON body of a request to the first isobatch application; None: none is known for its
+    network."""
+    from cluster.serving.serve_file import classifiers, decoders, prefix_of
+    from deployments.demo.sums import prompt_of
+    from deployments.front.examples import example_of
+
+    if decoding := decoders(content):
+        body = {"prompt": prompt_of(47, 85), "max_tokens": 24}
+        return f"{prefix_of(decoding[0])}/v1/completions", json.dumps(body)
+    if not (classifying := classifiers(content)):
+        return None
+    value = example_of((classifying[0].get("args") or {}).get("model")).value
+    if value is None:
+        return None
+    return f"{prefix_of(classifying[0])}/predict", json.dumps({"inputs": [value]}, separators=(",", ":"))
 
 
 def _show_example(
-    console: Console, base: str, asked: tuple[str, str] | None, folder: Path, variable: str | None
+    console: Console, base: str, request: tuple[str, str] | None, folder: Path, variable: str | None
 ) -> None:
-    if asked is None:
+    if request is None:
         return
-    path, body = asked
-    if len(body) > INLINE:
+    path, body = request
+    if len(body) > SHORTEST_FILE:
         file = folder / "example.json"
         file.write_text(body)
         body = f"@{file}"
@@ -238,33 +273,37 @@ def _show_plan(console: Console, request: urllib.request.Request) -> None:
 
 
 def _grpc(content: dict[str, Any]) -> str:
-    """Where gRPC is served."""
+    """The addresses of gRPC, or why there are none."""
     from cluster.serving.serve_file import GRPC_PORT, grpc_addresses
 
-    found = [f"{host}:{port}" for host, port in grpc_addresses(content)]
-    return ", ".join(found) or f"not served ({GRPC_PORT} is taken, or it was switched off)"
+    addresses = [f"{host}:{port}" for host, port in grpc_addresses(content)]
+    return ", ".join(addresses) or f"not served ({GRPC_PORT} is taken, or it was switched off)"
 
 
-def _stats_of(base: str, variable: str | None) -> urllib.request.Request:
+def _stats_request(base: str, variable: str | None) -> urllib.request.Request:
     return urllib.request.Request(f"{base}/stats", headers={"X-API-Key": os.environ[variable]} if variable else {})
 
 
-def _watch(console: Console, stats: dict[str, urllib.request.Request], stop: threading.Event, ray: LocalRay) -> None:
-    """Keep a line for each application up to date that says what it does, twice a second, until `stop` is set."""
+def _watch(console: Console, requests: dict[str, urllib.request.Request], stop: threading.Event, ray: LocalRay) -> None:
+    """Show a line with the current figures of each application, twice a second, until `stop` is set."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        while not stop.wait(0.5):
+        while not stop.wait(STATS_EVERY_S):
             if not ray.alive():
                 console.print("[bold red]Ray ended unexpectedly[/]; its logs are in /tmp/ray/session_latest/logs")
                 raise typer.Exit(1)
-            lines = [f"{name}: {_line(each)}" if len(stats) > 1 else _line(each) for name, each in stats.items()]
-            live.update(Text("\n".join(lines)), refresh=True)
+            lines = {name: _line(request) for name, request in requests.items()}
+            text = "\n".join(f"{name}: {line}" if len(lines) > 1 else line for name, line in lines.items())
+            live.update(Text(text), refresh=True)
 
 
 def _read(request: urllib.request.Request) -> dict[str, Any]:
-    """What a front says of itself; nothing, if none answers or an application of others does."""
-    with contextlib.suppress(OSError, HTTPException, ValueError), urllib.request.urlopen(request, timeout=10) as reply:
+    """The statistics of a front; empty if no front answers, or an application of another program."""
+    with (
+        contextlib.suppress(OSError, HTTPException, ValueError),
+        urllib.request.urlopen(request, timeout=STATS_PATIENCE_S) as reply,
+    ):
         stats = json.load(reply)
-        return stats if isinstance(stats, dict) and stats.keys() >= OURS else {}
+        return stats if isinstance(stats, dict) and stats.keys() >= STATS_KEYS else {}
     return {}
 
 
@@ -276,7 +315,7 @@ def _line(request: urllib.request.Request) -> str:
     depth = sum((block + 1) * count for block, count in exits.items()) / inputs if inputs else 0.0
     requests = ", ".join(f"{count} {outcome}" for outcome, count in stats["requests"].items())
     if "tokens_per_s" in stats:
-        done = f"tokens: {inputs}, {depth:.1f} of {len(exits)} blocks each, {stats['tokens_per_s']:.0f}/s of late"
+        done = f"tokens: {inputs}, {depth:.1f} of {len(exits)} blocks each, {stats['tokens_per_s']:.0f}/s"
         return f"requests: {requests} | {done} | {stats['residents']} resident, {stats['waiting']} wait | Ctrl-C stops"
     typical = f"p50 {stats['latency_ms']['p50']:.0f} ms | " if stats["latency_ms"] else ""
     full = ", ".join(f"{split['fill']:.0%}" for split in stats["splits"])

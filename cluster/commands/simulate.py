@@ -132,8 +132,8 @@ def simulate(
 def _simulate_classifier(options: ClassifierSimulationOptions, content: ServeFile, load: Workload) -> None:
     from rich.console import Console
 
-    from cluster.load.traces import understood
-    from cluster.serving.serve_file import ours
+    from cluster.load.traces import description
+    from cluster.serving.serve_file import classifiers
     from cluster.simulator import command, picture
     from cluster.simulator.host import read_host
     from cluster.simulator.options import outages_of, slow_of
@@ -141,7 +141,7 @@ def _simulate_classifier(options: ClassifierSimulationOptions, content: ServeFil
     from cluster.simulator.troubles import Troubles
     from deployments.config import parse
 
-    applications = ours(content)
+    applications = classifiers(content)
     if len(applications) != 1:
         count = len(applications)
         raise UserError(f"{options.config} has {count} applications of isobatch: a simulation needs exactly one")
@@ -152,7 +152,7 @@ def _simulate_classifier(options: ClassifierSimulationOptions, content: ServeFil
     world = command.world_of(app_config, troubles, read_host(options.host) if options.host else None)
     console, changes = Console(soft_wrap=True, markup=False), tuple["Event", ...]()
     if options.trace:
-        console.print(understood(options.trace, options.trace_each_s), highlight=False)
+        console.print(description(options.trace, options.trace_each_s), highlight=False)
     if options.replan:
         world, problem = command.controlled_world(app_config, _controller(content), world)
         replanned = command.run_controlled(world, problem, load)

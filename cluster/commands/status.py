@@ -1,4 +1,4 @@
-"""`isobatch status`: show what the controller of a running application sees and decides, and steer it by hand."""
+"""`isobatch status`: shows the state and the decisions of an application's controller, and controls it by hand."""
 
 from __future__ import annotations
 
@@ -23,28 +23,33 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-PATH = "/controller"  # the route prefix of the controller's application, by default
-UNSTEERED = "none: the plan stays as it is"
-LEAST_TOLD = 0.0005  # a smaller share is 0.0 %
+PATH = "/controller"  # the default route prefix of the controller's application
+NO_CONTROLLER = "none: the plan stays as it is"
+SMALLEST_SHARE = 0.0005  # a smaller share would be shown as 0.0 %
 PATIENCE_S = 10.0
-FORCE_PATIENCE_S = 600.0  # replicas may have to start
+FORCE_PATIENCE_S = 600.0  # for --force: replicas may have to start
+WATCH_EVERY_S = 2.0
 
 
 def status(
-    url: Annotated[str, typer.Argument(help="Where the application is served.")] = "http://127.0.0.1:8000",
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, until Ctrl-C.")] = False,
-    pause: Annotated[bool, typer.Option("--pause", help="From now on change nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="From now on change what is worth it.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Plan again now, and take the best plan there is.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="What would be decided now?")] = False,
+    url: Annotated[str, typer.Argument(help="Address of the application.")] = "http://127.0.0.1:8000",
+    watch: Annotated[bool, typer.Option("--watch", help="Update the display until Ctrl-C.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Let the controller change nothing from now on.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let the controller change plans again.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Plan now, and apply the best plan, whatever it gains.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the controller would decide now, and apply nothing.")
+    ] = False,
     earlier: Annotated[
-        bool, typer.Option("--earlier", help="Show what was decided in earlier deployments of the application, too.")
+        bool, typer.Option("--earlier", help="Also show the decisions in earlier deployments of the application.")
     ] = False,
     path: Annotated[str, typer.Option(help="Route prefix of the controller's application.")] = PATH,
     api_key_variable: KeyVariable = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
-    """The running plan, how full its launches are, promised and achieved goodput, the forecast, and the last decisions.
+    """Show the running plan, how full its launches are, promised and current goodput, the forecast and decisions.
 
     Example: [bold]isobatch status http://127.0.0.1:8000 --watch[/]
     """
@@ -53,13 +58,13 @@ def status(
     actions = {"pause": pause, "resume": resume, "force": force, "would": dry_run}
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
-        raise UserError("--pause, --resume, --force, --dry-run and --watch are one at a time")
+        raise UserError("--pause, --resume, --force, --dry-run and --watch: give one at a time")
     server, console = server_at(url), Console()
     base = server + path
     if chosen:
         answer = ask(f"{base}/{chosen[0]}", api_key_variable, post=chosen[0] != "would")
         if answer is None:
-            raise _unsteered_error(base, _stats(server, api_key_variable))
+            raise _no_controller_error(base, _stats(server, api_key_variable))
         console.print_json(json.dumps(answer)) if as_json else console.print(_sentence(answer))
         return
     last: Stats | None = None
@@ -67,18 +72,18 @@ def status(
         answer = ask(f"{base}/status", api_key_variable)
         stats = None if as_json and answer else _stats(server, api_key_variable)
         if answer is None and (as_json or stats is None):
-            raise _unsteered_error(base, stats)
+            raise _no_controller_error(base, stats)
         if watch:
             console.clear()
         console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, last, earlier))
         if not watch:
             return
         last = stats
-        time.sleep(2)
+        time.sleep(WATCH_EVERY_S)
 
 
 def _stats(url: str, variable: str | None) -> Stats | None:
-    """None where the application is not at this address: it may have a route prefix, and another may be here."""
+    """The application's statistics; None: it is not at this address, for instance because it has a route prefix."""
     try:
         stats: Stats | None = ask(f"{url}/stats", variable)
     except UserError:
@@ -87,7 +92,7 @@ def _stats(url: str, variable: str | None) -> Stats | None:
 
 
 def ask(url: str, variable: str | None, post: bool = False) -> Any:
-    """None where there is no such path."""
+    """The server's JSON answer; None: there is no such path."""
     headers = key_headers(variable)
     try:
         request = urllib.request.Request(url, headers=headers, method="POST" if post else "GET")
@@ -98,17 +103,17 @@ def ask(url: str, variable: str | None, post: bool = False) -> Any:
             return None
         raise UserError(_refusal(url, error)) from None
     except HTTPException:
-        raise UserError(f"what answers at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
+        raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        told = getattr(reason, "strerror", None) or reason
-        raise UserError(f"nobody answers at {url} ({told}): does 'isobatch serve' run there?") from None
+        cause = getattr(error, "reason", error)
+        reason = getattr(cause, "strerror", None) or cause
+        raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None
 
 
-def _unsteered_error(base: str, stats: Stats | None) -> UserError:
-    shown = f"; 'isobatch status' shows what {stats['model']} does without one" if stats else ""
+def _no_controller_error(base: str, stats: Stats | None) -> UserError:
+    hint = f"; 'isobatch status' without options shows the figures of {stats['model']}" if stats else ""
     return UserError(
-        f"no controller runs at {base}: add the application cluster.controller.app:build to your Serve file{shown}"
+        f"no controller runs at {base}: add the application cluster.controller.app:build to your Serve file{hint}"
     )
 
 
@@ -133,24 +138,25 @@ def _sentence(answer: dict[str, Any]) -> str:
 def tables(
     answer: dict[str, Any] | None, stats: Stats | None = None, last: Stats | None = None, earlier: bool = False
 ) -> Group:
-    """The controller's state as tables, for people; with the fronts' counts, the picture of what runs.
+    """The controller's state as tables, with a picture of the running plan from the fronts' statistics.
 
-    `last` are the counts of the look before, `earlier` says whether to unfold earlier deployments. Where no controller
-    steers the application, the picture is all there is.
+    `last` are the previous statistics. `earlier`: whether to show the decisions of earlier deployments. For an
+    application without a controller, only the statistics are shown.
     """
     from rich.console import Group
 
     if answer is None:
-        assert stats, "This is a bug: somebody has answered."
-        alone = [decoder(stats, UNSTEERED)] if _decodes(stats) else [_unsteered(stats), picture(stats, last, ())]
-        return Group(*alone)
+        assert stats, "This is a bug: either the controller or the application has answered."
+        if _decodes(stats):
+            return Group(decoder(stats, NO_CONTROLLER))
+        return Group(_without_controller(stats), picture(stats, last, ()))
     expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
     drawn = [decoder(stats) if _decodes(stats) else picture(stats, last, expected)] if stats else []
-    before = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
-    return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *before)
+    previous = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
+    return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *previous)
 
 
-def _unsteered(stats: Stats) -> Table:
+def _without_controller(stats: Stats) -> Table:
     from rich.table import Table
 
     table = Table("", "", title=stats["model"], show_header=False, title_justify="left")
@@ -158,7 +164,7 @@ def _unsteered(stats: Stats) -> Table:
     table.add_row("exits", stats["promise"])
     if stats.get("agreement"):
         table.add_row("audits", stats["agreement"])
-    table.add_row("controller", UNSTEERED)
+    table.add_row("controller", NO_CONTROLLER)
     return table
 
 
@@ -175,7 +181,7 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
         table.add_row("to come", answer["asked"])
     promised = f"{_number(plan['promised_per_s'])} in time per second"
     if p99_ms := plan.get("played_p99_ms"):
-        promised += f", p50 {_number(plan['played_p50_ms'])} ms, p99 {_number(p99_ms)} ms as played"
+        promised += f", simulated p50 {_number(plan['played_p50_ms'])} ms, p99 {_number(p99_ms)} ms"
     table.add_row("promised", promised)
     table.add_row(
         "now", f"{_number(window['goodput_per_s'])} in time of {_number(window['arrivals_per_s'])} per second, "
@@ -197,7 +203,7 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
         low, high = _number(forecast["arrivals_low_per_s"]), _number(forecast["arrivals_high_per_s"])
         table.add_row("arrivals forecast", f"{_number(forecast['arrivals_per_s'])} ({low} .. {high}) per second")
         table.add_row("forecast by", forecast["method"])
-    if (full_share := answer.get("full_share", 0.0)) > LEAST_TOLD:
+    if (full_share := answer.get("full_share", 0.0)) > SMALLEST_SHARE:
         table.add_row("asked in full", f"{full_share:.1%} of the inputs; plans carry them to the end")
     table.add_row("tables corrected", _corrections(answer["corrections"]))
     paused = ", paused: nothing is changed" if answer["paused"] else ""
@@ -208,7 +214,7 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
 
 
 def _survival(answer: dict[str, Any]) -> Table:
-    """The forecast survival: the share of inputs that goes on after each block."""
+    """The forecast survival: the share of inputs that stay after each block."""
     from rich.table import Table
 
     forecast = answer["forecast"]
@@ -220,18 +226,20 @@ def _survival(answer: dict[str, Any]) -> Table:
 
 
 def _earlier(deployments: Sequence[dict[str, Any]], now_s: float, unfolded: bool) -> list[str | Table]:
-    """What was decided before this deployment: one line, or a table for each, the latest first."""
+    """The decisions before this deployment: one line, or a table for each earlier deployment, the latest first."""
     if not deployments:
         return []
     if not unfolded:
         ended = _at(deployments[0]["ended_s"], now_s)
         return [f"earlier deployments: {len(deployments)} (the last ended {ended}; --earlier shows their decisions)"]
-    titles = [
-        f"earlier deployment, {_at(each['began_s'], now_s)} to {_at(each['ended_s'], now_s)}" for each in deployments
-    ]
     return [
-        _events(each["events"], now_s, title, "it decided nothing")
-        for each, title in zip(deployments, titles, strict=True)
+        _events(
+            deployment["events"],
+            now_s,
+            f"earlier deployment, {_at(deployment['began_s'], now_s)} to {_at(deployment['ended_s'], now_s)}",
+            "it decided nothing",
+        )
+        for deployment in deployments
     ]
 
 
@@ -241,17 +249,17 @@ def _events(
     title: str = "last decisions",
     none: str = "none yet: the first comes after a whole window",
 ) -> Table:
-    """The latest first. What is decided again and again, as while nobody asks, is one row."""
+    """The decisions, the latest first. Equal decisions in a row, as in idle times, are shown once."""
     from rich.table import Table
 
     table = Table("", "", "why", "promised", "seen", title=title, title_justify="left")
     if not events:
         table.add_row("", "", none)
     for _, run in groupby(events[::-1], key=lambda event: (event["what"], event["why"], event["before"])):
-        event, *before = run
+        event, *repeated = run
         gains = (event["gain_promised"], event["gain_seen"])
         why = event["why"] + (f"\nfrom {event['before']}\nto {event['after']}" if event["after"] else "")
-        why += f"\n({len(before)} times more since {_at(before[-1]['at_s'], now_s)})" if before else ""
+        why += f"\n({len(repeated)} times more since {_at(repeated[-1]['at_s'], now_s)})" if repeated else ""
         table.add_row(
             _at(event["at_s"], now_s), event["what"], why, *("" if gain is None else f"{gain:+.1%}" for gain in gains)
         )
@@ -259,7 +267,7 @@ def _events(
 
 
 def _at(at_s: float, now_s: float) -> str:
-    """The time, and its day where that is not today."""
+    """The time, with the date if it is not today."""
     at, now = datetime.fromtimestamp(at_s), datetime.fromtimestamp(now_s)
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S}"
 

@@ -1,6 +1,6 @@
-"""The picture that `isobatch status` draws of a running application: the plan, how full its launches are, who survives.
+"""The picture that `isobatch status` draws of a running application: the plan, the fill of its launches, survival.
 
-It is what the page at `/` shows, from the same `/stats`; with an earlier look at them, of what happened since.
+It shows the same as the page at `/`, from the same `/stats`. With earlier statistics, it shows what happened since.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Stats = dict[str, Any]
-WIDE = 24  # characters of a bar
-LEAST = 20  # answers: of fewer nothing is said
+BAR_WIDTH = 24  # characters
+LEAST_ANSWERS = 20  # with fewer, survival since the earlier statistics is not shown
 HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
@@ -41,20 +41,20 @@ def _splits(stats: Stats, earlier: Stats | None) -> Table:
     return table
 
 
-def _survivors(seen: Sequence[float], forecast: Sequence[float]) -> Table:
+def _survivors(current: Sequence[float], forecast: Sequence[float]) -> Table:
     from rich.table import Table
 
-    table = Table("", "", "", title="who reaches which block", title_justify="left", show_header=False)
-    for name, shares in (("lately", seen), ("forecast", forecast)):
+    table = Table("", "", "", title="inputs that reach each block", title_justify="left", show_header=False)
+    for name, shares in (("lately", current), ("forecast", forecast)):
         if shares:
             table.add_row(name, f"[blue]{sparkline(shares)}[/]", f"{shares[-1]:.0%} reach the last of {len(shares)}")
     return table
 
 
 def decoder(stats: Stats, controller: str = "") -> Table:
-    """What a decoder does. It has no such picture, since tokens of all depths are in its launches together.
+    """The figures of a decoder. It has no picture, because its launches contain tokens of all depths.
 
-    `controller`: what is to be said of it, if anything.
+    `controller`: the text of a row on the controller, if any.
     """
     from rich.table import Table
 
@@ -78,7 +78,7 @@ def decoder(stats: Stats, controller: str = "") -> Table:
 
 
 def fill(split: Stats, earlier: Stats | None) -> float | None:
-    """How full the launches of a split were since the earlier look; None without any.
+    """How full the launches of a split were since the earlier statistics; None: there were no launches.
 
     >>> split = {"group": "v100-0", "blocks": [0, 3], "launches": 30, "fill": 0.9}
     >>> fill(split, None), fill(split, {"splits": [split | {"launches": 20, "fill": 0.85}]})
@@ -97,25 +97,25 @@ def _place(split: Stats) -> tuple[str, tuple[int, ...]]:
 
 
 def survival(stats: Stats, earlier: Stats | None) -> list[float]:
-    """The share that reached each block since the earlier look, or since the start where too few were answered.
+    """The share that reached each block since the earlier statistics, or since the start if too few were answered.
 
     >>> survival({"exits": {"0": 30, "1": 10}, "survival": [1.0, 0.5]}, {"exits": {"0": 0, "1": 0}})
     [1.0, 0.25]
     """
     left = [count - (earlier or {"exits": {}})["exits"].get(block, 0) for block, count in stats["exits"].items()]
     total = sum(left)
-    if total < LEAST:
+    if total < LEAST_ANSWERS:
         return list(stats["survival"])
     return [sum(left[block:]) / total for block in range(len(left))]
 
 
-def bar(share: float, wide: int = WIDE) -> str:
+def bar(share: float, width: int = BAR_WIDTH) -> str:
     """
     >>> bar(0.5, 8)
     '████░░░░'
     """
-    full = round(share * wide)
-    return "█" * full + "░" * (wide - full)
+    full = round(share * width)
+    return "█" * full + "░" * (width - full)
 
 
 def sparkline(shares: Sequence[float]) -> str:

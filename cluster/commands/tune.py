@@ -1,4 +1,4 @@
-"""`isobatch tune`: thresholds for the ramps that the best plan for a fleet opens."""
+"""`isobatch tune`: chooses thresholds for the ramps that the best plan for a fleet opens."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from profiles.evidence import Evidence
     from profiles.files import Profile
 
-PLAN, PROFILE = "plan.json", "profile.json"
+PLAN = "plan.json"
+PROFILE = "profile.json"
 
 
 def tune(
@@ -22,23 +23,27 @@ def tune(
     devices: Annotated[str, typer.Option(help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],...")],
     out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its plan.json and its profile.json.")],
     slo_ms: Annotated[
-        float | None, typer.Option(help="Every answer within this time; none: however long it takes.")
+        float | None, typer.Option(help="The deadline of every answer; none: answers may take any time.")
     ] = None,
-    per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
+    per_dollar: Annotated[
+        bool, typer.Option("--per-dollar", help="Maximize inputs per dollar, not inputs per second.")
+    ] = False,
     metric: Annotated[
-        Metric | None, typer.Option(help=f"Promise of this instead: {METRICS}.", show_default="as it was prepared")
+        Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
     ] = None,
-    max_batch: Annotated[int, typer.Option(help="No larger batches than this.")] = 64,
-    one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
+    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 64,
+    one_machine: Annotated[
+        bool, typer.Option("--one-machine", help="All devices are in one machine, without a network between them.")
+    ] = False,
     one_pipeline: Annotated[
-        bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
+        bool, typer.Option("--one-pipeline", help="Chain all kinds of devices, without parallel pipelines.")
     ] = False,
     gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
 ) -> None:
-    """Choose thresholds and plan together: what exits may lose is spent only at ramps that the plan opens.
+    """Choose thresholds and plan together, so that the allowed loss is spent only at ramps that the plan opens.
 
-    The promise of 'isobatch prepare' is tested again, on the inputs that it was tested on. OUT is served as any model.
+    The promise of 'isobatch prepare' is tested again, on the same inputs. OUT can be served as any model.
 
     Example: [bold]isobatch tune my-bert-ee --profile bert.json --devices v100=6 --slo-ms 100 --out my-bert-v100[/]
     """
@@ -68,12 +73,12 @@ def tune(
     find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
     console = Console(markup=False)
     with Console(stderr=True).status("planning"):
-        found = tuned(facts, objective, evidence, find)
-    if found is None:
+        result = tuned(facts, objective, evidence, find)
+    if result is None:
         console.print("nothing is written: with other thresholds no plan is better within the promise")
         return
-    _write(model, out, force, known, evidence, found)
-    console.print(_said(found), highlight=False)
+    _write(model, out, force, known, evidence, result)
+    console.print(_as_text(result), highlight=False)
     console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
 
 
@@ -82,28 +87,28 @@ def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:
         raise UserError(f"{profile} has {num_blocks} blocks, the model {evidence.test.num_ramps + 1}: profile it first")
 
 
-def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evidence", found: "Tuned") -> None:
+def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evidence", result: "Tuned") -> None:
     from dataclasses import replace
 
     from deployments.prepare import pipeline
     from profiles.files import save
 
-    pipeline.tune(model, out, evidence, found.chosen, force)
-    # Nobody knows how long the texts are that leave now.
-    save(replace(known, exits=found.exits, token_exits=None), out / PROFILE)
-    plan = replace(found.plan, model=known.model, weights=known.weights, length=known.length)
+    pipeline.tune(model, out, evidence, result.chosen, force)
+    # token_exits: with new thresholds, the lengths of the texts that leave are not known.
+    save(replace(known, exits=result.exits, token_exits=None), out / PROFILE)
+    plan = replace(result.plan, model=known.model, weights=known.weights, length=known.length)
     (out / PLAN).write_text(plan.to_json() + "\n")
 
 
-def _said(found: "Tuned") -> str:
+def _as_text(result: "Tuned") -> str:
     from optimizer.tuning import opened
 
-    after, before = found.plan.promise, found.before.promise
+    after, before = result.plan.promise, result.before.promise
     assert after, "This is a bug: the planner promises something of each plan."
     assert before, "This is a bug: the planner promises something of each plan."
-    ramps = ", ".join(map(str, opened(found.plan))) or "none"
+    ramps = ", ".join(map(str, opened(result.plan))) or "none"
     return (
         f"{after.goodput_per_s:,.0f} inputs per second; full launches all the way: {1e3 * after.latency_s:.3g} ms\n"
-        f"with the thresholds of before: {before.goodput_per_s:,.0f} per second; {1e3 * before.latency_s:.3g} ms\n"
+        f"with the previous thresholds: {before.goodput_per_s:,.0f} per second; {1e3 * before.latency_s:.3g} ms\n"
         f"ramps that let inputs leave: after block {ramps}"
     )

@@ -69,8 +69,8 @@ def _files(app_config: AppConfig | DecoderConfig) -> Iterator[Path]:
         return
     if app_config.profile:
         yield Path(app_config.profile)
-    if app_config.promising:
-        yield from (app_config.promising / RULES, app_config.promising / EVIDENCE)
+    if app_config.prepared_folder:
+        yield from (app_config.prepared_folder / RULES, app_config.prepared_folder / EVIDENCE)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class ControllerService:
             await deployed.observe()
             return decoders_loop(self.config, app_config, deployed, await deployed.plan(), memory, pinned)
         profile = profile_of(app_config)
-        self.promise = str((app_config.promising and promise_in(app_config.promising)) or NOTHING)
+        self.promise = str((app_config.prepared_folder and promise_in(app_config.prepared_folder)) or NOTHING)
         running = await deployed.plan()
         most, room = allowed(self.config, app_config, profile), partial(room_for, app_config)
         nodes = partial(nodes_beside_others, self.config.application)
@@ -159,7 +159,7 @@ def _loop_for(
 
 def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> PromiseKeeper | None:
     """What keeps the promise of agreement; None where there is none. Thresholds follow only an exit table."""
-    folder = app_config.promising
+    folder = app_config.prepared_folder
     promised = app_config.agreement or (agreement_in(folder) if folder else None)
     if promised is None:
         return None

@@ -1,1 +1,1 @@
-"""Load on a live server: workloads, an open-loop generator, and its report."""
+"""Load on a running server: workloads, an open-loop generator, and its report."""

@@ -1,4 +1,4 @@
-"""What is sent to a server: the user's own inputs, or made-up ones of the kind that the server says it takes."""
+"""The bodies of requests: the user's own inputs, or made-up ones of the kind that the server accepts."""
 
 import json
 import urllib.error
@@ -15,12 +15,13 @@ import numpy as np
 
 from profiles.errors import UserError
 
-MADE_UP = 256  # images, of which larger ones are fewer: together they have at most so many values
-MOST_VALUES = 500_000
-PATIENCE_S = 10.0
-DIGIT = (8, 8)
-UNAUTHORIZED, UNAVAILABLE = 401, 503
-BYTES = "BYTES"  # as the Open Inference Protocol calls texts
+MADE_UP = 256  # images; fewer if they are large
+MOST_VALUES = 500_000  # of all made-up images together
+PATIENCE_S = 10.0  # for an answer of the server about itself
+DIGIT = (8, 8)  # the shape of the demo's images
+UNAUTHORIZED = 401
+UNAVAILABLE = 503
+BYTES = "BYTES"  # the Open Inference Protocol's name for texts
 SENTENCES = (
     "It works as it should, and I would buy it again.",
     "Nothing about this was worth the time or the money.",
@@ -34,7 +35,7 @@ SENTENCES = (
 
 
 def predicts_at(url: str) -> str:
-    """The URL that predicts, where only the server was named.
+    """The URL for predictions, if only the server was given.
 
     >>> predicts_at("http://127.0.0.1:8000"), predicts_at("http://127.0.0.1:8000/v1/ask")
     ('http://127.0.0.1:8000/predict', 'http://127.0.0.1:8000/v1/ask')
@@ -43,13 +44,13 @@ def predicts_at(url: str) -> str:
 
 
 def bodies_of(values: Iterable[Any]) -> list[bytes]:
-    """A request for each input."""
+    """A body for each input."""
     listed = (value.tolist() if hasattr(value, "tolist") else value for value in values)
     return [json.dumps({"inputs": [value]}).encode() for value in listed]
 
 
 def bodies_in(path: Path) -> list[bytes]:
-    """A request for each line."""
+    """A body for each line of a file."""
     try:
         lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
     except OSError as error:
@@ -60,37 +61,35 @@ def bodies_in(path: Path) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class Takes:
-    """What a network takes, by what its server says of it."""
+class AcceptedInputs:
+    """The kind of inputs that a network accepts, according to its server."""
 
     texts: bool
-    shape: tuple[int, ...] = ()  # of an image; -1 is a size that is not said
+    shape: tuple[int, ...] = ()  # of an image; -1: the server does not name this size
 
     @property
-    def said(self) -> bool:
+    def shape_is_known(self) -> bool:
         return min(self.shape, default=0) > 0
 
     @property
     def channels(self) -> int | None:
-        """Of an image, 0 where it is not said; None: it takes texts.
+        """The channels of an image, 0 if they are not known; None: inputs are texts.
 
-        >>> Takes(True).channels, Takes(False, (8, 8)).channels, Takes(False, (8, 8, 3)).channels
-        (None, 1, 3)
-        >>> Takes(False, (-1, -1)).channels
-        0
+        >>> [AcceptedInputs(False, shape).channels for shape in ((8, 8), (8, 8, 3), (-1, -1))]
+        [1, 3, 0]
         """
         if self.texts:
             return None
-        return (1 if len(self.shape) == 2 else self.shape[2]) if self.said else 0
+        return (1 if len(self.shape) == 2 else self.shape[2]) if self.shape_is_known else 0
 
 
-def taken_at(url: str, headers: Mapping[str, str]) -> Takes:
-    """What the network behind this URL takes."""
+def accepted_at(url: str, headers: Mapping[str, str]) -> AcceptedInputs:
+    """The kind of inputs that the network behind this URL accepts."""
     base = url.rpartition("/")[0]
     try:
-        name = _asked(f"{base}/readyz", headers)["model"]
-        told = _asked(f"{base}/v2/models/{name}", headers)["inputs"][0]
-        return Takes(told["datatype"] == BYTES, tuple(map(int, told["shape"][1:])))
+        name = _get(f"{base}/readyz", headers)["model"]
+        tensor = _get(f"{base}/v2/models/{name}", headers)["inputs"][0]
+        return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])))
     except (OSError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
             raise UserError(f"nobody answers at {base}: {error.reason}") from error
@@ -101,51 +100,51 @@ def taken_at(url: str, headers: Mapping[str, str]) -> Takes:
                 f"{base} is not ready (status {UNAVAILABLE}): wait until 'isobatch serve' says so"
             ) from error
         if _decodes(base, headers):
-            raise UserError(f"{base} serves a decoder: --prompts FILE has texts written on from") from error
+            raise UserError(f"{base} serves a decoder: --prompts FILE sends prompts") from error
         raise UserError(
             f"{base} does not say whether its network takes texts or images ({_reason(error)}): "
             "--bodies FILE sends requests as they are"
         ) from error
     except HTTPException as error:
-        raise UserError(f"what answers at {base} does not speak HTTP/1.1: is that the port of gRPC?") from error
+        raise UserError(f"the server at {base} does not speak HTTP/1.1: is that the port of gRPC?") from error
 
 
 def _decodes(base: str, headers: Mapping[str, str]) -> bool:
     try:
-        return "tokens_per_s" in _asked(f"{base}/stats", headers)
+        return "tokens_per_s" in _get(f"{base}/stats", headers)
     except (OSError, HTTPException, ValueError, TypeError):
         return False
 
 
 def promised_ms(url: str, headers: Mapping[str, str]) -> float | None:
-    """The deadline that the server behind this URL gives its answers; None: it does not say."""
+    """The deadline for answers of the server behind this URL; None: it names none."""
     try:
-        return float(_asked(f"{url.rpartition('/')[0]}/stats", headers)["slo_ms"])
+        return float(_get(f"{url.rpartition('/')[0]}/stats", headers)["slo_ms"])
     except (OSError, HTTPException, ValueError, LookupError, TypeError):
         return None
 
 
-def made_up(takes: Takes) -> tuple[str, list[bytes]]:
-    """What these are, and a request with each: sentences, the demo's digits, or noise of the shape that is asked for.
+def made_up(takes: AcceptedInputs) -> tuple[str, list[bytes]]:
+    """A description and the bodies of made-up inputs: sentences, the demo's digits, or noise of the accepted shape.
 
-    Noise is of whole numbers from 0 to 255, which any preprocessor reads. Where exits matter, --data must say more.
+    Noise consists of whole numbers from 0 to 255, which any preprocessor reads. For realistic exits, --data is needed.
     """
     if takes.texts:
         return "made-up sentences", bodies_of(SENTENCES)
-    if takes.shape == DIGIT or not takes.said:
+    if takes.shape == DIGIT or not takes.shape_is_known:
         from deployments.demo.digits import demo_inputs
 
-        unsaid = "" if takes.said else " (how large images must be is not said)"
-        return f"of the demo's digits{unsaid}", bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))
+        note = "" if takes.shape_is_known else " (the server does not name the size of images)"
+        return f"of the demo's digits{note}", bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))
     count = min(MADE_UP, -(-MOST_VALUES // prod(takes.shape)))
     images = np.random.default_rng(0).integers(0, 256, (count, *takes.shape))
     return f"made-up ones of {' x '.join(map(str, takes.shape))}", bodies_of(images)
 
 
-def _asked(url: str, headers: Mapping[str, str]) -> Any:
+def _get(url: str, headers: Mapping[str, str]) -> Any:
     with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=PATIENCE_S) as reply:
         return json.load(reply)
 
 
 def _reason(error: Exception) -> str:
-    return f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else "it answers otherwise"
+    return f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else "its answer has another form"

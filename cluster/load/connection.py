@@ -1,6 +1,6 @@
-"""One connection of the load generator: it sends a request, and reports the answer as soon as it is complete.
+"""A connection of the load generator: it sends a request, and reports the answer as soon as it is complete.
 
-Answers are parsed by `httptools`, which takes no more processor time than handwritten code.
+`httptools` parses the answers; it takes no more processor time than handwritten code.
 """
 
 import asyncio
@@ -15,37 +15,37 @@ BROKEN = 0  # the status of a request that got no answer
 T = TypeVar("T")
 
 
-class _Looks(selectors.DefaultSelector):
-    """Knows when it looked before it looked last: what is read now was not here then."""
+class _PollingSelector(selectors.DefaultSelector):
+    """Notes the time of the poll before the last: data that is read after the last poll had not arrived then."""
 
-    before_s = _last_s = 0.0
+    previous_s = _last_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(timeout)
-        self.before_s, self._last_s = self._last_s, time.perf_counter()
-        return found
+        events = super().select(timeout)
+        self.previous_s, self._last_s = self._last_s, time.perf_counter()
+        return events
 
 
-class _LookingLoop(asyncio.SelectorEventLoop):
+class _PollingLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self.looks = _Looks()
-        super().__init__(self.looks)
+        self.polls = _PollingSelector()
+        super().__init__(self.polls)
 
 
-def looking(work: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, in an event loop that knows when it looked for answers: a busy one reads them late."""
-    with asyncio.Runner(loop_factory=_LookingLoop) as runner:
+def run_noting_polls(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, in an event loop that notes when it polls for answers, because a busy loop reads them late."""
+    with asyncio.Runner(loop_factory=_PollingLoop) as runner:
         return runner.run(work)
 
 
 def absent_s() -> float:
-    """When whatever is read now was not here yet, as far as this event loop knows."""
+    """The last time when the data that is read now had surely not arrived; 0: this event loop does not note it."""
     loop = asyncio.get_running_loop()
-    return loop.looks.before_s if isinstance(loop, _LookingLoop) else 0.0
+    return loop.polls.previous_s if isinstance(loop, _PollingLoop) else 0.0
 
 
 class Carrier(Protocol):
-    """Carries one request at a time, as long as it has a transport."""
+    """A connection for one request at a time. It can be used as long as it has a transport."""
 
     @property
     def transport(self) -> asyncio.Transport | None: ...
@@ -54,7 +54,7 @@ class Carrier(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One request at a time. `done(status, body)` is called when it is answered, or when the connection breaks."""
+    """Sends one request at a time. `done(status, body)` is called when it is answered or the connection breaks."""
 
     def __init__(self) -> None:
         self._parser = HttpResponseParser(self)
@@ -78,14 +78,14 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def on_body(self, body: bytes) -> None:
-        """The parser calls it with every piece of an answer's body."""
+        """Called by the parser with each piece of an answer's body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """The parser calls it at the end of an answer."""
+        """Called by the parser at the end of an answer."""
         status, body = self._parser.get_status_code(), b"".join(self._body)
         self._body.clear()
-        if not self._parser.should_keep_alive():  # the server reads no further request from this connection
+        if not self._parser.should_keep_alive():  # the server will read no further request
             self._close()
         self._finish(status, body)
 

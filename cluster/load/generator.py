@@ -1,8 +1,8 @@
-"""Load on a live server over plain HTTP/1.1, as cheap as Python allows, so that the server is the limit.
+"""Load on a running server over plain HTTP/1.1, with as little processor time as possible in Python.
 
-Open loop: a request is due when the workload says so, whether or not earlier ones were answered, and its latency counts
-from then. So a slow server cannot lighten the load that it is measured under (no coordinated omission). Closed loop
-(`by_clients`): each client asks again as soon as it is answered, to find out how much a server can do.
+Open loop: a request is due at a time of the workload, even if earlier ones are not answered, and its latency counts
+from that time. So a slow server cannot reduce its own load (no coordinated omission). Closed loop (`by_clients`): each
+client sends its next request as soon as the last is answered, which shows how much a server can do.
 """
 
 import asyncio
@@ -21,27 +21,28 @@ from cluster.load.connection import BROKEN, Carrier, HttpConnection, absent_s
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
-WRONG = -1  # the status of a request whose answer is not what it should be
-TURN_S = 0.01
+WRONG = -1  # the status of a request with a wrong answer
+PENDING_CHECK_S = 0.01  # how often to check for pending answers at the end
 AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
-SLOTS = 2**16  # for the requests of a closed loop, doubled whenever all are taken
+SLOTS = 2**16  # initial capacity for the requests of a closed loop; doubled when it is used up
+FIRST_CONNECTIONS = 32  # opened before the load begins
 
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """The times of each request in seconds since the start, and HTTP's status of its answer.
+    """The times of each request in seconds since the start, and the HTTP status of its answer.
 
-    The time from `due_s` to `reached_s` is the generator's own delay, that to `absent_s` the server's; in the rest,
-    until `ended_s`, either the answer was not here yet, or the generator was busy and did not look.
+    From `due_s` to `reached_s` the generator is late, from there to `absent_s` the server. From `absent_s` to
+    `ended_s`, either the answer had not arrived, or the generator was busy and did not poll.
     """
 
     due_s: Floats
-    reached_s: Floats  # when the generator turned to it
-    sent_s: Floats  # once a connection was free
+    reached_s: Floats  # when the generator handled it
+    sent_s: Floats  # when a connection was free
     ended_s: Floats
     status: NDArray[np.int64]
-    absent_s: Floats  # when it last looked, and had no answer; when it was sent, where that is not known
-    asked_s: float = 0.0  # how long the load was to last; 0: until the last request was due
+    absent_s: Floats  # the last poll without an answer; if it is not known, when the request was sent
+    duration_s: float = 0.0  # how long the load was to last; 0: until the last request was due
 
 
 class LoadGenerator:
@@ -56,9 +57,10 @@ class LoadGenerator:
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
         again_s: float = 0.0,
     ) -> None:
-        """`right(index of the body, answer)` says whether an answer is what it should be.
+        """`right(index of the body, answer)` returns whether an answer is correct.
 
-        A request whose connection ends without an answer is sent again for `again_s`, each time over a new connection.
+        A request whose connection ends without an answer is sent again until `again_s` after it was due, each time over
+        a new connection.
         """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -70,15 +72,15 @@ class LoadGenerator:
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
         self._most, self._right, self._again_s = connections, right, again_s
         self.resent: set[int] = set()  # requests that were sent more than once since the load began
-        self.said: dict[int, bytes] = {}  # the first answer of every status other than 200
+        self.errors: dict[int, bytes] = {}  # the first answer with each status other than 200
         self._open = 0
         self._idle: list[Carrier] = []
         self._queue: deque[int] = deque()
         self._done: Callable[[int], None] = lambda _: None
 
     async def at(self, due_s: Floats, patience_s: float = 10.0) -> LoadRecord:
-        """Open loop: send a request at each of these times; once none has ended for `patience_s`, the rest is lost."""
-        await self._connect(min(self._most, 32))
+        """Open loop: send a request at each of these times. If no request ends for `patience_s`, the rest is lost."""
+        await self._connect(min(self._most, FIRST_CONNECTIONS))
         self._begin(due_s)
         self._stopped, self._sent = False, 0
         for index, due in enumerate(due_s):
@@ -92,7 +94,7 @@ class LoadGenerator:
         return self.so_far()
 
     def so_far(self) -> LoadRecord:
-        """The record of the requests that were sent until now."""
+        """The record of the requests sent so far."""
         sent = slice(self._sent)
         return LoadRecord(
             self._due_s[sent].copy(), self._reached_s[sent].copy(), self._sent_s[sent].copy(),
@@ -127,7 +129,7 @@ class LoadGenerator:
         await asyncio.sleep(seconds)
         await self._end(patience_s=10.0)
         self._sent = int((~np.isnan(self._due_s)).sum())
-        return replace(self.so_far(), asked_s=seconds)
+        return replace(self.so_far(), duration_s=seconds)
 
     async def _connect(self, count: int) -> None:
         try:
@@ -141,7 +143,7 @@ class LoadGenerator:
         self._release(connection)
 
     async def _try_one_more(self) -> None:
-        """Open a connection if the server takes one; a refusal under load is no error, as requests go on waiting."""
+        """Open a connection if the server accepts it. A refusal under load is no error: requests keep waiting."""
         try:
             await self._one_more()
         except OSError:
@@ -158,7 +160,7 @@ class LoadGenerator:
         self._started_s = time.perf_counter()
 
     def _double(self) -> None:
-        """Have room for as many requests again, which are not sent yet."""
+        """Double the capacity for requests."""
         unknown = np.full(len(self._due_s), np.nan)
         times = (self._due_s, self._reached_s, self._sent_s, self._ended_s, self._absent_s)
         self._due_s, self._reached_s, self._sent_s, self._ended_s, self._absent_s = (
@@ -167,12 +169,12 @@ class LoadGenerator:
         self._status = np.concatenate([self._status, np.full(len(self._status), BROKEN)])
 
     async def _end(self, patience_s: float) -> None:
-        """Wait for what is pending. A time for which this process itself was held up does not count."""
+        """Wait for pending answers. Time for which this process itself was suspended does not count."""
         waited_s = 0.0
         while self._pending and waited_s < patience_s:
             pending = self._pending
-            await asyncio.sleep(TURN_S)
-            waited_s = 0.0 if self._pending < pending else waited_s + TURN_S
+            await asyncio.sleep(PENDING_CHECK_S)
+            waited_s = 0.0 if self._pending < pending else waited_s + PENDING_CHECK_S
         self._done = lambda _: None
         for connection in self._idle:
             if connection.transport:
@@ -206,7 +208,7 @@ class LoadGenerator:
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
             if status != 200:
-                self.said.setdefault(status, answer)
+                self.errors.setdefault(status, answer)
             self._ended_s[index], self._status[index] = self.now_s(), status
             self._absent_s[index] = max(self._sent_s[index], absent_s() - self._started_s)
             self._pending -= 1
@@ -220,7 +222,7 @@ class LoadGenerator:
         asyncio.get_running_loop().call_later(AGAIN_S, lambda: self._begin_task(self._send_anew(index)))
 
     async def _send_anew(self, index: int) -> None:
-        """Send the request over a new connection, since idle ones may have broken for the same reason."""
+        """Send the request over a new connection, because idle ones may have broken for the same reason."""
         try:
             _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, *self._place)
         except OSError:

@@ -1,7 +1,7 @@
-"""Load on a server that writes token by token: prompts over OpenAI's interface, each streamed over a connection.
+"""Load on a decoder: prompts over OpenAI's interface, each answer streamed over its own connection.
 
-The time to the first token (TTFT) counts from when a request was due, that between tokens (TPOT) from the first to the
-last.
+The time to the first token (TTFT) counts from when a request was due. The time per output token (TPOT) is the average
+from the first token to the last.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ from cluster.load.generator import Floats
 from profiles.errors import UserError, read_text
 
 PATH = "/v1/completions"
-PATIENCE_S = 60.0  # after the last request was due; then what is not there is lost
+PATIENCE_S = 60.0  # a request that takes longer is lost
 _OUTCOMES = {200: "answered", 429: "refused", 503: "refused", BROKEN: "unanswered"}
 
 
 @dataclass(frozen=True)
 class WrittenText:
-    """What came of one prompt: `first_s` and `last_s` are when its first and last token were here."""
+    """The result of one prompt. `first_s` and `last_s` are the times of its first and last token."""
 
     due_s: float
     status: int
     first_s: float = 0.0
     last_s: float = 0.0
     tokens: int = 0
-    said: bytes = b""  # of an answer that is no stream
+    error: bytes = b""  # the body of an answer that is no stream
 
 
 class _Answer:
-    """Parses one streamed answer, and notes when tokens come."""
+    """Parses one streamed answer, and notes when tokens arrive."""
 
     def __init__(self) -> None:
         self.parser = HttpResponseParser(self)
@@ -51,7 +51,7 @@ class _Answer:
         self._rest = b""
 
     def on_body(self, body: bytes) -> None:
-        """The parser calls it with every piece."""
+        """Called by the parser with each piece."""
         *events, self._rest = (self._rest + body).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":
@@ -64,7 +64,7 @@ class _Answer:
         self.done = True
 
     @property
-    def said(self) -> bytes:
+    def unparsed(self) -> bytes:
         return self._rest
 
 
@@ -78,7 +78,7 @@ def _tokens_in(event: bytes) -> int:
 
 
 class PromptLoad:
-    """Has prompts written on from, in turn."""
+    """Sends prompts in turn."""
 
     def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
@@ -98,18 +98,18 @@ class PromptLoad:
         return list(await asyncio.gather(*tasks))
 
     async def by_clients(self, clients: int, seconds: float) -> list[WrittenText]:
-        """Closed loop: each client asks again as soon as it has all."""
+        """Closed loop: each client sends its next prompt as soon as it has the whole answer."""
         begun_s = time.perf_counter()
-        asked = count()
+        numbers = count()
 
-        async def one() -> list[WrittenText]:
-            written = []
+        async def client() -> list[WrittenText]:
+            texts = []
             while (now_s := time.perf_counter() - begun_s) < seconds:
-                written.append(await self._ask(next(asked), begun_s, now_s))
-            return written
+                texts.append(await self._ask(next(numbers), begun_s, now_s))
+            return texts
 
-        found = await asyncio.gather(*(one() for _ in range(clients)))
-        return [each for client in found for each in client]
+        by_client = await asyncio.gather(*(client() for _ in range(clients)))
+        return [text for texts in by_client for text in texts]
 
     async def _ask(self, index: int, begun_s: float, due_s: float) -> WrittenText:
         answer = _Answer()
@@ -126,33 +126,33 @@ class PromptLoad:
             return WrittenText(due_s, BROKEN)
         status = answer.parser.get_status_code()
         if status != 200 or not (answer.ended and answer.times_s):
-            return WrittenText(due_s, BROKEN if status == 200 else status, said=answer.said)
+            return WrittenText(due_s, BROKEN if status == 200 else status, error=answer.unparsed)
         first_s, last_s = (moment - begun_s for moment in (answer.times_s[0], answer.times_s[-1]))
         return WrittenText(due_s, status, first_s, last_s, answer.tokens)
 
 
 def _request(host: str, prompt: str, max_tokens: int | None, headers: Mapping[str, str]) -> bytes:
-    """Asks for `max_tokens` at most; None, which JSON writes as null, leaves that to the server."""
+    """A request for at most `max_tokens`; None, which JSON writes as null: the server's own limit."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True}).encode()
-    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    more_headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    return f"{head}{told}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"{head}{more_headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def prompts_in(path: Path) -> list[str]:
-    """One prompt a line."""
+    """The prompts in a file, one in each line."""
     try:
-        found = [line for line in read_text(path).splitlines() if line]
+        prompts = [line for line in read_text(path).splitlines() if line]
     except UserError as error:
-        raise UserError(f"{error}: --prompts is a file of texts, a prompt a line") from error
-    if not found:
-        raise UserError(f"{path} has no prompt: one a line is needed")
-    return found
+        raise UserError(f"{error}: --prompts is a file of texts, a prompt in each line") from error
+    if not prompts:
+        raise UserError(f"{path} has no prompt: it needs one in each line")
+    return prompts
 
 
 @dataclass(frozen=True)
 class DecodingSummary:
-    """Rates are per second, from the first request to the last token. A good text began within the SLO."""
+    """Rates are per second, from the first request to the last token. A text is good if it began within the SLO."""
 
     requests: int
     seconds: float
@@ -189,19 +189,18 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(values, q)), 3) for q in (50, 95, 99)} if values else {}
 
 
-def table(found: DecodingSummary, slo_ms: float) -> Table:
-    shown = Table("figure", "value")
-    shown.add_row(
-        "requests", f"{found.requests:,} ({', '.join(f'{n:,} {what}' for what, n in found.outcomes.items())})"
-    )
-    shown.add_row("answered per second", f"{found.answered_per_s:,.1f}")
-    shown.add_row("tokens per second", f"{found.tokens_per_s:,.1f}")
-    shown.add_row(f"first token within {slo_ms:g} ms", f"{found.good_share:.1%}")
-    for name, values in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms)):
-        shown.add_row(name, ", ".join(f"{q} {value:,.1f} ms" for q, value in values.items()) or "none")
-    return shown
+def table(summary: DecodingSummary, slo_ms: float) -> Table:
+    rows = Table("figure", "value")
+    outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in summary.outcomes.items())
+    rows.add_row("requests", f"{summary.requests:,} ({outcomes})")
+    rows.add_row("answered per second", f"{summary.answered_per_s:,.1f}")
+    rows.add_row("tokens per second", f"{summary.tokens_per_s:,.1f}")
+    rows.add_row(f"first token within {slo_ms:g} ms", f"{summary.good_share:.1%}")
+    for name, values in (("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms)):
+        rows.add_row(name, ", ".join(f"{q} {value:,.1f} ms" for q, value in values.items()) or "none")
+    return rows
 
 
-def write(found: DecodingSummary, path: Path) -> None:
-    content: dict[str, Any] = asdict(found)
+def write(summary: DecodingSummary, path: Path) -> None:
+    content: dict[str, Any] = asdict(summary)
     path.write_text(json.dumps(content, indent=2) + "\n")

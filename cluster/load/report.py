@@ -14,21 +14,23 @@ from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats, LoadRecord
 from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
-BINS, SHORTEST_S, ENOUGH = 60, 0.2, 20  # bins that the picture has at most, the shortest, and requests in each
-MANY = 2000  # requests of which each is drawn as a smaller point
-COLOURS = (BLUE, ORANGE, RED, DARK)  # of what became of requests, in that order
-TIMERS_MS = 5.0  # a delay that every generator has now and then
-MUCH = 0.1  # the generator's share of the latency from which on it warns
+MOST_BINS = 60  # of the picture
+SHORTEST_BIN_S = 0.2
+REQUESTS_PER_BIN = 20  # on average
+MANY_REQUESTS = 2000  # beyond this number, requests are drawn as smaller points
+COLOURS = (BLUE, ORANGE, RED, DARK)  # of the outcomes, in their order
+TIMER_DELAY_MS = 5.0  # every generator is late by this much now and then
+WARNING_SHARE = 0.1  # the generator's share of the latency from which it warns
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
-HEALTHY = {"answered", "refused", "expired"}  # a server that is asked for too much says no
+HEALTHY = {"answered", "refused", "expired"}  # the outcomes of a healthy server, even under overload
 _OUTCOMES = {200: "answered", 429: "refused", 503: "refused", 504: "expired", BROKEN: "unanswered"}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Rates are per second of the load, which lasts as long as it was asked to.
+    """Rates are per second of the load's requested duration.
 
-    A good answer came within the SLO, counted from when the request was due.
+    An answer is good if it came within the SLO, counted from when the request was due.
     """
 
     requests: int
@@ -47,16 +49,16 @@ class Summary:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing was answered, or anything in a way that no healthy server answers a right request."""
+        """Whether nothing was answered, or any outcome is not that of a healthy server."""
         return not self.outcomes.get("answered") or bool(self.outcomes.keys() - HEALTHY)
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """The parts of the answers' latencies: the generator's until it turned to a due request, then the server's.
+    """The parts of the answers' latencies: the generator's until it handled a due request, then the server's.
 
-    A request that is due while no connection is free waits for the server. An answer that the generator reads late
-    counts as the server's delay here; `late_by_server` leaves out those that may have been there in time, unread.
+    The wait for a free connection is part of the server's delay, and so is the time until the generator reads an
+    answer; `late_by_server` does not count answers that may have arrived in time and were read late.
     """
 
     generator_ms: Mapping[str, float]
@@ -65,28 +67,28 @@ class Lateness:
     generator_share: float  # of the sum of all answers' latencies
     server_share: float
     late: int  # answers after the SLO
-    late_by_generator: int  # those among them that would have been in time but for the generator's delay before sending
-    late_by_server: int  # those that were surely not there, when the generator looked, an SLO after it turned to them
+    late_by_generator: int  # those of them that are late only because the generator sent the request late
+    late_by_server: int  # those that had surely not arrived within an SLO after the generator handled the request
 
     @property
     def warning(self) -> str | None:
-        """A sentence that the latencies are doubtful, where the generator's delay exceeds the grain of its timers."""
+        """A sentence that the latencies are doubtful, if the generator itself was late."""
         p99_ms = self.generator_ms.get("p99", 0.0)
-        if p99_ms < TIMERS_MS or (self.generator_share < MUCH and not self.late_by_generator):
+        if p99_ms < TIMER_DELAY_MS or (self.generator_share < WARNING_SHARE and not self.late_by_generator):
             return None
         return (
             f"WARNING: the generator itself was late, by {p99_ms:,.1f} ms at p99 and {self.generator_share:.0%} of the "
             f"latency; {self.late_by_generator:,} of {self.late:,} late answers are late for that reason alone. "
-            "Ask for less, or give it a core of its own"
+            "Lower the rate, or give the generator a core of its own"
         )
 
 
 def summary(record: LoadRecord, slo_ms: float, tokens: Sequence[int] | None = None) -> Summary:
-    """`tokens`: of the texts that were sent in turn."""
+    """The summary of a load. `tokens`: the lengths of the texts, if texts of known lengths were sent in turn."""
     answered = record.status == 200
     latency_ms = 1e3 * (record.ended_s - record.due_s)
     refused = np.isin(record.status, (429, 503))
-    seconds = float(max(record.asked_s, record.due_s.max(initial=0.0), 1e-9))
+    seconds = float(max(record.duration_s, record.due_s.max(initial=0.0), 1e-9))
     inside = answered & (record.ended_s <= seconds)  # answered while the load lasted
     good = answered & (latency_ms <= slo_ms)
     late_ms = 1e3 * (record.sent_s - record.due_s)
@@ -109,9 +111,8 @@ def summary(record: LoadRecord, slo_ms: float, tokens: Sequence[int] | None = No
 
 
 def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) -> Lateness:
-    due_s, reached_s, sent_s, ended_s, absent_s = (
-        each[answered] for each in (record.due_s, record.reached_s, record.sent_s, record.ended_s, record.absent_s)
-    )
+    all_times = (record.due_s, record.reached_s, record.sent_s, record.ended_s, record.absent_s)
+    due_s, reached_s, sent_s, ended_s, absent_s = (times_s[answered] for times_s in all_times)
     absent_ms = 1e3 * (absent_s - reached_s)
     generator_ms, server_ms, all_ms = 1e3 * (reached_s - due_s), 1e3 * (ended_s - reached_s), 1e3 * (ended_s - due_s)
     late = all_ms > slo_ms
@@ -146,35 +147,37 @@ def _quantiles(values: Floats) -> dict[str, float]:
     return {f"p{q:g}": float(value) for q, value in zip(QUANTILES, np.percentile(values, QUANTILES), strict=True)}
 
 
-def table(found: Summary, slo_ms: float) -> Table:
-    rows = Table("what", "value", title=f"load: {found.requests} requests in {found.seconds:.1f} s")
-    rows.add_row("offered", f"{found.offered_per_s:,.1f}/s")
-    rows.add_row("answered meanwhile", f"{found.answered_per_s:,.1f}/s")  # what is answered afterwards is counted below
-    rows.add_row(f"within {slo_ms:g} ms", f"{found.goodput_per_s:,.1f}/s ({found.good_share:.1%} of all)")
-    if found.offered_tokens_per_s is not None and found.good_tokens_per_s is not None:
-        offered, good = found.offered_tokens_per_s, found.good_tokens_per_s
+def table(summary: Summary, slo_ms: float) -> Table:
+    rows = Table("what", "value", title=f"load: {summary.requests} requests in {summary.seconds:.1f} s")
+    rows.add_row("offered", f"{summary.offered_per_s:,.1f}/s")
+    rows.add_row("answered meanwhile", f"{summary.answered_per_s:,.1f}/s")  # later answers are counted only below
+    rows.add_row(f"within {slo_ms:g} ms", f"{summary.goodput_per_s:,.1f}/s ({summary.good_share:.1%} of all)")
+    if summary.offered_tokens_per_s is not None and summary.good_tokens_per_s is not None:
+        offered, good = summary.offered_tokens_per_s, summary.good_tokens_per_s
         rows.add_row("tokens", f"{offered:,.0f}/s offered, {good:,.0f}/s within the SLO")
-    for name, count in found.outcomes.items():
+    for name, count in summary.outcomes.items():
         rows.add_row(name, f"{count:,}")
-    for name, value in found.latency_ms.items():
+    for name, value in summary.latency_ms.items():
         rows.add_row(f"latency {name}", f"{value:,.1f} ms")
-    if found.refusal_p50_ms is not None:
-        rows.add_row("refusals p50", f"{found.refusal_p50_ms:,.1f} ms")
-    for who, share, times_ms in (
-        ("generator", found.lateness.generator_share, found.lateness.generator_ms),
-        ("server", found.lateness.server_share, found.lateness.server_ms),
+    if summary.refusal_p50_ms is not None:
+        rows.add_row("refusals p50", f"{summary.refusal_p50_ms:,.1f} ms")
+    lateness = summary.lateness
+    for name, share, times_ms in (
+        ("generator", lateness.generator_share, lateness.generator_ms),
+        ("server", lateness.server_share, lateness.server_ms),
     ):
-        told = ", ".join(f"{name} {times_ms[name]:,.1f}" for name in ("p50", "p99") if times_ms)
-        rows.add_row(f"by the {who}", f"{share:.1%} of it ({told} ms)" if told else "-")
-    if found.lateness.late:
-        by_generator, by_server = found.lateness.late_by_generator, found.lateness.late_by_server
-        told = f"{by_generator:,} by the generator alone, {by_server:,} surely by the server"
-        rows.add_row("late", f"{found.lateness.late:,} ({told})")
+        quantiles = ", ".join(f"{quantile} {times_ms[quantile]:,.1f}" for quantile in ("p50", "p99") if times_ms)
+        rows.add_row(f"by the {name}", f"{share:.1%} of it ({quantiles} ms)" if quantiles else "-")
+    if lateness.late:
+        causes = (
+            f"{lateness.late_by_generator:,} by the generator alone, {lateness.late_by_server:,} surely by the server"
+        )
+        rows.add_row("late", f"{lateness.late:,} ({causes})")
     return rows
 
 
-def write(found: Summary, path: Path) -> None:
-    path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+def write(summary: Summary, path: Path) -> None:
+    path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
@@ -187,7 +190,7 @@ def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
     answered = record.status == 200
     latency_ms = 1e3 * (record.ended_s - record.due_s)
-    size, strength = (2, 0.4) if len(record.due_s) > MANY else (4, 0.7)
+    size, strength = (2, 0.4) if len(record.due_s) > MANY_REQUESTS else (4, 0.7)
     above.plot(
         record.due_s[answered],
         latency_ms[answered],
@@ -214,17 +217,19 @@ def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
 
 
 def bins(due_s: Floats) -> Floats:
-    """The edges of spans of time that have some requests each on average: fewer would jump up and down.
+    """The edges of the time bins of the picture. With too few requests in a bin, its rate would fluctuate.
 
     >>> bins(np.linspace(0, 10, 40)).tolist(), len(bins(np.linspace(0, 10, 100_000)))
     ([0.0, 5.0, 10.0], 51)
     """
     last_s = due_s.max(initial=1.0)
-    return np.linspace(0, last_s, int(np.clip(min(last_s / SHORTEST_S, len(due_s) / ENOUGH), 1, BINS)) + 1)
+    return np.linspace(
+        0, last_s, 1 + int(np.clip(min(last_s / SHORTEST_BIN_S, len(due_s) / REQUESTS_PER_BIN), 1, MOST_BINS))
+    )
 
 
 def _kinds(record: LoadRecord, latency_ms: Floats, slo_ms: float) -> dict[str, NDArray[np.bool_]]:
-    """Which requests were answered in time, which late, and which otherwise, by what became of them."""
+    """The requests that were answered in time, those that were answered late, and the others by their outcome."""
     answered, within = record.status == 200, latency_ms <= slo_ms
     kinds = {"in time": answered & within, "late": answered & ~within}
     for status in np.unique(record.status[~answered]):

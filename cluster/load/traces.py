@@ -1,4 +1,4 @@
-"""Recorded arrivals, read from the public traces' own formats, at their own mean rate or at any other."""
+"""Recorded arrivals, read from the formats of public traces, at their own mean rate or at another."""
 
 import bz2
 import csv
@@ -17,15 +17,16 @@ FORMATS = (
     "times in a column TIMESTAMP; or counts: in columns minute_1, minute_2, ..., in two columns (when, how many), in "
     "one column or in one line; with commas, tabs or spaces between; as it is, or in a .tbz2 or .bz2"
 )
-UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # by what a header calls the column of times
+UNITS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # by the name in the header of the column of times
+LONGEST_HEAD = 100_000  # characters; csv does not read longer fields
 
 
 class CountedArrivals(NamedTuple):
-    """Counts of arrivals in stretches of equal length."""
+    """The numbers of arrivals in consecutive periods of equal length."""
 
     counts: Floats
     each_s: float
-    certain: bool = True  # whether the file itself says how long a stretch is
+    certain: bool = True  # whether the file itself contains the length of a period
 
 
 class RecordedTimes(NamedTuple):
@@ -34,30 +35,30 @@ class RecordedTimes(NamedTuple):
     s: Floats
 
 
-def understood(path: Path, each_s: float | None = None) -> str:
-    """A sentence that says how a trace's file is read."""
+def description(path: Path, each_s: float | None = None) -> str:
+    """A sentence on how a trace's file was understood."""
     recorded = _recorded(path, each_s)
     if isinstance(recorded, RecordedTimes):
         return f"{path.name}: {len(recorded.s):,} arrival times in {recorded.s[-1]:,.0f} s"
     mean = recorded.counts.mean() / recorded.each_s
-    hint = "" if recorded.certain else " (the file does not say how long: --trace-each-s does)"
+    hint = "" if recorded.certain else " (assumed, as the file does not say it: --trace-each-s sets it)"
     counts = f"{len(recorded.counts):,} counts, each of {recorded.each_s:g} s{hint}"
     return f"{path.name}: {counts}; {mean:,.1f} arrivals a second"
 
 
 def trace(path: Path, rate_per_s: float | None, seconds: float, seed: int = 0, each_s: float | None = None) -> Floats:
-    """Arrivals that follow a recorded trace, scaled to a mean rate (None: its own); a trace too short is repeated.
+    """Arrivals that follow a recorded trace, scaled to a mean rate (None: its own). A trace that is too short repeats.
 
-    Counts per second or minute keep their shape while the rate is scaled; within one count, arrivals are Poisson.
+    Counts per second or minute keep their shape while the rate is scaled; within a period, arrivals are Poisson.
     Recorded arrival times keep the proportions of their gaps: time is stretched until the mean rate is right.
-    `each_s` is how long a stretch is that is counted, where the file does not say so.
+    `each_s` is the length of a counted period, for files that do not contain it.
     """
     recorded = _recorded(path, each_s)
     if isinstance(recorded, CountedArrivals):
         return _counted(recorded, path, rate_per_s, seconds, seed)
     times = recorded.s
     if times[-1] == 0:
-        raise UserError(f"{path} holds a single moment: a trace needs arrivals at two times at least")
+        raise UserError(f"all arrivals in {path} have the same time: a trace needs at least two different times")
     gaps = np.diff(times, prepend=times[0] - np.diff(times).mean())
     rate = rate_per_s or float(1 / gaps.mean())
     check(rate, seconds)
@@ -79,19 +80,21 @@ def _recorded(path: Path, each_s: float | None) -> RecordedTimes | CountedArriva
     if each_s is not None and not each_s > 0:
         raise UserError(f"--trace-each-s {each_s:g} must be above 0")
     try:
-        found = _parsed(_text(path))
+        recorded = _parsed(_text(path))
     except (ValueError, IndexError, EOFError, tarfile.ReadError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} is no trace ({reason}): it must be {FORMATS}") from None
     except OSError as error:
-        if path.suffix == ".bz2" and error.errno is None:  # what bz2 raises of other data
+        if path.suffix == ".bz2" and error.errno is None:  # bz2's error for data that it did not write
             raise UserError(f"{path} is no trace ({error}): it must be {FORMATS}") from None
         raise UserError(f"cannot read the trace {path}: {error.strerror or error}") from None
-    return found._replace(each_s=each_s, certain=True) if isinstance(found, CountedArrivals) and each_s else found
+    if isinstance(recorded, CountedArrivals) and each_s:
+        return recorded._replace(each_s=each_s, certain=True)
+    return recorded
 
 
 def _text(path: Path) -> str:
-    """What a file holds, or the first file inside an archive."""
+    """The text of a file, or of the first file in an archive."""
     if path.suffix != ".tbz2":
         content = path.read_bytes()
         return (bz2.decompress(content) if path.suffix == ".bz2" else content).decode("utf-8-sig")
@@ -101,12 +104,9 @@ def _text(path: Path) -> str:
         return file.read().decode("utf-8-sig") if file else ""
 
 
-LONGEST_HEAD = 100_000  # characters
-
-
 def _parsed(text: str) -> RecordedTimes | CountedArrivals:
     first, _, rest = text.partition("\n")
-    head = next(csv.reader([first[:LONGEST_HEAD]]), [])  # counts in one line may be longer than csv reads
+    head = next(csv.reader([first[:LONGEST_HEAD]]), [])
     if "TIMESTAMP" in head:
         return _times(head.index("TIMESTAMP"), rest)
     if any(name.startswith("minute_") for name in head):
@@ -129,9 +129,11 @@ def _per_function(head: list[str], text: str) -> CountedArrivals:
 
 
 def _table(names: list[str], text: str, first: str) -> CountedArrivals:
-    """Counts in one line, in one column, or beside the times at which they begin."""
+    """Counts in one line, in one column, or beside the times at which their periods begin."""
     lines = [_cells(line) for line in text.splitlines() if line.strip()]
-    if len(lines) == 1 and not names:  # as Twitter's is published: seconds without any are gaps in the record
+    if (
+        len(lines) == 1 and not names
+    ):  # the format of Twitter's trace, in which seconds with 0 are gaps of the recording
         counts = np.array(lines[0], float)
         return CountedArrivals(counts[counts > 0], 1.0, certain=False)
     if not lines or len(lines[0]) not in (1, 2):
@@ -147,7 +149,7 @@ def _table(names: list[str], text: str, first: str) -> CountedArrivals:
 
 
 def _beside_times(names: list[str], table: Floats) -> CountedArrivals:
-    """The first column counts stretches of the unit that it is named after, or it is in seconds."""
+    """The first column counts in the unit that its name contains, or in seconds."""
     steps = np.diff(table[:, 0])
     if (steps <= 0).any():
         raise ValueError("its first column does not ascend")

@@ -1,6 +1,6 @@
-"""When inputs come and how hard they are: one interface for the simulator and for load on a live system.
+"""Arrival times and difficulty of inputs, for the simulator and for load on a running system.
 
-Arrivals are ascending times in seconds from 0. Everything is drawn from a seed: the same call, the same workload.
+Arrivals are ascending times in seconds from 0. Everything is drawn from a seed: the same call has the same result.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Run = TypeVar("Run")
 DAY_S = 86_400.0
-NIGHT = 0.25  # of the mean rate, at the quietest moment of a day
-MOST = 2e8  # inputs of one run, since each takes 8 bytes several times over
-LEAST_CV, MOST_CV = 1e-3, 100.0  # of gaps: beyond these they are all alike, or nearly all 0
-STEP = 0.5  # of the mean rate, before the step; after it the rate makes up for this
+NIGHT = 0.25  # the lowest rate of a day, as a share of the mean rate
+MOST_INPUTS = 2e8  # of one run; each needs several times 8 bytes
+LEAST_CV = 1e-3  # of gaps; below it they are all equal
+MOST_CV = 100.0  # of gaps; above it nearly all are 0
+STEP = 0.5  # the rate before the step, as a share of the mean rate; the rate after it makes up for this
 
 
 def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: float = 3.0) -> Floats:
@@ -39,11 +40,13 @@ def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: flo
 
 
 def check(rate_per_s: float, seconds: float) -> None:
-    """Raise UserError if the workload is empty or too large for memory, since all arrivals are drawn at once."""
+    """Raise UserError if the workload is empty or too large for memory: all arrivals are drawn at once."""
     if not (rate_per_s > 0 and seconds > 0 and isfinite(rate_per_s * seconds)):
         raise UserError(f"a workload needs a rate and a time above 0, got {rate_per_s:g} per second for {seconds:g} s")
-    if (inputs := rate_per_s * seconds) > MOST:
-        raise UserError(f"{inputs:.3g} inputs at once are more than memory holds: {MOST:g} at most, lower rate or time")
+    if (inputs := rate_per_s * seconds) > MOST_INPUTS:
+        raise UserError(
+            f"{inputs:.3g} inputs at once are more than memory holds: {MOST_INPUTS:g} at most, lower rate or time"
+        )
 
 
 def _uniform(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
@@ -80,7 +83,7 @@ def _daynight(rate: float, seconds: float, random: np.random.Generator, cv: floa
 
 
 def following(weights: Floats, rate: float, seconds: float, random: np.random.Generator) -> Floats:
-    """Poisson arrivals at this mean rate, whose rate is proportional to `weights` in stretches of equal length."""
+    """Poisson arrivals at this mean rate. The rate is proportional to `weights` in periods of equal length."""
     share = np.append(0.0, np.cumsum(weights) / weights.sum())
     uniform = np.sort(random.random(random.poisson(rate * seconds)))
     return np.interp(uniform, share, np.linspace(0.0, seconds, len(share)))
@@ -99,7 +102,7 @@ PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats
 class Mix:
     """A mix of easy and hard inputs. `shares` are (seconds, share of easy inputs) in ascending order of time.
 
-    From one to the next the share switches, or drifts in a straight line.
+    The share switches from one to the next, or with `drifts` changes linearly.
 
     >>> easy, hard = ExitProfile((1.0, 0.0)), ExitProfile((1.0, 1.0))
     >>> mix = Mix(easy, hard, ((0.0, 1.0), (10.0, 0.0)))
@@ -122,7 +125,7 @@ class Mix:
 
     @classmethod
     def of(cls, profile: ExitProfile, shares: tuple[tuple[float, float], ...], drifts: bool = False) -> "Mix":
-        """Split a profile: easy inputs are the half that leaves first, so that half of each gives the profile again.
+        """Split a profile: easy inputs are the half that leaves first. An equal mix has the profile's survival.
 
         >>> Mix.of(ExitProfile((1.0, 0.8, 0.4)), ((0.0, 0.5),)).easy.survival
         (1.0, 0.6, 0.0)
@@ -146,7 +149,7 @@ class Mix:
 
 
 def exit_blocks(profile: ExitProfile, size: int, random: np.random.Generator) -> Ints:
-    """The block after which each of `size` inputs is sure: one that draws u survives while the survival is above u.
+    """The block after which each of `size` inputs is sure. An input that draws u survives while survival is above u.
 
     >>> exit_blocks(ExitProfile((1.0, 0.0)), 3, np.random.default_rng(0)).tolist()
     [0, 0, 0]
@@ -157,15 +160,15 @@ def exit_blocks(profile: ExitProfile, size: int, random: np.random.Generator) ->
 
 
 def highest(
-    run_at: Callable[[float], Run], kept: Callable[[Run], bool], low: float, high: float, steps: int
+    run_at: Callable[[float], Run], accepts: Callable[[Run], bool], low: float, high: float, steps: int
 ) -> Run | None:
-    """The run at the highest rate between these that `kept` accepts, found in so many halvings, or None."""
+    """The accepted run with the highest rate between `low` and `high`, by bisection in `steps`; None: no run is."""
     best: Run | None = None
     for _ in range(steps):
         rate = (low + high) / 2
-        found = run_at(rate)
-        if kept(found):
-            low, best = rate, found
+        run = run_at(rate)
+        if accepts(run):
+            low, best = rate, run
         else:
             high = rate
     return best

@@ -1,14 +1,14 @@
-"""Check that Ray has what the plans of a Serve file need, before anything waits for resources that never come."""
+"""Checks that Ray has the resources that the plans of a Serve file need, so that no application waits for ever."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 
-from cluster.serving.serve_file import ServeFile, controllers, decoders, named, ours
+from cluster.serving.serve_file import ServeFile, classifiers, controllers, decoders, name_of
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.graph import Graph, read_graph
-from deployments.resources import Resources, accelerators, asked_for, declared, devices_on, replica_needs, total
+from deployments.resources import Resources, accelerators, declared, devices_on, replica_needs, requested_amounts, total
 from optimizer.plan import Plan, read_plan
 from profiles.errors import UserError
 
@@ -16,12 +16,13 @@ _REMEDIES = {
     "CPU": "plan for fewer devices, or let replicas share processors (cpus_per_replica: 0 in the Serve file)",
     "GPU": "plan for fewer devices",
 }
-_COUNTED = tuple(_REMEDIES)
+_COUNTED = tuple(_REMEDIES)  # the resources that are compared
+_ROUNDING = 1e-6
 
 
 def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
-    """Raise UserError about the first thing that is short on nodes with these resources."""
-    configs = {named(application): parse(application["args"]) for application in ours(content)}
+    """Raise UserError about the first resource of which the nodes have too little."""
+    configs = {name_of(application): parse(application["args"]) for application in classifiers(content)}
     planned = {name: config for name, config in configs.items() if config.planned}
     budgets = _budgets(planned, content)
     _check_budgets(planned, budgets, nodes)
@@ -29,14 +30,17 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     has = total(nodes)
     needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
     needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
-    needs |= {named(one): _decoding(checked(DecoderConfig, one["args"])) for one in decoders(content)}
+    needs |= {
+        name_of(application): _decoding(checked(DecoderConfig, application["args"]))
+        for application in decoders(content)
+    }
     if len(needs) > 1:
         _check_together(needs, has)
 
 
 def check_processors(content: ServeFile, cpus: float) -> None:
-    """Raise UserError about a plan's file that needs more CPUs than there can be, before any Ray is started."""
-    for config in (parse(application["args"]) for application in ours(content)):
+    """Raise UserError if the plan of a file needs more CPUs than the machine has, before Ray is started."""
+    for config in (parse(application["args"]) for application in classifiers(content)):
         if config.plan:
             _check_enough(
                 config.plan, "CPU", _amounts(config, read_plan(Path(config.plan)))["CPU"], cpus, f"machine has {cpus:g}"
@@ -44,16 +48,17 @@ def check_processors(content: ServeFile, cpus: float) -> None:
 
 
 def _budgets(planned: Mapping[str, AppConfig], content: ServeFile) -> dict[str, dict[str, int]]:
-    """The most devices of each kind that each application may use, by what it or its controller was told."""
-    found = {name: _told_devices(config) for name, config in planned.items()}
+    """The most devices of each kind that each application may use, by its own and its controller's `args:`."""
+    budgets = {name: _configured_devices(config) for name, config in planned.items()}
     for arguments in (controller.get("args") or {} for controller in controllers(content)):
-        told, mine = arguments.get("devices") or {}, found.get(arguments.get("application", "isobatch"))
-        if mine is not None:
-            mine |= {kind: max(count, mine.get(kind, 0)) for kind, count in told.items()}
-    return found
+        budget = budgets.get(arguments.get("application", "isobatch"))
+        if budget is not None:
+            devices = arguments.get("devices") or {}
+            budget |= {kind: max(count, budget.get(kind, 0)) for kind, count in devices.items()}
+    return budgets
 
 
-def _told_devices(config: AppConfig) -> dict[str, int]:
+def _configured_devices(config: AppConfig) -> dict[str, int]:
     if config.plan:
         return read_plan(Path(config.plan)).devices()
     return dict(config.devices) if isinstance(config.devices, dict) else {}
@@ -62,90 +67,94 @@ def _told_devices(config: AppConfig) -> dict[str, int]:
 def _check_budgets(
     planned: Mapping[str, AppConfig], budgets: Mapping[str, Mapping[str, int]], nodes: Sequence[Resources]
 ) -> None:
-    """Applications of one cluster must not count the same devices: what they may use adds up to what there is."""
+    """Raise UserError if the applications of a cluster may together use more devices of a kind than it has."""
     for name, config in planned.items():
         if config.devices == "auto" and len(planned) > 1:
             others = ", ".join(sorted(planned.keys() - {name}))
             raise UserError(f"devices: auto of {name} would count what {others} may use: name how many of each kind")
     for kind in {kind: None for budget in budgets.values() for kind in budget}:
         holders = {name: budget[kind] for name, budget in budgets.items() if kind in budget}
-        there = min(_there(kind, planned[name], nodes) for name in holders)
-        if len(holders) > 1 and sum(holders.values()) > there:
-            told = ", ".join(f"{name} may use {count}" for name, count in holders.items())
-            raise UserError(f"{kind}: this Ray has {there:g}, but {told}: name fewer under devices:")
+        available = min(_available(kind, planned[name], nodes) for name in holders)
+        if len(holders) > 1 and sum(holders.values()) > available:
+            claims = ", ".join(f"{name} may use {count}" for name, count in holders.items())
+            raise UserError(f"{kind}: this Ray has {available:g}, but {claims}: name fewer under devices:")
 
 
 def _growth(content: ServeFile) -> dict[str, dict[str, int]]:
-    """What may come for each application."""
-    told = (controller.get("args") or {} for controller in controllers(content))
-    return {each.get("application", "isobatch"): dict(each.get("grow_to") or {}) for each in told}
+    """The devices, by kind, that Ray's autoscaler may add for each application."""
+    controlled = (controller.get("args") or {} for controller in controllers(content))
+    return {arguments.get("application", "isobatch"): dict(arguments.get("grow_to") or {}) for arguments in controlled}
 
 
 def _check_growth(growth: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[str, int]]) -> None:
-    """Nobody can say whose a device is that comes, so a kind may come for one application only."""
+    """Raise UserError if two applications may use a kind that can be added: a new device would belong to neither."""
     for name, kind in [(name, kind) for name, kinds in growth.items() for kind in kinds]:
         for other in sorted((growth.keys() | budgets.keys()) - {name}):
             if kind in growth.get(other, {}) or kind in budgets.get(other, {}):
                 raise UserError(f"grow_to: {kind} may come for {name}, so {other} cannot use that kind too")
 
 
-def _there(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
-    """How many devices of a kind Ray has; those that share processors, or are played where no node has them: any."""
+def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> float:
+    """The number of Ray's devices of a kind; unlimited for kinds on CPUs and for virtual ones that no node declares."""
     if declared(kind, nodes):
         return sum(node.get(kind, 0) for node in nodes)
     return devices_on(nodes).get(kind, 0) if replica_needs(config, kind)["GPU"] else inf
 
 
 def _needs(config: AppConfig, graph: Graph, has: Resources) -> dict[str, float]:
-    """What an application needs by its plan; raise UserError if it is more than there is, whatever else runs."""
+    """The resources that a plan needs; raise UserError if the cluster has less, even if nothing else runs."""
     plan = config.plan or "the plan"
     for kind in graph.plan.devices():
         if not set(accelerators(replica_needs(config, kind))) <= set(accelerators(has)):
-            raise UserError(f"{plan} runs on {kind}; this Ray has {_told(has)}: plan for what is there")
+            raise UserError(f"{plan} runs on {kind}; this Ray has {_as_text(has)}: plan for these devices")
     needs = _amounts(config, graph.plan)
     for name, amount in needs.items():
-        _check_enough(plan, name, amount, has.get(name, 0), f"Ray has {_told(has)}")
+        _check_enough(plan, name, amount, has.get(name, 0), f"Ray has {_as_text(has)}")
     return needs
 
 
 def _amounts(config: AppConfig, plan: Plan) -> dict[str, float]:
-    """What replicas and fronts ask for together."""
+    """The sum of what replicas and fronts need."""
     needs = {"CPU": float(config.front_replicas), "GPU": 0.0}
     for kind, count in plan.devices().items():
-        asked = replica_needs(config, kind)
+        replica = replica_needs(config, kind)
         for name in _COUNTED:
-            needs[name] += asked[name] * count
+            needs[name] += replica[name] * count
     return needs
 
 
-def _check_enough(plan: str, name: str, amount: float, there: float, what_has: str) -> None:
-    if amount > there + 1e-6:
-        raise UserError(f"{plan} needs {amount:g} {name}s with the front; this {what_has}: {_REMEDIES[name]}")
+def _check_enough(plan: str, name: str, amount: float, available: float, owner_has: str) -> None:
+    if amount > available + _ROUNDING:
+        raise UserError(f"{plan} needs {amount:g} {name}s with the front; this {owner_has}: {_REMEDIES[name]}")
 
 
 def _alone(config: AppConfig) -> dict[str, float]:
-    """What an application needs that runs in one process."""
+    """The resources of an application in one process."""
     return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
 
 
 def _decoding(config: DecoderConfig) -> dict[str, float]:
-    """What all replicas of a decoder ask for, on devices of all kinds."""
-    asked = [(each.replicas, asked_for(each.replica_options(kind))) for kind, each in config.per_kind().items()]
-    names = {name for _, each in asked for name in each}
-    return {name: sum(replicas * each.get(name, 0.0) for replicas, each in asked) for name in names}
+    """The sum of what a decoder's replicas need, on devices of all kinds."""
+    needs: dict[str, float] = {}
+    for kind, planned in config.per_kind().items():
+        for name, amount in requested_amounts(planned.replica_options(kind)).items():
+            needs[name] = needs.get(name, 0.0) + planned.replicas * amount
+    return needs
 
 
 def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources) -> None:
     for name in _COUNTED:
         amounts = {application: need[name] for application, need in needs.items() if need[name]}
-        if sum(amounts.values()) > has.get(name, 0) + 1e-6:
-            told = ", ".join(f"{application} needs {amount:g}" for application, amount in amounts.items())
-            raise UserError(f"{name}s: this Ray has {has.get(name, 0):g}, but with its front {told}: {_REMEDIES[name]}")
+        if sum(amounts.values()) > has.get(name, 0) + _ROUNDING:
+            needed = ", ".join(f"{application} needs {amount:g}" for application, amount in amounts.items())
+            raise UserError(
+                f"{name}s: this Ray has {has.get(name, 0):g}, but with its front {needed}: {_REMEDIES[name]}"
+            )
 
 
-def _told(has: Resources) -> str:
+def _as_text(has: Resources) -> str:
     """
-    >>> _told({"CPU": 2.0, "memory": 1e9, "GPU": 1.0, "accelerator_type:A100": 1.0})
+    >>> _as_text({"CPU": 2.0, "memory": 1e9, "GPU": 1.0, "accelerator_type:A100": 1.0})
     '2 CPUs, 1 GPUs (A100)'
     """
     kinds = accelerators(has)

@@ -1,4 +1,4 @@
-"""Hand a Serve file to the Serve that runs, and wait until it answers."""
+"""Applies a Serve file to the running Serve, and waits until every application answers."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,11 +12,12 @@ from deployments.ray_facts import serve_client
 from profiles.errors import UserError, first_wrong
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
-LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
+LOOK_EVERY_S = 0.25  # each status call takes processor time that starting applications need
+CLIENT_CHECK_S = 0.02  # how often to check whether Serve's controller exists
 
 
 def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Return when every application runs and HTTP reaches it. Meanwhile `tell` is called with what is starting."""
+    """Returns when every application runs and HTTP reaches it. Meanwhile `tell` is called with the progress."""
     from pydantic import ValidationError
     from ray.serve.schema import ServeDeploySchema
 
@@ -27,7 +28,7 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[
         raise UserError(f"the Serve file is not valid: {wrong.place} = {wrong.value!r}: {wrong.reason}") from error
     client = _client(ray)
     names = [application.name for application in schema.applications]
-    # The splits of what ran here before may fail while they end, which is no failure of this start.
+    # Splits of applications that ran here before may fail while they end, which is no failure of this start.
     leaving = _splits_of(names, _applications())
     client.deploy_apps(schema)
     until_s = time.monotonic() + patience_s
@@ -41,20 +42,20 @@ def _client(ray: LocalRay) -> Any:
     while (client := serve_client()) is None:
         if ray.serving.done():
             ray.serving.result()
-        time.sleep(0.02)
+        time.sleep(CLIENT_CHECK_S)
     return client
 
 
 def _applications() -> Mapping[str, Any]:
     from ray import serve
 
-    found: Mapping[str, Any] = serve.status().applications
-    return found
+    applications: Mapping[str, Any] = serve.status().applications
+    return applications
 
 
-def _splits_of(fronts: Sequence[str], found: Iterable[str]) -> set[str]:
+def _splits_of(fronts: Sequence[str], applications: Iterable[str]) -> set[str]:
     """The applications that run the splits of these fronts: each is named after its front."""
-    return {name for name in found if name.startswith(tuple(f"{front}." for front in fronts))}
+    return {name for name in applications if name.startswith(tuple(f"{front}." for front in fronts))}
 
 
 def _wait_until_running(
@@ -62,23 +63,23 @@ def _wait_until_running(
 ) -> None:
     deadline_s = time.monotonic() + patience_s
     while True:
-        found = {name: each for name, each in _applications().items() if name not in leaving}
-        tell(_progress(found))
-        states = [found[name].status.value if name in found else "NOT_STARTED" for name in names]
-        _raise_failure(names, found)
+        applications = {name: status for name, status in _applications().items() if name not in leaving}
+        tell(_progress(applications))
+        states = [applications[name].status.value if name in applications else "NOT_STARTED" for name in names]
+        _raise_failure(names, applications)
         if all(state == "RUNNING" for state in states):
             return
         if time.monotonic() > deadline_s:
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
             raise UserError(
-                f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs for it, or must it "
+                f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs, or must it "
                 "have more time (--patience-s)?"
             )
         time.sleep(LOOK_EVERY_S)
 
 
 def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s: float) -> None:
-    """Wait for HTTP. Serve itself gives up after a minute, or when it starts its proxy anew; both may be too soon."""
+    """Wait for HTTP. Serve itself gives up after a minute, or when it restarts its proxy; both may be too early."""
     from ray.exceptions import RayActorError
 
     with suppress(TimeoutError, RayActorError):
@@ -91,25 +92,25 @@ def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s
                 raise UserError(f"HTTP cannot be reached after {patience_s:.0f} s: {error}") from error
 
 
-def _raise_failure(names: Sequence[str], found: Mapping[str, Any]) -> None:
-    """Raise the reason of the first failure; splits come before their front, which cannot know why they failed."""
-    for name in [*sorted(_splits_of(names, found)), *names]:
-        if name in found and found[name].status.value in FAILED:
-            raise UserError(f"application {name!r} did not start: {_reason(found[name])}")
+def _raise_failure(names: Sequence[str], applications: Mapping[str, Any]) -> None:
+    """Raise the reason of the first failure. Splits come before their front, which cannot know why they failed."""
+    for name in [*sorted(_splits_of(names, applications)), *names]:
+        if name in applications and applications[name].status.value in FAILED:
+            raise UserError(f"application {name!r} did not start: {_reason(applications[name])}")
 
 
-def _progress(found: Mapping[str, Any]) -> str:
-    """Which applications are starting, and how many of their replicas run; a plan's splits are applications too."""
+def _progress(applications: Mapping[str, Any]) -> str:
+    """The applications with the number of running replicas of each. A plan's splits are applications too."""
     parts = []
-    for name, application in found.items():
+    for name, application in applications.items():
         states = [deployment.replica_states for deployment in application.deployments.values()]
-        running, wanted = sum(each.get("RUNNING", 0) for each in states), sum(sum(each.values()) for each in states)
-        parts.append(f"{name} {running}/{wanted}")
+        running = sum(counts.get("RUNNING", 0) for counts in states)
+        parts.append(f"{name} {running}/{sum(sum(counts.values()) for counts in states)}")
     return f"Starting {', '.join(parts)}" if parts else "Starting"
 
 
 def _reason(status: Any) -> str:
-    """The last line of what a replica raised, which is the error itself."""
+    """The last line of a replica's traceback, which is the error itself."""
     messages: list[str] = [deployment.message for deployment in status.deployments.values()] + [status.message]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.split(":")[0]]

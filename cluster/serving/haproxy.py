@@ -1,8 +1,8 @@
-"""HAProxy as Serve runs it, with additions that Ray has no setting for: local statistics, limits, errors in JSON.
+"""HAProxy as Serve runs it, with additions for which Ray has no setting: local statistics, limits, errors in JSON.
 
-At every change Ray writes the configuration and starts HAProxy. A script of ours takes the place of HAProxy's
-program: it edits the configuration, then starts the real one, or rather a copy of it: what is not HTTP at all is
-answered from pages that are built into the program, whatever the configuration says, and the copy's are JSON.
+At every change, Ray writes the configuration and starts HAProxy. A script of ours takes the place of HAProxy's program:
+it edits the configuration, then starts a copy of the real program. The copy is changed too: HAProxy answers input that
+is not HTTP with error pages from inside its program, whatever the configuration says, and in the copy these are JSON.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from profiles.errors import UserError
 
 MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles
 MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
-MOST_BYTES = 16 * 2**20  # a body that is said to be longer is not waited for: the front refuses it by that alone
-ORDER_S = 2.0  # an order to HAProxy may take so long
-SILENT_S = 60  # how long a client may neither send nor take anything while it should
+MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
+COMMAND_S = 2.0  # the time limit of a command to HAProxy
+SILENT_S = 60  # how long a client may fail to send or to receive
 
-_STARTING = "starting"  # this file exists in the folder until the server is ready
-_STOPPING = "stopping"  # and this one once it stops
+_STARTING = "starting"  # a file with this name exists in the folder until the server is ready
+_STOPPING = "stopping"  # a file with this name exists in the folder once the server stops
 _SCRIPT = """#!/bin/sh
 state=empty
 for each in {starting} {stopping}; do
@@ -83,8 +83,8 @@ s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1:{questions} if is_\1 METH_
     http-request {refuse}/empty.json if {{ nbsrv eq 0 }}\
     http-request {refuse}/crowded.json if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
 """
-# Each backend gets two others with the same servers, whose places nobody else takes: one for clients who ask little,
-# one for who only asks about the server. With a body that is still to come one would keep its place there.
+# Each backend gets two more with the same servers and reserved connections: one for clients with few requests, one for
+# questions about the server. Requests whose body has not arrived cannot use them, as they would occupy a connection.
 _ASIDE = """$1 == "use_backend" {{ used[$2] = 1 }}
 /^[a-z]/ {{ name = "" }}
 $1 == "backend" && $2 in used {{ name = $2; servers[name] = "" }}
@@ -109,16 +109,16 @@ _PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r
 _ERRORS = {
     400: ("Bad Request", "this is no HTTP request, or its headers are longer than is allowed"),
     403: ("Forbidden", "this is not allowed"),
-    408: ("Request Timeout", f"the request was not here after {REQUEST_S} seconds"),
+    408: ("Request Timeout", f"the request was not complete after {REQUEST_S} seconds"),
     413: ("Content Too Large", "the request is longer than is allowed"),
-    429: ("Too Many Requests", "too much is asked at once"),
+    429: ("Too Many Requests", "too many requests at once"),
     500: ("Internal Server Error", "the proxy before the front failed"),
-    501: ("Not Implemented", "the request asks for what is not known here"),
+    501: ("Not Implemented", "the request asks for something that is not supported"),
     502: ("Bad Gateway", "the front ended before it had answered"),
     503: ("Service Unavailable", "there are too many requests now, or a front has just ended: try again later"),
     504: ("Gateway Timeout", "the front did not answer"),
 }
-_REFUSALS = {  # with status 503, for a reason that HAProxy knows
+_REFUSALS = {  # the reasons for which HAProxy itself answers 503
     "crowded": "there are too many requests now: try again later",
     "empty": "no front is running now: another one starts",
     _STARTING: "this server starts: try again when it is ready",
@@ -126,13 +126,13 @@ _REFUSALS = {  # with status 503, for a reason that HAProxy knows
 }
 
 
-def guarded(folder: Path, ports: Collection[str]) -> str:
-    """Write a script that Ray runs in HAProxy's place, and return its path; it makes these ports local."""
+def write_script(folder: Path, ports: Collection[str]) -> str:
+    """Write the script that Ray runs in HAProxy's place, and return its path. It binds `ports` to 127.0.0.1 only."""
     for status, (reason, sentence) in _ERRORS.items():
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
     for reason, sentence in _REFUSALS.items():
         (folder / f"{reason}.json").write_text(_json(sentence))
-    (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists those that there are"))
+    (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists all paths"))
     refuse = f"return status 503 content-type application/json file {folder}"
     edits = _EDITS.format(
         ports="|".join(ports),
@@ -156,60 +156,66 @@ def guarded(folder: Path, ports: Collection[str]) -> str:
     (folder / "aside.awk").write_text(_ASIDE.format(refuse=refuse, backends=backends))
     script = folder / "haproxy"
     (folder / _STARTING).touch()
-    told = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(_copied(folder))}
-    told |= {"starting": _STARTING, "stopping": _STOPPING}
-    script.write_text(_SCRIPT.format(**told))
+    script.write_text(
+        _SCRIPT.format(
+            folder=shlex.quote(str(folder)),
+            binary=shlex.quote(_copied(folder)),
+            starting=_STARTING,
+            stopping=_STOPPING,
+        )
+    )
     script.chmod(0o700)
     return str(script)
 
 
 def _added(lines: Iterable[str]) -> str:
-    """As sed reads lines that it adds."""
+    """Lines to be added, in the form that sed expects."""
     return "\\\n".join(f"    {line}" for line in lines)
 
 
 def ready(folder: Path) -> None:
-    """From now on HAProxy asks Serve's own proxy, where an application has no replica that it could ask itself.
+    """Let HAProxy use Serve's own proxy for applications of which it knows no replica.
 
-    Until then it says 503: that proxy keeps requests until there is a replica, longer than their clients wait.
+    Until then it answers 503, because Serve's proxy holds requests until there is a replica, longer than clients wait.
     """
     (folder / _STARTING).unlink(missing_ok=True)
-    _order(folder, "enable")
+    _command(folder, "enable")
 
 
 def stopping(folder: Path) -> None:
-    """Make HAProxy answer 503 where no front is left: now, and by its next configuration.
+    """Make HAProxy answer 503 for applications without a front: now, and with its next configuration.
 
-    Without this, it says 404 itself, or asks Serve's own proxy, which says 404 of an application that is being deleted.
+    Without this it answers 404 itself, or forwards to Serve's own proxy, which answers 404 for an application that is
+    being deleted.
     """
     (folder / _STOPPING).touch()
-    _order(folder, "disable")
+    _command(folder, "disable")
 
 
-def _order(folder: Path, what: str) -> None:
-    """Have the HAProxy that runs enable or disable the servers by which it reaches Serve's own proxy.
+def _command(folder: Path, action: str) -> None:
+    """Let the running HAProxy enable or disable the servers by which it reaches Serve's own proxy.
 
-    Ray keeps the files of each node's HAProxy in a folder of their own, below the one that it was told.
+    Ray keeps the files of each node's HAProxy in a subfolder of the configured folder.
     """
     for config in folder.rglob("haproxy.cfg"):
-        orders = ";".join(f"{what} server {each}" for each in _backups(config))
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # there may be none
-            haproxy.settimeout(ORDER_S)
+        commands = ";".join(f"{action} server {server}" for server in _backups(config))
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as haproxy:  # HAProxy may not be running
+            haproxy.settimeout(COMMAND_S)
             haproxy.connect(str(config.with_name("admin.sock")))
-            haproxy.sendall(orders.encode() + b"\n")
-            haproxy.recv(1)  # it is done
+            haproxy.sendall(commands.encode() + b"\n")
+            haproxy.recv(1)  # the commands are done
 
 
 def _backups(config: Path) -> list[str]:
     """The servers by which HAProxy reaches Serve's own proxy."""
-    found, backend = [], ""
+    servers, backend = [], ""
     for line in config.read_text().splitlines():
         match line.split():
             case ["backend", backend]:
                 pass
             case ["server", server, *_, "backup"] | ["server", server, *_, "backup", "disabled"]:
-                found.append(f"{backend}/{server}")
-    return found
+                servers.append(f"{backend}/{server}")
+    return servers
 
 
 def _json(sentence: str) -> str:
@@ -218,16 +224,16 @@ def _json(sentence: str) -> str:
 
 def _reply(status: int, reason: str, sentence: str) -> bytes:
     body = _json(sentence)
-    # Who is told 503 comes back, on the same connection.
+    # After a 503 the client tries again, on the same connection.
     end = "" if status == 503 else "Connection: close\r\n"
     headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{end}"
     return f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode()
 
 
 def _copied(folder: Path) -> str:
-    """A copy of HAProxy's program with our pages; it finds its libraries beside itself."""
+    """Write a copy of HAProxy's program with our error pages. It finds its libraries beside itself."""
     program, copy = Path(_binary()), folder / "haproxy-json"
-    copy.unlink(missing_ok=True)  # one that runs cannot be written to
+    copy.unlink(missing_ok=True)  # a running program cannot be written to
     copy.write_bytes(_with_errors_in_json(program.read_bytes()))
     copy.chmod(0o700)
     (folder / "lib").unlink(missing_ok=True)
@@ -236,18 +242,18 @@ def _copied(folder: Path) -> str:
 
 
 def _with_errors_in_json(program: bytes) -> bytes:
-    """The same program with other pages, each of the same length: spaces in a header make up for what is shorter."""
+    """The program with our error pages in place of its own. Spaces in a header keep each page's length."""
 
-    def ours(page: re.Match[bytes]) -> bytes:
+    def as_json(page: re.Match[bytes]) -> bytes:
         status, reason = int(page[1]), page[2].decode()
         reply = _reply(status, *_ERRORS.get(status, (reason, reason)))
         spaces = len(page[0]) - len(reply)
         return page[0] if spaces < 0 else reply.replace(b"Type: ", b"Type: " + b" " * spaces)
 
-    return _PAGE.sub(ours, program)
+    return _PAGE.sub(as_json, program)
 
 
 def _binary() -> str:
     if program := haproxy_program():
         return program
-    raise UserError("HAProxy is missing: install ray[serve] again, which brings it")
+    raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")

@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine: its fast settings, its start, and a stop that leaves nothing behind."""
+"""A Ray of our own on this machine: its settings, its start, and a stop that leaves nothing behind."""
 
 import atexit
 import contextlib
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.serving.haproxy import MAX_CONNECTIONS, guarded, stopping
+from cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.ports import check_port, held_ports
 from cluster.serving.processes import adopt_orphans, end_descendants, end_guards, end_with_us, runs_below
@@ -29,22 +29,25 @@ from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, 
 from deployments.resources import Resources
 from profiles.errors import UserError
 
-# Characters of a folder for temporary files. HAProxy's sockets have 97, of which Ray and we need 86 below it; Ray's own
-# have 107, of which Ray needs 72.
-SHORT, SHORT_FOR_RAY = 11, 35
-RAY_WITHIN_S = 120.0  # for its processes to start, while they are starting
+# The longest path of the folder for temporary files. A path of HAProxy's sockets has at most 97 characters, of which
+# Ray and isobatch need 86 below this folder.
+SHORT = 11
+# The same for Ray's own sockets, whose paths have at most 107 characters, of which Ray needs 72.
+SHORT_FOR_RAY = 35
+RAY_WITHIN_S = 120.0  # for Ray's processes to start
 RAY_ATTEMPTS = 4
-REACHED_WITHIN_S = 5.0  # the Ray of others
-_PLACE = re.compile(r"[^/:\[\]]+:\d+")  # not `auto`, nor ray://...
-PORTS = 3  # of HAProxy's statistics and metrics, and of the proxy of Serve that it falls back on
-LOOK_EVERY_S, RAY_ENDS_S = 0.1, 5.0  # while Ray stops; after it has ended its GCS
+REACHED_WITHIN_S = 5.0  # for a connection to a cluster
+_HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
+PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
+LOOK_EVERY_S = 0.1  # how often to check whether Ray has stopped
+RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
 
 
 def running_cluster() -> str | None:
     """The address of a Ray cluster that `ray start` left running here, or that RAY_ADDRESS names."""
-    if told := os.environ.get("RAY_ADDRESS"):
-        return told
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
     with contextlib.suppress(OSError):
         address = address_file().read_text().strip()
         return address if _listens(address) else None
@@ -61,7 +64,7 @@ def _listens(address: str, within_s: float = 1.0) -> bool:
 
 
 def check_place(host: str, port: int) -> None:
-    """Raise UserError if a Ray of our own cannot be started here, or HTTP cannot be served at this address."""
+    """Raise UserError if a Ray of our own cannot be started here, or if HTTP cannot use this address."""
     if address := running_cluster():
         raise UserError(
             f"a Ray cluster is already running at {address}, and 'isobatch serve' starts its own: "
@@ -71,24 +74,24 @@ def check_place(host: str, port: int) -> None:
 
 
 def _settings(folder: str, ports: Sequence[int]) -> dict[str, str]:
-    """Environment variables for Ray and HAProxy. No port or path is fixed, so that two servers can run side by side."""
+    """Environment variables for Ray and HAProxy. No port or path is fixed, so several servers can run side by side."""
     stats, metrics, fallback = map(str, ports)
-    program = guarded(Path(folder), (stats, metrics))
+    program = write_script(Path(folder), (stats, metrics))
     return SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
 
 
 def short_temporary() -> str:
-    """The folder for temporary files, or /tmp where its path is too long for sockets; Ray is told so, if need be."""
-    ours, rays = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
-    if len(rays) > SHORT_FOR_RAY:
-        raise UserError(f"RAY_TMPDIR is {rays!r}: sockets need one of at most {SHORT_FOR_RAY} characters")
-    if not rays and len(ours) > SHORT_FOR_RAY:
+    """The folder for temporary files, or /tmp if its path is too long for sockets. Sets RAY_TMPDIR if necessary."""
+    temporary, ray_folder = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
+    if len(ray_folder) > SHORT_FOR_RAY:
+        raise UserError(f"RAY_TMPDIR is {ray_folder!r}: sockets need one of at most {SHORT_FOR_RAY} characters")
+    if not ray_folder and len(temporary) > SHORT_FOR_RAY:
         os.environ["RAY_TMPDIR"] = "/tmp"
-    return ours if len(ours) <= SHORT else "/tmp"
+    return temporary if len(temporary) <= SHORT else "/tmp"
 
 
 def prepare_environment(folder: str, ports: Sequence[int]) -> None:
-    """Set the environment before the first import of ray.serve, which reads it. What the user has set stays."""
+    """Set the environment before the first import of ray.serve, which reads it. The user's own variables stay."""
     for name, value in _settings(folder, ports).items():
         os.environ.setdefault(name, value)
     paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
@@ -117,9 +120,9 @@ def local_ray(
 ) -> Iterator[LocalRay]:
     """Ray and Serve on this machine, until the block ends.
 
-    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: where Prometheus asks; None: a free one.
-    `check` raises an error if Ray's nodes have too little. It is asked before Serve starts, because a Serve that is
-    still starting while Ray stops begins another Ray, and waits for it.
+    `http`: Serve's http_options; `more`: further nodes; `metrics_port`: the port that Prometheus reads; None: any free
+    one. `check` raises an error if Ray's nodes have too few resources. It is called before Serve starts, because a
+    Serve that is still starting while Ray stops would start another Ray and wait for it.
     """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
@@ -144,7 +147,7 @@ _folders: set[Path] = set()  # created by this process, deleted when it stops
 
 
 def leave_nothing(patience_s: float = 3.0) -> None:
-    """End every process below this one, and delete the folders that it made."""
+    """End all descendants of this process, and delete the folders that it has created."""
     end_descendants(patience_s)
     while _folders:
         shutil.rmtree(_folders.pop(), ignore_errors=True)
@@ -153,7 +156,7 @@ def leave_nothing(patience_s: float = 3.0) -> None:
 
 @contextmanager
 def _handler_kept() -> Iterator[None]:
-    """Ray has a handler of its own for SIGTERM; what the caller has installed is put back."""
+    """Restore the caller's handler for SIGTERM, which Ray replaces with its own."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if callable(before) and threading.current_thread() is threading.main_thread():
@@ -165,7 +168,7 @@ def _start(
 ) -> LocalRay:
     import ray
 
-    if more:  # they share this machine's ports, so one proxy serves them all
+    if more:  # all nodes share this machine's ports, so there can be only one proxy
         join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
         http = http | {"location": "HeadOnly"}
     check(nodes())
@@ -178,7 +181,7 @@ def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    # Starting the proxies takes seconds, and so does loading a network: they run at the same time.
+    # Starting the proxies takes seconds, as does loading a network: both happen at the same time.
     logs = {"log_level": "WARNING", "enable_access_log": False}
     serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
     return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
@@ -186,8 +189,8 @@ def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
 
 @contextmanager
 def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
-    """Connect to a Ray that others have started. What is yielded starts Serve there, if it does not run yet."""
-    if _PLACE.fullmatch(address) and not _listens(address, REACHED_WITHIN_S):  # Ray itself would try for minutes
+    """Connect to a running Ray cluster. The function that is yielded starts Serve there, if it does not run yet."""
+    if _HOST_AND_PORT.fullmatch(address) and not _listens(address, REACHED_WITHIN_S):  # Ray would try for minutes
         raise UserError(f"no Ray can be reached at {address} (nobody listens there): is it the address of its head?")
     os.environ.update({name: os.environ.get(name, value) for name, value in NODE_SETTINGS.items()})
     import ray
@@ -201,14 +204,14 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        with tempfile.TemporaryDirectory() as folder:  # nothing of another's HAProxy is below it
+        with tempfile.TemporaryDirectory() as folder:  # contains no files of the cluster's HAProxy
             yield partial(_serving, folder=Path(folder))
     finally:
         ray.shutdown()
 
 
 def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
-    """Start Ray, several times if need be: on a busy machine its processes may give up waiting for each other."""
+    """Start Ray, with several attempts: on a busy machine its processes may give up waiting for each other."""
     import ray
 
     for attempt in reversed(range(RAY_ATTEMPTS)):
@@ -232,9 +235,9 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
 
 
 def _stop() -> None:
-    """Let applications finish what they admitted, then stop Serve and Ray; what Ray prints meanwhile is discarded.
+    """Let applications answer what they admitted, then stop Serve and Ray. Ray's output meanwhile is discarded.
 
-    A call to a Ray that has died, or dies meanwhile, hangs for a minute and then ends this process: none is waited for.
+    A call to a Ray that has died hangs for a minute and then ends this process, so no such call is waited for.
     """
     import ray
 
@@ -247,13 +250,13 @@ def _stop() -> None:
             ending.start()
             while ending.is_alive() and _listens(address):
                 ending.join(LOOK_EVERY_S)
-            ending.join(RAY_ENDS_S)  # Ray has ended its GCS itself, or this is dead
+            ending.join(RAY_ENDS_S)  # the GCS has ended, by Ray's own stop or otherwise
     if ending.is_alive() or not ending.ident:
-        atexit.register(_leave)  # before Ray's own way out, which would hang
+        atexit.register(_exit_without_ray)  # runs before Ray's own exit handler, which would hang
 
 
-def _leave() -> None:
-    """End this process as one whose Ray has died."""
+def _exit_without_ray() -> None:
+    """End this process with the exit code for a Ray that has died."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -263,7 +266,9 @@ def _stop_serve_and_ray() -> None:
     import ray
     from ray import serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import, perhaps only now, makes it say more
+    logging.getLogger("ray.serve").setLevel(
+        logging.WARNING
+    )  # importing it, which may happen only now, resets the level
     with contextlib.suppress(Exception):
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
             if name in serve.status().applications:

@@ -1,6 +1,6 @@
-"""Several nodes of Ray on one machine, so that a cluster with devices of several kinds can be played on a laptop.
+"""Several Ray nodes on one machine, to simulate a cluster with several kinds of devices on a laptop.
 
-Each is what `ray start` starts on a machine of its own: it has its devices, and is lost with them.
+Each is started by `ray start`, as on a machine of its own. It has its own devices, which are lost with it.
 """
 
 import json
@@ -17,17 +17,17 @@ from deployments.config import checked
 from deployments.ray_facts import nodes
 from profiles.errors import UserError
 
-STORE_BYTES = 80 << 20  # for what processes share; nothing of ours travels by it
-_LOOK_EVERY_S = 0.2
+STORE_BYTES = 80 << 20  # of Ray's object store, which isobatch does not use
+_LOOK_EVERY_S = 0.2  # how often to count the nodes that have started
 
 
 class LocalNode(BaseModel):
-    """An entry of `nodes:` in a Serve file, which `isobatch serve` starts beside the first node."""
+    """An entry of `nodes:` in a Serve file: a node that `isobatch serve` starts in addition to the first one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    devices: dict[str, int] = Field(min_length=1, description="Virtual devices that the node holds, as KIND: COUNT.")
-    cpus: int = Field(0, ge=0, description="CPUs that Ray gives away there; with none, fronts stay on the first node.")
+    devices: dict[str, int] = Field(min_length=1, description="The node's virtual devices, as KIND: COUNT.")
+    cpus: int = Field(0, ge=0, description="CPUs that Ray may use there; with 0, fronts stay on the first node.")
 
 
 class _Nodes(BaseModel):
@@ -35,26 +35,26 @@ class _Nodes(BaseModel):
 
 
 def local_nodes(content: dict[str, Any]) -> list[LocalNode]:
-    """What a Serve file says under `nodes:`, or one line about what is wrong there."""
+    """The nodes under `nodes:` in a Serve file; raises UserError if they are wrong."""
     return checked(_Nodes, {"nodes": content.get("nodes") or []}).nodes
 
 
 def join(wanted: Sequence[LocalNode], gcs_address: str, folder: Path, within_s: float) -> None:
-    """Start the nodes; returns when Ray knows all of them. Each has a folder of its own below `folder`.
+    """Start the nodes; returns when Ray knows all of them. Each has its own folder below `folder`.
 
-    In the usual one `ray start` would note that this machine has a cluster, which others would heed.
+    In its default folder, `ray start` would record that this machine has a cluster, and other programs would use it.
     """
-    commands = [_command(each, gcs_address, folder / f"node-{number}") for number, each in enumerate(wanted)]
-    started = [subprocess.Popen(command, **_QUIETLY) for command in commands]
+    commands = [_command(node, gcs_address, folder / f"node-{number}") for number, node in enumerate(wanted)]
+    started = [subprocess.Popen(command, **_IN_BACKGROUND) for command in commands]
     until_s = time.monotonic() + within_s
     while len(nodes()) <= len(started):
-        if any(each.poll() is not None for each in started) or time.monotonic() > until_s:
+        if any(process.poll() is not None for process in started) or time.monotonic() > until_s:
             raise UserError(f"of {len(started)} more nodes, {len(nodes()) - 1} started: is there enough memory?")
         time.sleep(_LOOK_EVERY_S)
 
 
-# A session of its own: what a terminal signals must not end it before those are answered who wait.
-_QUIETLY: dict[str, Any] = {
+# In its own session: a signal of the terminal must not end a node before waiting requests are answered.
+_IN_BACKGROUND: dict[str, Any] = {
     "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True,
 }  # fmt: skip
 

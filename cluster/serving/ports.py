@@ -1,4 +1,4 @@
-"""Ports on which nobody listens yet: found, checked, or held until whoever was told of them listens there."""
+"""Free ports: finds them, checks them, and reserves them until another process listens there."""
 
 import random
 import socket
@@ -8,13 +8,13 @@ from itertools import islice
 
 from profiles.errors import UserError
 
-# These lie between Ray's own ports and those of outgoing connections, which might take a port before we listen.
+# Between Ray's own ports and those of outgoing connections, which might take a port before we listen on it.
 OTHER_PORTS = range(20_000, 30_000)
-SHARED = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+SHARED = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)  # another process may then bind a reserved port
 
 
 def free_port(preferred: int, host: str = "127.0.0.1") -> int:
-    """The preferred port if it is free, or any other free one."""
+    """The preferred port if it is free, otherwise any free one."""
     if preferred and is_free(host, preferred):
         return preferred
     with held_ports(1, host) as (port,):
@@ -49,9 +49,9 @@ def _family(host: str) -> socket.AddressFamily:
 
 @contextmanager
 def held_ports(number: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
-    """Free ports that are given to nobody else until the block ends, though whoever is told of them can listen there.
+    """Reserve free ports until the block ends. A process that knows them can listen there meanwhile.
 
-    Seconds pass before what is being started listens. Meanwhile another server of this machine may look for ports.
+    Seconds pass before a started process listens, and other servers of this machine may look for ports meanwhile.
     """
     with ExitStack() as held:
         yield list(islice(_held(held, host), number))
@@ -61,7 +61,7 @@ def _held(held: ExitStack, host: str) -> Iterator[int]:
     for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
         holder = held.enter_context(socket.socket(_family(host)))
         try:
-            holder.bind((host, port))  # fails beside any other socket, as this one does not share its port yet
+            holder.bind((host, port))  # fails if any other socket has the port, because it is not shared yet
         except OSError:
             continue
         for option in SHARED:

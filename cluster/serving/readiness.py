@@ -1,4 +1,4 @@
-"""What is missing on a running cluster for a Serve file: each node is asked, and each answer is judged in sentences."""
+"""Checks that every node of a running cluster has what a Serve file needs, and reports in sentences what is missing."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from cluster.serving.serve_file import ROOT, ServeFile, decoders, grpc_addresses, ours
+from cluster.serving.serve_file import ROOT, ServeFile, classifiers, decoders, grpc_addresses
 from deployments.cluster_checks import PATHS, check_http
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
@@ -18,24 +18,24 @@ from deployments.ray_facts import each_node, serve_client
 from deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
 from profiles.errors import UserError
 
-CODE = ("profiles", "optimizer", "deployments", "cluster")
+CODE = ("profiles", "optimizer", "deployments", "cluster")  # isobatch's packages
 
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """What every node needs."""
+    """The files, environment variables and free ports that every node needs."""
 
     files: Sequence[str]
-    variables: Sequence[str]  # names in the environment
+    variables: Sequence[str]
     ports: Sequence[int]
 
 
 @dataclass(frozen=True)
 class NodeHas:
-    """What one node has. `files` are hashes, "" where there is nothing."""
+    """The state of one node. `files` are hashes; "": there is no such file."""
 
     versions: Mapping[str, str]
-    code: str  # a hash of isobatch itself
+    code: str  # a hash of isobatch's own files
     files: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str | None] = field(default_factory=dict)
     unset: Sequence[str] = ()
@@ -44,21 +44,21 @@ class NodeHas:
 
 
 def check_nodes(content: ServeFile) -> None:
-    """Raise UserError about the first thing that a node lacks, or has otherwise than this one."""
-    wanted = wanted_by(content)
-    here = look(wanted)
-    found = each_node(look, wanted)
-    check_http(content["http_options"]["host"], encrypts=False, nodes=[address for address, _ in found])
-    for address, there in found:
-        if isinstance(there, Exception):
-            reason = f"{type(there).__name__}: {there}".strip().splitlines()[-1]
+    """Raise UserError about the first thing that a node lacks or has in another version than this node."""
+    needs = needs_of(content)
+    own = look(needs)
+    nodes = each_node(look, needs)
+    check_http(content["http_options"]["host"], encrypts=False, nodes=[address for address, _ in nodes])
+    for address, state in nodes:
+        if isinstance(state, Exception):
+            reason = f"{type(state).__name__}: {state}".strip().splitlines()[-1]
             raise UserError(f"node {address}: isobatch is not installed there as it is here ({reason})")
-        for wrong in missing(here, there):
-            raise UserError(f"node {address}: {wrong}")
+        for problem in missing(own, state):
+            raise UserError(f"node {address}: {problem}")
 
 
-def wanted_by(content: ServeFile) -> NodeNeeds:
-    configs: list[AppConfig | DecoderConfig] = [parse(application["args"]) for application in ours(content)]
+def needs_of(content: ServeFile) -> NodeNeeds:
+    configs: list[AppConfig | DecoderConfig] = [parse(application["args"]) for application in classifiers(content)]
     configs += [checked(DecoderConfig, application["args"]) for application in decoders(content)]
     files = [path for config in configs for name in PATHS if (path := getattr(config, name))]
     variables = [config.api_key_variable for config in configs if config.api_key_variable]
@@ -66,46 +66,46 @@ def wanted_by(content: ServeFile) -> NodeNeeds:
     return NodeNeeds(files, variables, [] if serve_client() else ports)
 
 
-def look(wanted: NodeNeeds) -> NodeHas:
-    """What this node has. It runs on every node, as a task of Ray, so with the environment that Ray was started in."""
+def look(needs: NodeNeeds) -> NodeHas:
+    """The state of this node. It runs on every node as a Ray task, so in the environment in which Ray was started."""
     program = os.environ.get(PROXY_PROGRAM, "")
     return NodeHas(
         {"Python": ".".join(map(str, sys.version_info[:2])), "ray": version("ray"), "torch": version("torch")},
         _code(),
-        {path: _hash_of(Path(path)) for path in wanted.files},
+        {path: _hash_of(Path(path)) for path in needs.files},
         {name: os.environ.get(name) for name in NODE_SETTINGS},
-        [name for name in wanted.variables if not os.environ.get(name)],
-        [port for port in wanted.ports if not _is_free(port)],
+        [name for name in needs.variables if not os.environ.get(name)],
+        [port for port in needs.ports if not _is_free(port)],
         "" if os.access(program, os.X_OK) else f"{PROXY_PROGRAM} is {program!r}",
     )
 
 
-def missing(here: NodeHas, there: NodeHas) -> Iterator[str]:
-    """Sentences on what a node lacks, beside the node where they are written; the first are the most likely causes."""
-    yield from _unprepared(there)
-    for name, ours_is in here.versions.items():
-        if there.versions.get(name) != ours_is:
-            yield f"{name} is {there.versions.get(name)} there and {ours_is} here: install the same everywhere"
-    if there.code != here.code:
+def missing(own: NodeHas, other: NodeHas) -> Iterator[str]:
+    """Sentences on what a node lacks, compared with this node. The most likely causes come first."""
+    yield from _unprepared(other)
+    for name, own_version in own.versions.items():
+        if other.versions.get(name) != own_version:
+            yield f"{name} is {other.versions.get(name)} there and {own_version} here: install the same everywhere"
+    if other.code != own.code:
         yield "isobatch itself is another version there: install the same everywhere"
-    for path, ours_is in here.files.items():
-        if not there.files.get(path):
+    for path, own_hash in own.files.items():
+        if not other.files.get(path):
             yield f"{path} is not there: copy it to the same path on every node, or to a shared volume"
-        elif there.files[path] != ours_is:
+        elif other.files[path] != own_hash:
             yield f"{path} has another content there: copy it anew to every node"
 
 
-def _unprepared(there: NodeHas) -> Iterator[str]:
-    prepare = 'start Ray there behind  eval "$(isobatch environment)"'
+def _unprepared(other: NodeHas) -> Iterator[str]:
+    remedy = 'start Ray there after  eval "$(isobatch environment)"'
     for name, value in NODE_SETTINGS.items():
-        if (set_to := there.settings.get(name)) != value:
-            yield f"{name} is {'not set' if set_to is None else set_to} where it should be {value}: {prepare}"
-    if there.no_proxy:
-        yield f"HAProxy cannot run there ({there.no_proxy}): {prepare}"
-    for name in there.unset:
+        if (other_value := other.settings.get(name)) != value:
+            yield f"{name} is {'not set' if other_value is None else other_value} where it should be {value}: {remedy}"
+    if other.no_proxy:
+        yield f"HAProxy cannot run there ({other.no_proxy}): {remedy}"
+    for name in other.unset:
         yield f"the environment variable {name} is not set there: set it before Ray starts"
-    for port in there.taken:
-        yield f"port {port} is taken there: end what listens, or name another port"
+    for port in other.taken:
+        yield f"port {port} is taken there: end the program that listens on it, or choose another port"
 
 
 def _code() -> str:

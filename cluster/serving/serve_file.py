@@ -1,4 +1,4 @@
-"""The standard Serve file, which says what is served: read from YAML, or made for a model's directory."""
+"""Ray Serve's standard file, which lists the applications: reads it from YAML, or makes one for a model's directory."""
 
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ from deployments.cluster_checks import PATHS, check_http
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import check_decoder, is_decoder
-from deployments.folders import told_in, weights_of
+from deployments.folders import checkpoint_json, weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, function_at
@@ -25,21 +25,21 @@ from profiles.files import differ
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
 CONTROLLER = "cluster.controller.app:build"
-REACHED = ("front", "deployer")  # the deployments that Serve knows of; those of replicas are started by the deployer
 DECODER = "deployments.decoding.app:build"
-NAME = "isobatch"  # what an application is called that is made for a directory
+REACHED = ("front", "deployer")  # the deployments that Serve starts; the deployer itself starts those of replicas
+NAME = "isobatch"  # the name of an application that is made for a directory
 LOCALHOST = "127.0.0.1"
-GRPC_PORT = 8001
+GRPC_PORT = 8001  # the default, if it is free
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
-# What Serve reads, which passes over what it does not know; and what `isobatch serve` reads beside it.
+# The fields that Serve reads. Serve ignores unknown fields; isobatch refuses them.
 OF_FILES = frozenset(
     (
         "applications", "controller_options", "grpc_options", "http_options", "logging_config", "proxy_location",
         "target_capacity", "tracing_config",
     )
 )  # fmt: skip
-NODES = "nodes"
+NODES = "nodes"  # a field that only `isobatch serve` reads
 OF_APPLICATIONS = frozenset(
     (
         "args", "autoscaling_policy", "deployments", "external_scaler_enabled", "host", "import_path", "logging_config",
@@ -51,7 +51,7 @@ ServeFile = dict[str, Any]
 
 
 class _Http(BaseModel):
-    """What we read of `http_options:`; the rest is Serve's."""
+    """The fields of `http_options:` that isobatch reads. Serve checks the others."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -60,9 +60,9 @@ class _Http(BaseModel):
 
 
 def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
-    """The Serve file for a directory, a YAML file, or (None) the built-in demo; `overrides` go into `args:`.
+    """The Serve file for a directory, a YAML file, or the built-in demo (None). `overrides` are added to `args:`.
 
-    Relative paths in a YAML file are from its folder. `demo` is the built-in network too, and `llm-demo` the built-in
+    Relative paths in a YAML file are relative to its folder. `demo` is the built-in network and `llm-demo` the built-in
     decoder, unless a directory has that name.
     """
     if target and not target.exists():
@@ -70,20 +70,20 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
     content, root = _content(target, planned="plan" in overrides)
-    for one in content["applications"]:
-        _check_import_path(one.get("import_path"))
-    for one in ours(content):
-        _check_deployments(one.get("deployments") or [])
-        one["args"] = _checked((one.get("args") or {}) | overrides, root)
-    for one in decoders(content):
-        one["args"] = _checked_decoder((one.get("args") or {}) | overrides, root)
+    for application in content["applications"]:
+        _check_import_path(application.get("import_path"))
+    for application in classifiers(content):
+        _check_deployments(application.get("deployments") or [])
+        application["args"] = _checked((application.get("args") or {}) | overrides, root)
+    for application in decoders(content):
+        application["args"] = _checked_decoder((application.get("args") or {}) | overrides, root)
     _check_apart(content)
-    for one in controllers(content):
-        key_in(checked(ControllerConfig, one.get("args") or {}).api_key_variable)
+    for application in controllers(content):
+        key_in(checked(ControllerConfig, application.get("args") or {}).api_key_variable)
     content["http_options"] = checked(_Http, content.get("http_options") or {}, "http_options").model_dump()
     check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
     if content.get("target_capacity") is not None:
-        raise UserError("target_capacity does not reach replicas of plans: devices: and rate_per_s: say how many")
+        raise UserError("target_capacity has no effect on the replicas of plans: use devices: and rate_per_s: instead")
     return content
 
 
@@ -94,9 +94,9 @@ def _built_in(name: Path, overrides: dict[str, Any]) -> tuple[Path | None, dict[
 
 
 def _content(target: Path | None, planned: bool) -> tuple[ServeFile, Path]:
-    """What a file says, or an application for a directory or the demo; and where relative paths begin.
+    """The content of a file, or an application for a directory or the demo; and the folder for relative paths.
 
-    `planned`: a plan is given beside. Where a network that classifies has one, a controller keeps it right.
+    `planned`: a plan is given. A classifier with a plan gets a controller, which adapts the plan.
     """
     if target is not None and not target.exists():
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
@@ -109,17 +109,17 @@ def _content(target: Path | None, planned: bool) -> tuple[ServeFile, Path]:
     if not planned:
         return {"applications": [served]}, Path()
     served |= {"route_prefix": "/", "args": model | {"replan": True}}
-    steers = {"name": "controller", "import_path": CONTROLLER, "route_prefix": "/controller"}
-    return {"applications": [served, steers | {"args": {"application": NAME}}]}, Path()
+    controller = {"name": "controller", "import_path": CONTROLLER, "route_prefix": "/controller"}
+    return {"applications": [served, controller | {"args": {"application": NAME}}]}, Path()
 
 
-def named(application: dict[str, Any]) -> str:
-    """The name of an application, as Serve understands its entry."""
+def name_of(application: dict[str, Any]) -> str:
+    """The name of an application, with Serve's default."""
     return str(application.get("name", "default"))
 
 
 def prefix_of(application: dict[str, Any]) -> str:
-    """What stands before its paths.
+    """The prefix of an application's paths, without a slash at its end.
 
     >>> prefix_of({"name": "a"}), prefix_of({"route_prefix": "/reviews"})
     ('', '/reviews')
@@ -128,35 +128,39 @@ def prefix_of(application: dict[str, Any]) -> str:
 
 
 def _check_apart(content: ServeFile) -> None:
-    """Refuse what two applications would both take, and a controller of one that is not there."""
+    """Refuse names, paths and ports that two applications share, and a controller of an application that is missing."""
     applications = content["applications"]
-    _no_two("name", [named(one) for one in applications])
-    _no_two("route_prefix", [one.get("route_prefix", "/") for one in applications])
+    _no_two("name", [name_of(application) for application in applications])
+    _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", _grpc_ports(content))
-    decoding = [named(one) for one in decoders(content)]
-    names = [*(named(one) for one in ours(content)), *decoding]
+    decoding = [name_of(application) for application in decoders(content)]
+    names = [*(name_of(application) for application in classifiers(content)), *decoding]
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
-        told = config.application
-        if told not in names:
-            there = ", ".join(names) or "none"
-            raise UserError(f"args: application = {told!r}: {named(controller)} would control none of these: {there}")
-        if told in decoding and (idle := sorted(config.model_fields_set & OF_CLASSIFIERS)):
-            raise UserError(f"args: {idle[0]}: {told} is a decoder, whose controller has no use for it: leave it out")
+        controlled = config.application
+        if controlled not in names:
+            known = ", ".join(names) or "none"
+            raise UserError(
+                f"args: application = {controlled!r}: {name_of(controller)} would control none of these: {known}"
+            )
+        if controlled in decoding and (unused := sorted(config.model_fields_set & OF_CLASSIFIERS)):
+            raise UserError(
+                f"args: {unused[0]}: {controlled} is a decoder, whose controller has no use for it: leave it out"
+            )
 
 
 def _grpc_ports(content: ServeFile) -> list[int]:
     return [port for _, port in grpc_addresses(content)]
 
 
-def _no_two(field: str, told: list[Any]) -> None:
-    for one in told:
-        if one is not None and told.count(one) > 1:
-            raise UserError(f"{field} = {one!r}: two applications cannot have the same")
+def _no_two(field: str, values: list[Any]) -> None:
+    for value in values:
+        if value is not None and values.count(value) > 1:
+            raise UserError(f"{field} = {value!r}: two applications cannot have the same")
 
 
-def ours(content: ServeFile) -> list[dict[str, Any]]:
-    """The applications that isobatch builds; a Serve file may hold others."""
+def classifiers(content: ServeFile) -> list[dict[str, Any]]:
+    """The applications that classify. A Serve file may also contain applications of other programs."""
     return [application for application in content["applications"] if application.get("import_path") == APPLICATION]
 
 
@@ -171,49 +175,51 @@ def controllers(content: ServeFile) -> list[dict[str, Any]]:
 
 
 def key_variable(content: ServeFile) -> str | None:
-    """The environment variable that holds the first application's key, if it asks for one."""
-    return next((one["args"].get("api_key_variable") for one in ours(content) + decoders(content)), None)
+    """The environment variable with the first application's key, if it needs a key."""
+    applications = classifiers(content) + decoders(content)
+    return next((application["args"].get("api_key_variable") for application in applications), None)
 
 
 def with_demo(content: ServeFile) -> ServeFile:
-    """The same content, with the built-in demo where no model is named."""
+    """The same content, with the built-in demo in applications that name no model."""
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
-    for application in ours(complete):
+    for application in classifiers(complete):
         if "model" not in application["args"]:
             application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(function_at(DEMO)())}
     return complete
 
 
 def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: Callable[[str, int], bool]) -> ServeFile:
-    """The same content, whose first isobatch application serves gRPC at the given port, or at the usual one if free.
+    """The same content, with gRPC for the first isobatch application at `port` (None: the default, if free; 0: none).
 
-    Others do where the file says so.
-
-    A port that the user names is never replaced: `check_port` raises later if it is taken. `port` 0 means no gRPC.
+    Other applications serve gRPC if the file gives them a port. A port that the user names is never replaced: if it is
+    taken, `check_port` raises later.
     """
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
-    for application in [*ours(complete), *decoders(complete)][:1]:
+    for application in [*classifiers(complete), *decoders(complete)][:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
             taken = GRPC_PORT in _grpc_ports(complete) or not is_free(_grpc_host(arguments), GRPC_PORT)
             port = 0 if taken else GRPC_PORT
-        told = {"grpc_port": port or None} if port is not None else {}
-        application["args"] = {name: value for name, value in (arguments | told).items() if value is not None}
+        chosen = {"grpc_port": port or None} if port is not None else {}
+        application["args"] = {name: value for name, value in (arguments | chosen).items() if value is not None}
     _no_two("grpc_port", _grpc_ports(complete))
     return complete
 
 
 def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None) -> ServeFile:
-    """The same content with all that runs already and is to be kept: Serve ends what a file does not name.
+    """The same content, with the running applications that are to stay: Serve ends those that a file does not name.
 
-    `running` are the applications that Serve was told by files, `others` what becomes of those that are not in this
-    one: "keep" or "end".
+    `running` are the applications that come from Serve files. `others`: whether those of them that are not in this file
+    stay ("keep") or end ("end").
     """
-    names = [named(one) for one in content["applications"]]
-    more = [{"args": {}} | one for one in running if named(one) not in names]
+    names = [name_of(application) for application in content["applications"]]
+    more = [{"args": {}} | application for application in running if name_of(application) not in names]
     if more and others is None:
-        told = ", ".join(map(named, more))
-        raise UserError(f"{told}: running there and not in the file: --others keep leaves them, --others end ends them")
+        missing = ", ".join(map(name_of, more))
+        raise UserError(
+            f"{missing}: running there and not in the file: --others keep leaves them, --others end ends them"
+        )
     complete = content | {"applications": [*(more if others == "keep" else ()), *content["applications"]]}
     _check_apart(complete)
     return complete
@@ -221,8 +227,8 @@ def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None
 
 def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
     """Host and port of each isobatch application that serves gRPC."""
-    told = [application["args"] for application in (*ours(content), *decoders(content))]
-    return [(_grpc_host(each), each["grpc_port"]) for each in told if each.get("grpc_port")]
+    arguments = [application["args"] for application in (*classifiers(content), *decoders(content))]
+    return [(_grpc_host(each), each["grpc_port"]) for each in arguments if each.get("grpc_port")]
 
 
 def _grpc_host(arguments: dict[str, Any]) -> str:
@@ -240,64 +246,63 @@ def _read(path: Path) -> ServeFile:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     applications = content.get("applications") if isinstance(content, dict) else None
-    if not (isinstance(applications, list) and applications and all(isinstance(one, dict) for one in applications)):
+    if not (isinstance(applications, list) and applications and all(isinstance(entry, dict) for entry in applications)):
         raise UserError(f"{path} is not a Serve file: it needs a list 'applications:', as cluster/serve.yaml has")
-    for place, settings in [("http_options", content), *(("args", one) for one in applications)]:
-        found = settings.get(place) or {}
-        if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
-            raise UserError(f"{path}: '{place}:' must be fields with values, got {type(found).__name__}")
-    for known, settings in [(OF_FILES | {NODES}, content), *((OF_APPLICATIONS, one) for one in applications)]:
-        _check_fields(path, known, settings)
+    for place, settings in [("http_options", content), *(("args", application) for application in applications)]:
+        fields = settings.get(place) or {}
+        if not (isinstance(fields, dict) and all(isinstance(name, str) for name in fields)):
+            raise UserError(f"{path}: '{place}:' must be fields with values, got {type(fields).__name__}")
+    _check_fields(path, OF_FILES | {NODES}, content)
+    for application in applications:
+        _check_fields(path, OF_APPLICATIONS, application)
     return content  # type: ignore[no-any-return]
 
 
 def _check_fields(path: Path, known: Collection[str], settings: dict[Any, Any]) -> None:
-    """A misspelt `route_prefix` would put an application where another one is meant to be."""
+    """Refuse unknown fields. With a misspelt `route_prefix`, an application would take another one's paths."""
     for name in settings:
         if name not in known:
-            meant = get_close_matches(str(name), known, n=1)
-            what = f"is {meant[0]!r} meant?" if meant else f"there are: {', '.join(sorted(known))}"
-            raise UserError(f"{path}: there is no field {name!r}; {what}")
+            similar = get_close_matches(str(name), known, n=1)
+            hint = f"is {similar[0]!r} meant?" if similar else f"there are: {', '.join(sorted(known))}"
+            raise UserError(f"{path}: there is no field {name!r}; {hint}")
 
 
-def _check_deployments(told: Any) -> None:
-    if not (isinstance(told, list) and all(isinstance(each, dict) for each in told)):
+def _check_deployments(deployments: Any) -> None:
+    if not (isinstance(deployments, list) and all(isinstance(entry, dict) for entry in deployments)):
         raise UserError("deployments: must be a list, as in [{name: front, ray_actor_options: {num_cpus: 0.5}}]")
-    if any(each.get("name") not in REACHED for each in told):
-        raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: args: says what replicas are")
+    if any(entry.get("name") not in REACHED for entry in deployments):
+        raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: set the options of replicas in args:")
 
 
 def _check_import_path(path: Any) -> None:
-    """Refuse a misspelt path of ours at once: Serve would tell it after many seconds, and otherwise."""
+    """Refuse a misspelt import path of isobatch. Serve would report it many seconds later, and less clearly."""
     if path in (known := (APPLICATION, CONTROLLER, DECODER)) or not isinstance(path, str):
         return
-    if meant := get_close_matches(path, known, n=1, cutoff=0.8):
-        raise UserError(f"import_path = {path!r}: there is no such application; is {meant[0]!r} meant?")
+    if similar := get_close_matches(path, known, n=1, cutoff=0.8):
+        raise UserError(f"import_path = {path!r}: there is no such application; is {similar[0]!r} meant?")
 
 
 def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Check an application's fields and its directory before anything starts, and make its paths absolute."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    given |= {name: _absolute(root, name, given[name]) for name in PATHS if isinstance(given.get(name), str)}
-    config = parse(given)
-    given |= _as_read(config, given)
+    """Check a classifier's fields and its directory before anything starts, and make its paths absolute."""
+    fields = _with_absolute_paths(arguments, root)
+    config = parse(fields)
+    fields |= _as_parsed(config, fields)
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
     if config.model and config.loader == LOADER:
-        check_one_label(Path(config.model), told_in(Path(config.model)).get("problem_type"))
+        check_one_label(Path(config.model), checkpoint_json(Path(config.model)).get("problem_type"))
     check_weights(config)
     key_in(config.api_key_variable)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
-        read_graph(config)  # raises if the plan or its profile is wrong, or if there is no plan
-    return given
+        read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible
+    return fields
 
 
 def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
-    """The same for a decoder."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    given |= {name: _absolute(root, name, given[name]) for name in PATHS if isinstance(given.get(name), str)}
-    config = checked(DecoderConfig, given)
-    given |= _as_read(config, given)
+    """As `_checked`, for a decoder."""
+    fields = _with_absolute_paths(arguments, root)
+    config = checked(DecoderConfig, fields)
+    fields |= _as_parsed(config, fields)
     if not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
     for planned in config.per_kind().values():
@@ -306,12 +311,17 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
         load_decoder_profile(Path(config.profile))
     _check_plans_weights(config)
     key_in(config.api_key_variable)
-    return given
+    return fields
 
 
-def _as_read(config: AppConfig | DecoderConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are used here, as numbers where a file has them as texts."""
-    return {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in given}
+def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
+    fields = {name: value for name, value in arguments.items() if value is not None}
+    return fields | {name: _absolute(root, name, fields[name]) for name in PATHS if isinstance(fields.get(name), str)}
+
+
+def _as_parsed(config: AppConfig | DecoderConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """The parsed values of the gRPC fields: a YAML file may contain numbers as texts."""
+    return {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in fields}
 
 
 def _check_plans_weights(config: DecoderConfig) -> None:
@@ -320,8 +330,8 @@ def _check_plans_weights(config: DecoderConfig) -> None:
         raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
 
 
-def _absolute(root: Path, name: str, told: str) -> str:
+def _absolute(root: Path, name: str, path: str) -> str:
     try:
-        return str((root / told).resolve())
+        return str((root / path).resolve())
     except ValueError as error:  # a null byte
-        raise UserError(f"args: {name} = {told!r} is no path: {error}") from error
+        raise UserError(f"args: {name} = {path!r} is no path: {error}") from error

@@ -16,7 +16,7 @@ from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.engine_setup import splits_and_limits
 from deployments.decoding.ramp_rules import DecoderRules
 from deployments.deployer.steps import Moved, Undone
-from deployments.ray_facts import Remembered, remembered
+from deployments.ray_facts import StoredPlan, stored_plan
 from optimizer.decoding_plans import shares_of
 from optimizer.plan import Plan
 from profiles.decoding import PROJECT, load_decoder_profile
@@ -26,9 +26,9 @@ FOLLOW_WITHIN_S = 5.0  # the time for which a switch waits for all replicas
 LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas
 
 
-def switched_plan(origin: str) -> Remembered | None:
+def switched_plan(origin: str) -> StoredPlan | None:
     """The plan that this application was switched to, if its configurations are still the same."""
-    memory = remembered(ray_facts.application_name())
+    memory = stored_plan(ray_facts.application_name())
     return memory if memory and memory.origin == origin else None
 
 
@@ -87,9 +87,9 @@ class PlanSwitch:
             if reason := self._refusal(plan):
                 return Undone(reason)
             version = self._memory.version + 1 if self._memory else 1
-            self._memory = Remembered("", self._origin, version, plan.to_json())
+            self._memory = StoredPlan("", self._origin, version, plan.to_json())
             self._plan = plan
-            await asyncio.to_thread(self._memory.keep, self._application)
+            await asyncio.to_thread(self._memory.store, self._application)
             while set(await self._versions()) - {version} and monotonic() < begun_s + FOLLOW_WITHIN_S:
                 await asyncio.sleep(LOOK_EVERY_S)
             return Moved(monotonic() - begun_s)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from deployments.folders import told_in
+from deployments.folders import checkpoint_json
 from profiles.errors import UserError, first_wrong, read_text
 from profiles.promise import RULES
 
@@ -112,13 +112,13 @@ def read_decoder_rules(path: Path) -> DecoderRules:
 
 def is_decoder(folder: Path) -> bool:
     """Whether a directory holds a network that writes texts token by token."""
-    return any(str(name).endswith(DECODER_CLASSES) for name in told_in(folder).get("architectures") or ())
+    return any(str(name).endswith(DECODER_CLASSES) for name in checkpoint_json(folder).get("architectures") or ())
 
 
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:
     """Raise UserError about a model that cannot be served, or not with these cuts, or not with projection, before
     anything starts."""
-    config = told_in(folder)
+    config = checkpoint_json(folder)
     if (kind := config.get("model_type")) not in FAMILIES:
         raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)

@@ -25,7 +25,7 @@ from deployments.decoding.sequences import TextRequest
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
 from deployments.models.backends import warn_of_ramp_dtype
-from deployments.ray_facts import Remembered
+from deployments.ray_facts import StoredPlan
 from deployments.tracing import Tracing, part_of, tracing_here
 from optimizer.plan import Plan
 
@@ -113,7 +113,7 @@ class DecoderReplica:
         if stored and stored.version != self._version:
             await self._loop.call(partial(self._switch_to, stored))
 
-    def _switch_to(self, stored: Remembered, engine: Engine) -> None:
+    def _switch_to(self, stored: StoredPlan, engine: Engine) -> None:
         config = self._config.switched_to(pipeline_on(Plan.from_json(stored.plan), self._kind))
         engine.recut(*splits_and_limits(config, self._rules, engine.scheduler.splits.num_blocks))
         self._version = stored.version

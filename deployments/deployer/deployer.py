@@ -22,23 +22,23 @@ from deployments.front.observed import Observed
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
 from deployments.logs import join_serves_log
 from deployments.planning import plan_for_fewer
-from deployments.ray_facts import Remembered, remembered
+from deployments.ray_facts import StoredPlan, stored_plan
 from optimizer.plan import Plan
 from profiles.errors import UserError
 
 log = logging.getLogger("ray.serve")
 T = TypeVar("T")
-PATIENCE_S = 600.0  # until a plan's replicas run; a large network takes long to load
-FOLLOW_WITHIN_S = 5.0
+PATIENCE_S = 600.0  # for the replicas of a plan to start; a large network takes long to load
+FOLLOW_WITHIN_S = 5.0  # for the fronts to follow a new plan; one that does not is dropped
+COUNT_WITHIN_S = 2.0  # for the fronts to report their counts
 NONE_BENCHED: Mapping[str, str] = {}
-COUNT_WITHIN_S = 2.0
 
 
 class Deployer:
     """A deployment of the front application. `bind` makes an application with a number of replicas of one kind.
 
-    It may be killed at any time: replicas go on, fronts follow the plan that they know, and the next deployer remembers
-    which plan that is.
+    The deployer may be killed at any time: replicas keep running, fronts follow the plan that they have, and the next
+    deployer reads from Ray's store which plan that is.
     """
 
     def __init__(self, config: AppConfig, bind: Callable[[str, int], Application]) -> None:
@@ -61,10 +61,10 @@ class Deployer:
     # Calls of the fronts
 
     async def lease(self, front: str, config: AppConfig) -> AsyncIterator[FrontMessage]:
-        """The messages and questions for this front, beginning with the plan once its replicas run.
+        """The messages and requests for this front, beginning with the plan once its replicas run.
 
-        The replicas stay while any front listens: Serve lets a deployment finish its calls before it ends it, so the
-        deployer is kept while a front drains. A front of another configuration has another deployer, and hears nothing.
+        The replicas stay while any front listens: Serve lets a deployment finish its calls before it ends it, so this
+        deployer lives while a front drains. A front with another configuration has another deployer and gets nothing.
         """
         if config != self._config:
             return
@@ -99,9 +99,10 @@ class Deployer:
     async def apply(
         self, plan: Plan, patience_s: float = PATIENCE_S, benched: Mapping[str, str] = NONE_BENCHED
     ) -> Moved | Undone:
-        """Lead the application to another plan. The caller may end meanwhile: the move is brought to an end.
+        """Lead the application to another plan. The move is completed even if the caller ends meanwhile.
 
-        `benched`: replicas that the plan does not count on, and their kinds. They stay, as they may become quick again.
+        `benched`: the slow replicas that the plan does not count on, with their kinds. They stay, because they may
+        become fast again.
         """
         if self._leading or not self._running:
             return Undone("another plan is being rolled out" if self._running else "the application is not running yet")
@@ -109,7 +110,7 @@ class Deployer:
         return await asyncio.shield(self._task(self._apply(plan, patience_s, benched)))
 
     async def _apply(self, plan: Plan, patience_s: float, benched: Mapping[str, str]) -> Moved | Undone:
-        async with self._moving:  # the cleaning up after a restart comes first
+        async with self._moving:  # waits for the clean-up after a restart
             try:
                 before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
                 self._benched = frozenset(benched)
@@ -124,28 +125,28 @@ class Deployer:
                 self._leading = False
 
     async def _lead(self, plan: Plan) -> None:
-        """Tell all fronts the plan. It is remembered first, so that a deployer that is restarted goes on to it."""
+        """Send all fronts the plan. It is stored first, so that a restarted deployer continues with it."""
         self._graph = self._graph_of(plan, self._graph.version + 1)
         self._remember(plan, self._graph.version)
         await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
 
     async def _meanwhile(self, counts: Mapping[str, int]) -> None:
-        """Tell all fronts the best plan for the devices that stay while others are freed, if there is one.
+        """Send all fronts the best plan for the devices that remain while others are freed, if there is one.
 
-        A deployer that is restarted goes back to the plan from before, under a version that no front knows yet.
+        The previous plan is stored under a version that no front knows yet, so a restarted deployer returns to it.
         """
         before, version = self._graph.plan, self._graph.version
-        fewer = await asyncio.to_thread(plan_for_fewer, before, counts, self._config, self._profile)
-        if fewer:
-            self._graph = self._graph_of(replace(fewer, thresholds=before.thresholds), version + 1)
+        smaller = await asyncio.to_thread(plan_for_fewer, before, counts, self._config, self._profile)
+        if smaller:
+            self._graph = self._graph_of(replace(smaller, thresholds=before.thresholds), version + 1)
             self._remember(before, version + 2)
             await self._fronts.ask(self._graph, FOLLOW_WITHIN_S)
 
     # Start and end
 
     def _first(self) -> Graph:
-        """The plan that ran before a restart, unless the user's file has changed in what decides the plan."""
-        memory = remembered(self._application)
+        """The plan that ran before a restart, unless the part of the user's file that decides the plan has changed."""
+        memory = stored_plan(self._application)
         self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
             return self._graph_of(Plan.from_json(memory.plan), memory.version)
@@ -155,12 +156,12 @@ class Deployer:
         return graph_of(plan, self._profile, self._config, version, self._fleet.prefix, self._benched)
 
     def _take_over(self) -> None:
-        """Lead before any front of ours is there: it may wait for what the replicas from before hold.
+        """Take the lead before the first front joins. Replicas of a previous deployer end now if it has ended.
 
-        These end with their last front. If that has ended before, nobody uses them, and they end now.
+        Otherwise they end with their last front. They must not stay: new replicas may wait for their devices.
         """
         self._leadership.take()
-        memory = remembered(self._application)
+        memory = stored_plan(self._application)
         if memory and memory.ended:
             delete_fleets(fleets_of(self._application, but=self._fleet.prefix))
 
@@ -168,10 +169,10 @@ class Deployer:
         if self._running:
             return
         counts = self._graph.plan.devices()
-        if self._recalled:  # after a restart fronts use the replicas that run, without waiting for the others
-            await asyncio.to_thread(self._fleet.want, counts)
+        if self._recalled:  # after a restart, fronts use the running replicas without waiting for the others
+            await asyncio.to_thread(self._fleet.scale_to, counts)
         elif self._cannot:
-            raise self._cannot  # no second try, so that Serve's report of the first one stays readable
+            raise self._cannot  # a second attempt would hide Serve's report of the first one
         else:
             await self._start_first(counts)
         self._remember(self._graph.plan, self._graph.version)
@@ -187,14 +188,14 @@ class Deployer:
             raise
 
     def _remember(self, plan: Plan, version: int) -> None:
-        """Write down which plan runs, unless another deployer, with another file, has begun to lead meanwhile."""
+        """Store which plan runs, unless another deployer, with another file, has taken the lead meanwhile."""
         if self._leadership.of_application():
-            Remembered(self._fleet.prefix, self._origin, version, plan.to_json()).keep(self._application)
+            StoredPlan(self._fleet.prefix, self._origin, version, plan.to_json()).store(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.
 
-        The next deployer may start while our fronts drain. It may use any of these replicas, and tidies up itself.
+        If the next deployer has started meanwhile, it may use any of these replicas, and cleans up itself.
         """
         await asyncio.sleep(2 * self._config.drain_s)
         async with self._moving:
@@ -202,7 +203,7 @@ class Deployer:
                 await asyncio.to_thread(self._tidy, left)
 
     def _tidy(self, left: Sequence[str]) -> None:
-        self._fleet.want(dict.fromkeys(self._fleet.standing(), 0) | self._graph.plan.devices())
+        self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._graph.plan.devices())
         delete_fleets(left)
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -212,18 +213,18 @@ class Deployer:
         return task
 
     def __del__(self) -> None:
-        """Serve calls this when no front listens any more: end the replicas, unless another deployer needs them."""
+        """Serve calls this when no front listens any longer: end the replicas, unless another deployer needs them."""
         with contextlib.suppress(Exception):
-            memory = remembered(self._application)
+            memory = stored_plan(self._application)
             if ray_facts.is_gone(self._application, DEPLOYER):
                 delete_fleets(fleets_of(self._application))
                 ray_facts.forget(self._application)
                 self._leadership.forget()
             elif not self._leadership.of_fleet():
-                return  # whoever leads these replicas decides about them
+                return  # the deployer that leads these replicas decides about them
             elif self._leadership.of_application() and memory and memory.fleet == self._fleet.prefix:
-                replace(memory, ended=True).keep(self._application)  # the next deployer decides what it can use
+                replace(memory, ended=True).store(self._application)  # the next deployer decides what it can use
                 if self._leadership.of_fleet() and not self._leadership.of_application():
-                    self._fleet.delete()  # it has begun meanwhile, with others, and may have decided before
+                    self._fleet.delete()  # the next one began with another fleet before it could read that we ended
             else:
-                self._fleet.delete()  # the next deployer has others, which may wait for the devices of these
+                self._fleet.delete()  # the next deployer has another fleet, which may wait for these devices

@@ -1,6 +1,6 @@
-"""Starts and ends the replicas of an application, as one Serve application for each kind of device.
+"""Starts and ends the replicas of an application, in one Serve application for each kind of device.
 
-A replica holds no plan, so all of a kind are alike, and a change of plan within a kind never touches them.
+Replicas have no plan, so those of one kind are interchangeable: a new plan for the same devices restarts none of them.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _GONE = ("NOT_STARTED", "DELETING", _FAILED)
 
 
 class ServeFleet:
-    """The applications `PREFIX.KIND`. They are not in the user's Serve file, so that applying it again spares them."""
+    """The applications `PREFIX.KIND`. They are not in the user's Serve file, so applying it again does not end them."""
 
     def __init__(
         self, prefix: str, bind: Callable[[str, int], Application], needs: Callable[[str], resources.Resources]
@@ -29,48 +29,49 @@ class ServeFleet:
         self._bind = bind
         self._needs = needs
 
-    def standing(self) -> dict[str, ReplicaStates]:
-        found = serve.status().applications
-        return {name.rpartition(".")[2]: _standing(found[name]) for name in found if self._is_ours(name)}
+    def states(self) -> dict[str, ReplicaStates]:
+        applications = serve.status().applications
+        return {
+            name.rpartition(".")[2]: _states_of(status)
+            for name, status in applications.items()
+            if name.rpartition(".")[0] == self.prefix
+        }
 
-    def want(self, counts: Mapping[str, int]) -> None:
-        found = serve.status().applications
+    def scale_to(self, counts: Mapping[str, int]) -> None:
+        applications = serve.status().applications
         names = {kind: f"{self.prefix}.{kind}" for kind in counts}
-        states = {kind: found[name].status.value for kind, name in names.items() if name in found}
-        known = {kind for kind, state in states.items() if state not in _GONE}
-        for kind in known:
+        states = {kind: applications[name].status.value for kind, name in names.items() if name in applications}
+        existing = {kind for kind, state in states.items() if state not in _GONE}
+        for kind in existing:
             ray_facts.scale(names[kind], DEPLOYMENT, counts[kind])
         delete_fleets(names[kind] for kind, state in states.items() if state == _FAILED and not counts[kind])
         targets = [
             serve.RunTarget(self._bind(kind, count), names[kind], route_prefix=None, external_scaler_enabled=True)
             for kind, count in counts.items()
-            if count and kind not in known
+            if count and kind not in existing
         ]
         if targets:
             serve.run_many(targets, wait_for_applications_running=False)
 
     def has_room(self, more: Mapping[str, int]) -> bool:
-        wanted = resources.needed(more, self._needs, ray_facts.nodes())
-        return all(resources.first_fit(wanted, ray_facts.free_resources()))
+        needs = resources.needed(more, self._needs, ray_facts.nodes())
+        return all(resources.first_fit(needs, ray_facts.free_resources()))
 
-    def lacks(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Each kind is counted for itself, with what others hold: what is lacking here is not there at all."""
-        nodes, found = ray_facts.nodes(), dict[str, int]()
+    def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Each kind is counted alone and on nodes as if they were empty, so what is missing does not exist at all."""
+        nodes, missing = ray_facts.nodes(), dict[str, int]()
         for kind, count in counts.items():
-            wanted = resources.needed({kind: count}, self._needs, nodes)
-            found[kind] = sum(not fits for fits in resources.first_fit(wanted, nodes))
-        return {kind: lacking for kind, lacking in found.items() if lacking}
+            needs = resources.needed({kind: count}, self._needs, nodes)
+            missing[kind] = sum(not fits for fits in resources.first_fit(needs, nodes))
+        return {kind: count for kind, count in missing.items() if count}
 
     def delete(self) -> None:
-        for kind in self.standing():
+        for kind in self.states():
             _delete(f"{self.prefix}.{kind}")
-
-    def _is_ours(self, name: str) -> bool:
-        return name.rpartition(".")[0] == self.prefix
 
 
 def fleets_of(application: str, but: str = "") -> list[str]:
-    """The applications of a front application's replicas, except those with this prefix."""
+    """The applications with the replicas of a front application, except those with the prefix `but`."""
     return [
         name
         for name in serve.status().applications
@@ -79,7 +80,7 @@ def fleets_of(application: str, but: str = "") -> list[str]:
 
 
 def delete_fleets(names: Iterable[str]) -> None:
-    """They finish their launches first."""
+    """Delete these applications. Their replicas finish their launches first."""
     for name in names:
         _delete(name)
 
@@ -89,13 +90,13 @@ def _delete(name: str) -> None:
         ray_facts.delete_soon(name)
 
 
-def _standing(status: Any) -> ReplicaStates:
+def _states_of(status: Any) -> ReplicaStates:
     deployments = list(status.deployments.values())
-    states = [each.replica_states for each in deployments]
-    running, stopping = (sum(each.get(state, 0) for each in states) for state in ("RUNNING", "STOPPING"))
-    said = "\n".join([each.message for each in deployments] + [status.message]).strip()
-    given_up = any(each.status.value in _GIVEN_UP for each in (status, *deployments))
-    cannot = given_up and "failed to start" in said  # a replica that ran before does not count, as Serve replaces it
-    return ReplicaStates(
-        running, sum(sum(each.values()) for each in states) - running - stopping, stopping, said * cannot
-    )
+    states = [deployment.replica_states for deployment in deployments]
+    running, stopping = (sum(counts.get(state, 0) for counts in states) for state in ("RUNNING", "STOPPING"))
+    total = sum(sum(counts.values()) for counts in states)
+    message = "\n".join([deployment.message for deployment in deployments] + [status.message]).strip()
+    given_up = any(part.status.value in _GIVEN_UP for part in (status, *deployments))
+    # A replica that has run before is no failure, because Serve replaces it.
+    failed = message if given_up and "failed to start" in message else ""
+    return ReplicaStates(running, total - running - stopping, stopping, failed)

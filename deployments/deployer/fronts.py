@@ -1,4 +1,4 @@
-"""The fronts that listen to the deployer: it sends them messages and collects their replies. Independent of Ray."""
+"""Sends the deployer's messages to all fronts, collects their replies and gives each its share. Independent of Ray."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -7,27 +7,28 @@ from typing import Any
 
 from deployments.front.messages import FrontMessage, ReplicaShare
 
-SHARE_AFTER_S = 0.5
-SLIGHT = 0.05  # a share that differs by less is not worth a message
-NEARLY_ALL = 0.95
+SHARE_AFTER_S = 0.5  # after the last front joined or left
+SMALL_CHANGE = 0.05  # of a share: not worth a message
+NEARLY_ALL = 0.95  # a larger share counts as all
 
 
 class Fronts:
-    """Drops a front that does not reply in time as dead. If it is alive, its stream ends, and it joins again."""
+    """The fronts by name. One that does not reply in time is dropped: if it is alive, it notices that its stream ends,
+    and joins again."""
 
     def __init__(self) -> None:
         self._sharing: asyncio.TimerHandle | None = None
         self._boxes: dict[str, asyncio.Queue[FrontMessage | None]] = {}
         self._replies: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._numbers = count(1)
-        self._per_s: dict[str, float] = {}  # inputs that came to each front of late
-        self._told: dict[str, float] = {}
+        self._arrivals_per_s: dict[str, float] = {}  # by front, as it last reported
+        self._sent_shares: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._boxes)
 
     async def messages(self, front: str, first: Any) -> AsyncIterator[FrontMessage]:
-        """The messages and questions for this front from now on, beginning with `first`."""
+        """The messages and requests for this front from now on, beginning with `first`."""
         box = self._boxes[front] = asyncio.Queue()
         box.put_nowait(FrontMessage(0, first))
         self._share_soon()
@@ -40,7 +41,7 @@ class Fronts:
                 self._share_soon()
 
     async def ask(self, content: Any, within_s: float) -> dict[str, Any]:
-        """Ask all fronts; returns the replies of those that are alive, by front."""
+        """Send a request to all fronts; returns the replies of those that are alive, by front."""
         number = next(self._numbers)
         waiting = {front: self._post(front, FrontMessage(number, content)) for front in self._boxes}
         try:
@@ -70,35 +71,35 @@ class Fronts:
             self._share_soon()
 
     def arrived(self, front: str, per_s: float) -> None:
-        """So many inputs a second came to this front of late: what each may count on follows what each has to do."""
+        """Note how many inputs per second come to this front: a front's share of the replicas follows its load."""
         if front in self._boxes:
-            self._per_s[front] = per_s
-            self._share(SLIGHT)
+            self._arrivals_per_s[front] = per_s
+            self._share(SMALL_CHANGE)
 
     def _share_soon(self) -> None:
-        """Wait a little, since after the death of a deployer the fronts come back one after the other."""
+        """Share after a short wait: when a new deployer replaces a dead one, the fronts join one after another."""
         if self._sharing:
             self._sharing.cancel()
         self._sharing = asyncio.get_running_loop().call_later(SHARE_AFTER_S, self._share)
 
-    def _share(self, slight: float = 0.0) -> None:
-        """Tell each front its share, unless it hardly differs from what it was told."""
-        self._per_s = {front: self._per_s.get(front, 0.0) for front in self._boxes}
-        for front, share in shares(self._per_s).items():
-            if not slight or abs(share - self._told.get(front, 0.0)) > slight:
-                self._told[front] = share
+    def _share(self, small_change: float = 0.0) -> None:
+        """Send each front its share, unless it differs by no more than `small_change` from the one sent before."""
+        self._arrivals_per_s = {front: self._arrivals_per_s.get(front, 0.0) for front in self._boxes}
+        for front, share in shares(self._arrivals_per_s).items():
+            if not small_change or abs(share - self._sent_shares.get(front, 0.0)) > small_change:
+                self._sent_shares[front] = share
                 self._boxes[front].put_nowait(FrontMessage(0, ReplicaShare(share)))
 
 
-def shares(per_s: Mapping[str, float]) -> dict[str, float]:
-    """What each front may count on of every replica, by what comes to each.
+def shares(arrivals_per_s: Mapping[str, float]) -> dict[str, float]:
+    """The share of every replica that each front may use, in proportion to its arrivals.
 
-    An equal part is always there for a front that was idle until now: together they may count on more than there is for
-    as long as it takes until the next count, and how slow replicas have become tells them.
+    No front has less than an equal part, in case it was idle until now. So the shares may add up to more than 1 until
+    the next count; meanwhile the fronts notice that replicas have become slower.
 
     >>> shares({"a": 980.0, "b": 20.0}), shares({"a": 0.0, "b": 0.0})
     ({'a': 1.0, 'b': 0.5}, {'a': 0.5, 'b': 0.5})
     """
-    equal, total = 1 / max(1, len(per_s)), sum(per_s.values())
-    found = {front: max(equal, rate / total if total else 0.0) for front, rate in per_s.items()}
-    return {front: 1.0 if share > NEARLY_ALL else share for front, share in found.items()}
+    equal, total = 1 / max(1, len(arrivals_per_s)), sum(arrivals_per_s.values())
+    by_front = {front: max(equal, rate / total if total else 0.0) for front, rate in arrivals_per_s.items()}
+    return {front: 1.0 if share > NEARLY_ALL else share for front, share in by_front.items()}

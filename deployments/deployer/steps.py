@@ -1,4 +1,4 @@
-"""The steps from one plan to another: start replicas, tell the fronts, end replicas. Independent of Ray."""
+"""The steps from one plan to another: start replicas, switch the fronts over, end replicas. Independent of Ray."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -9,17 +9,17 @@ from typing import Protocol
 
 from optimizer.plan import Plan
 
-DEPLOYER = "deployer"  # the name of its deployment
-LOOK_EVERY_S = 0.25  # each look takes processor time of Serve, which is needed for what starts
-COUNT_EVERY_S = 1.0  # Ray is asked so often whether the devices are there
-STALE_S = 2.0  # Serve may tell for so long after a new attempt that the one before it failed
+DEPLOYER = "deployer"  # the name of the deployer's Serve deployment
+LOOK_EVERY_S = 0.25  # each status call takes processor time that starting replicas need
+COUNT_EVERY_S = 1.0  # how often Ray is asked whether the devices exist
+STALE_S = 2.0  # after a new attempt, Serve may report the failure of the previous one for this time
 ReplicaCounts = Mapping[str, int]  # replicas by kind
-NOTHING: ReplicaCounts = {}
+NO_REPLICAS: ReplicaCounts = {}
 
 
 @dataclass(frozen=True)
 class ReplicaStates:
-    """How many replicas a kind has in each state. `failed` is Serve's message on those that cannot start."""
+    """The number of a kind's replicas in each state. `failed` is Serve's message about those that cannot start."""
 
     running: int = 0
     starting: int = 0
@@ -28,36 +28,37 @@ class ReplicaStates:
 
 
 class Fleet(Protocol):
-    """The replicas, as the steps below need them. Calls may block."""
+    """Counts and changes the replicas of an application. Calls may block."""
 
-    def standing(self) -> dict[str, ReplicaStates]:
-        """The replicas by state, of every kind that has an application."""
+    def states(self) -> dict[str, ReplicaStates]:
+        """The replicas by state, for every kind that has a Serve application."""
         ...
 
-    def want(self, counts: ReplicaCounts) -> None:
-        """Ask for so many replicas of these kinds, and return at once. Other kinds stay as they are."""
+    def scale_to(self, counts: ReplicaCounts) -> None:
+        """Request these numbers of replicas, and return at once. Other kinds stay as they are."""
         ...
 
     def has_room(self, more: ReplicaCounts) -> bool:
-        """Whether so many more replicas could start now beside the running ones."""
+        """Whether these additional replicas could start now beside the running ones."""
         ...
 
-    def lacks(self, counts: ReplicaCounts) -> dict[str, int]:
-        """For how many of so many replicas no node has a device, free or not, of each kind where that is so."""
+    def missing_devices(self, counts: ReplicaCounts) -> dict[str, int]:
+        """The number of these replicas, by kind, for which no node has a device, free or not; kinds without any are
+        left out."""
         ...
 
 
 class CannotStartError(Exception):
-    """Some replicas that a plan needs do not start."""
+    """Some replicas of a plan do not start."""
 
 
 class NoDevicesError(CannotStartError):
-    """No node has the devices that they need."""
+    """No node has the devices that the replicas need."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A move that succeeded: the time until fronts followed, and for how long of it devices served neither plan."""
+    """A move that succeeded: the time until the fronts followed, and the part of it when devices served no plan."""
 
     seconds: float
     missing_s: float = 0.0
@@ -65,10 +66,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Undone:
-    """A move that did not succeed, and why. The previous plan continues."""
+    """A move that failed, and why. The previous plan continues."""
 
     reason: str
-    no_devices: bool = False  # those that it needs are not there, as of a node that vanished
+    no_devices: bool = False  # no node has the devices, for instance because a node vanished
 
 
 async def move(
@@ -78,89 +79,87 @@ async def move(
     lead: Callable[[Plan], Awaitable[None]],
     meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
     patience_s: float,
-    stay: ReplicaCounts = NOTHING,
+    stay: ReplicaCounts = NO_REPLICAS,
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
 
-    Where the new replicas do not fit beside the old ones, those that will go end first; until the new ones run, fronts
-    follow a plan for the replicas that stay, to which `meanwhile` leads them. If the new ones do not start, the plan
-    from before is restored, and CannotStartError says why: at once where their devices are not there, as of a node that
-    vanishes. So many replicas of each kind `stay` beside those of the new plan.
+    If the new replicas do not fit beside the old ones, those that the new plan does not need end first. Until the new
+    ones run, the fronts follow a plan for the replicas that remain, to which `meanwhile` leads them. If the new ones do
+    not start, the previous plan is restored and CannotStartError is raised: immediately if no node has their devices.
+    `stay`: additional replicas by kind that are not to end, though the new plan does not use them.
     """
-    started_s, has, wants = now_s(), before.devices(), after.devices()
-    more = {kind: count for kind, count in wants.items() if count > has.get(kind, 0)}
-    fewer = {kind: wants.get(kind, 0) for kind, count in has.items() if wants.get(kind, 0) < count}
-    less = {kind: count + stay.get(kind, 0) for kind, count in fewer.items()}
+    started_s, old, new = now_s(), before.devices(), after.devices()
+    growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
+    shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
+    remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
+    added = {kind: count - old.get(kind, 0) for kind, count in growing.items()}
     freed_s = None
     try:
-        if less and not await asyncio.to_thread(fleet.has_room, _growth(has, more)):
+        if remaining and not await asyncio.to_thread(fleet.has_room, added):
             freed_s = now_s()
-            await meanwhile({kind: fewer.get(kind, count) for kind, count in has.items()})
-            await _freed(fleet, less, patience_s)
-        await start(fleet, more, patience_s, only_here=True)
+            await meanwhile({kind: shrinking.get(kind, count) for kind, count in old.items()})
+            await _free(fleet, remaining, patience_s)
+        await start(fleet, growing, patience_s, only_here=True)
     except Exception:
-        await asyncio.to_thread(fleet.want, {kind: has.get(kind, 0) for kind in (*more, *less)})
+        await asyncio.to_thread(fleet.scale_to, {kind: old.get(kind, 0) for kind in (*growing, *remaining)})
         if freed_s is not None:
             with suppress(CannotStartError):
-                await start(fleet, has, patience_s, only_here=True)
+                await start(fleet, old, patience_s, only_here=True)
             await lead(before)
         raise
     await lead(after)
     followed_s = now_s()
-    await asyncio.to_thread(fleet.want, less)
+    await asyncio.to_thread(fleet.scale_to, remaining)
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
 
 
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
-    """Ask for so many replicas of each kind; returns when they run. `only_here`: nobody waits for nodes to come."""
-    failed = await _failed(fleet, counts)
-    await asyncio.to_thread(fleet.want, counts)
+    """Request these numbers of replicas; returns when they run. `only_here`: do not wait for nodes to join."""
+    failed_before = await _failed(fleet, counts)
+    await asyncio.to_thread(fleet.scale_to, counts)
     began_s = count_s = now_s()
     until_s = began_s + patience_s
-    while late := await _below(fleet, counts, failed if now_s() < began_s + STALE_S else ()):
+    while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else ()):
         if only_here and now_s() >= count_s:
             await _check_devices(fleet, {kind: counts[kind] for kind in late})
             count_s = now_s() + COUNT_EVERY_S
         if now_s() > until_s:
-            told = ", ".join(f"{running} of {counts[kind]} {kind}" for kind, running in late.items())
-            raise CannotStartError(f"after {patience_s:g} s only {told} run: are there enough devices?")
+            running = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in late.items())
+            raise CannotStartError(f"after {patience_s:g} s only {running} run: are there enough devices?")
         await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
-    if lacks := await asyncio.to_thread(fleet.lacks, counts):
-        told = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in lacks.items())
-        raise NoDevicesError(f"no node has a device for {told}")
+    if missing := await asyncio.to_thread(fleet.missing_devices, counts):
+        kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
+        raise NoDevicesError(f"no node has a device for {kinds}")
 
 
 async def _failed(fleet: Fleet, counts: ReplicaCounts) -> list[str]:
-    """The kinds of these that could not start when they were wanted before."""
-    standing = await asyncio.to_thread(fleet.standing) if counts else {}
-    return [kind for kind in counts if kind in standing and standing[kind].failed]
+    """The kinds, among these, whose replicas failed to start at the previous attempt."""
+    states = await asyncio.to_thread(fleet.states) if counts else {}
+    return [kind for kind in counts if kind in states and states[kind].failed]
 
 
 async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str]) -> dict[str, int]:
-    """The number of running replicas, of each kind that has too few. Those that are excused may have failed before."""
+    """The number of running replicas of each kind that has too few. For kinds in `excused`, failures are ignored."""
     if not counts:
         return {}
-    standing = await asyncio.to_thread(fleet.standing)
+    states = await asyncio.to_thread(fleet.states)
     for kind in counts:
-        if kind in standing and standing[kind].failed and kind not in excused:
-            raise CannotStartError(standing[kind].failed)
-    running = {kind: standing[kind].running if kind in standing else 0 for kind in counts}
+        if kind in states and states[kind].failed and kind not in excused:
+            raise CannotStartError(states[kind].failed)
+    running = {kind: states[kind].running if kind in states else 0 for kind in counts}
     return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}
 
 
-async def _freed(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None:
-    await asyncio.to_thread(fleet.want, counts)
+async def _free(fleet: Fleet, counts: ReplicaCounts, patience_s: float) -> None:
+    """Scale down to `counts`; returns when the other replicas have ended, or after `patience_s`."""
+    await asyncio.to_thread(fleet.scale_to, counts)
     until_s = now_s() + patience_s
     while now_s() < until_s:
-        standing = await asyncio.to_thread(fleet.standing)
-        left = {kind: standing[kind].running + standing[kind].stopping for kind in counts if kind in standing}
+        states = await asyncio.to_thread(fleet.states)
+        left = {kind: states[kind].running + states[kind].stopping for kind in counts if kind in states}
         if all(left.get(kind, 0) <= count for kind, count in counts.items()):
             return
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _growth(before: ReplicaCounts, more: ReplicaCounts) -> dict[str, int]:
-    return {kind: count - before.get(kind, 0) for kind, count in more.items()}

@@ -23,7 +23,7 @@ from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
 from deployments.front.load import FadingPeak
 from deployments.tracing import Span, current
-from deployments.transport.holdings import Held, LostError, Share
+from deployments.transport.holdings import Claim, LostError, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, take
 
@@ -242,7 +242,7 @@ class Driver:
 
     def _fail(self, launch: Launch, error: Exception) -> None:
         """Fail a launch. If it hung, a holder may hang, so the survivors that it was to use are given up, too."""
-        hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Held) for place in launch.places)
+        hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Claim) for place in launch.places)
         reason = f"{type(error).__name__}: {error}"
         log.warning("a launch of %d inputs failed on replica %s: %s", len(launch.tickets), launch.replica, reason)
         self.dispatcher.failed(launch.id, self._clock(), reason, _fault(error), lost=hung)
@@ -316,11 +316,11 @@ class Driver:
         shape = launch.cursor, launch.stop, launch.size
         self.counts.launch_ended(launch.replica, *shape, stayed.computed_s, followed_s)
 
-    def _claim(self, survivors: Packed | Held) -> None:
+    def _claim(self, survivors: Packed | Claim) -> None:
         """Drop held survivors when the last reference to them ends: no ticket and no launch needs them then."""
-        held = isinstance(survivors, Held)
+        held = isinstance(survivors, Claim)
         self.counts.survivor_bytes["held" if held else "by_value"] += survivors.size_bytes
-        if isinstance(survivors, Held):
+        if isinstance(survivors, Claim):
             weakref.finalize(survivors, self._workers.drop, survivors.address, survivors.key).atexit = False
 
     def _report(self, ending: Ending) -> None:
@@ -378,7 +378,7 @@ def parts_of(places: Sequence[Place]) -> tuple[Packed | Share, ...]:
     return tuple(_part(run[0].payload, [place.row for place in run]) for run in runs)
 
 
-def _part(source: Packed | Held, rows: list[int]) -> Packed | Share:
-    if isinstance(source, Held):
+def _part(source: Packed | Claim, rows: list[int]) -> Packed | Share:
+    if isinstance(source, Claim):
         return Share(source, np.array(rows))
     return source if len(source) == 1 else take(source, np.array(rows))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.demo import A_DIGIT
-from deployments.folders import told_in
+from deployments.folders import checkpoint_json
 from deployments.models.levels import is_cascade, read_levels
 
 USUAL = 224  # pixels of an image's side, where a checkpoint does not say
@@ -29,13 +29,13 @@ def example_of(model: str | Path | None) -> Example:
     if model is None:
         return Example(list(map(list, A_DIGIT)), (len(A_DIGIT), len(A_DIGIT[0])))
     folder = _checkpoint(Path(model))
-    config = told_in(folder)
+    config = checkpoint_json(folder)
     if "vocab_size" in config:
         labels_words = any("TokenClassification" in name for name in config.get("architectures") or ())
         return Example("a text whose words are to be labelled" if labels_words else "a text to be classified")
     if "num_channels" not in config:
         return Example()
-    shape = _shape(config, told_in(folder, "preprocessor_config.json"))
+    shape = _shape(config, checkpoint_json(folder, "preprocessor_config.json"))
     return Example(_grey(shape), shape)
 
 

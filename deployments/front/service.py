@@ -127,7 +127,7 @@ class Service:
         self._model = load_front_model(config, directory)
         self.labels, self.task = label_names(self._model), task_of(self._model)
         self.example = example_of(config.model)
-        promising = config.promising
+        promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)
         self._agreement = config.agreement or (agreement_in(promising) if promising else None)
         # The parts of every answer that describe the network.

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from deployments.folders import alone, cache_directory
+from deployments.folders import cache_directory, locked
 from deployments.models import checkpoint
 from deployments.models.interface import BackedModel
 from deployments.models.served_model import BlockRange, ServedModel
@@ -53,7 +53,7 @@ def choose(
 ) -> BackendSpeeds:
     """The speeds of these backends. The first start with this network on this machine measures, later ones read."""
     path = cache_directory() / "backends" / f"{_machine_key(model, fingerprint, list(others))}.json"
-    with alone(path):
+    with locked(path):
         if path.is_file():
             return BackendSpeeds(**json.loads(path.read_text()))
         speeds = BackendSpeeds(dict(_measured(model, others, directory)))

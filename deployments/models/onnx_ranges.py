@@ -13,7 +13,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from deployments.folders import alone, make_room, whole
+from deployments.folders import locked, make_room, replacing
 from deployments.models import checkpoint
 from deployments.models.onnx_export import OPSET, Compute, export
 from deployments.models.onnx_int8 import in_8_bits
@@ -119,10 +119,10 @@ class ExportedRanges:
     def _file(self, block_range: BlockRange, inputs: Mapping[str, Tensor]) -> Path:
         """The graph's file. The first replica that needs it exports it, and the others wait."""
         entry = self.cache / self.source.key(block_range, inputs)
-        with alone(entry):
+        with locked(entry):
             if not entry.is_dir():
                 make_room(self.cache, 0, LIMIT_BYTES)
-                with whole(entry) as draft:
+                with replacing(entry) as draft:
                     export(self._compute, block_range, inputs, draft / GRAPH)
                     if self.source.int8:
                         in_8_bits(draft / GRAPH)

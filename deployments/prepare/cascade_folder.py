@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from deployments.folders import whole
+from deployments.folders import replacing
 from deployments.models import checkpoint
 from deployments.models.levels import CascadeRules, LevelRule, write_levels
 from deployments.models.ramps import WEIGHTS, ExitRules, RampRule, write_rules
@@ -24,7 +24,7 @@ def write(
     """Write `out`: every member's checkpoint, the rules of all ramps, and the levels with their weights."""
     check_free(out, force)
     rules = rules_of(combination, chosen, policy, notes)
-    with whole(out) as draft:
+    with replacing(out) as draft:
         if len(combination.members) == 1:
             _copy(combination.members[0], draft, combination.exits)
         else:

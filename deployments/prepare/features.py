@@ -12,7 +12,7 @@ import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from deployments.folders import alone, make_room, whole
+from deployments.folders import locked, make_room, replacing
 from deployments.models.interface import BackedModel
 from deployments.progress import show
 from deployments.tasks import task_of
@@ -53,12 +53,12 @@ class Features:
 def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache: Path) -> Features:
     """Features of these inputs, from the cache if this network has run over these inputs before."""
     entry = cache / _key(fingerprint, values)
-    with alone(entry):
+    with locked(entry):
         if not entry.is_dir():
             words = _words(model, values)
             needed_bytes = _size_bytes(model, len(values), len(values) if words is None else len(words[1]))
             make_room(cache, needed_bytes, LIMIT_BYTES)
-            with whole(entry) as draft:
+            with replacing(entry) as draft:
                 _compute(model, values, draft, words)
         entry.touch()
     return _open(entry, len(model.exact.anatomy.pooled_widths) - 1)

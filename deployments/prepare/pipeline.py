@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deployments.folders import cache_directory, whole
+from deployments.folders import cache_directory, replacing
 from deployments.models import checkpoint, load
 from deployments.models.backends import INT8, on_backend, weights_dtype
 from deployments.models.interface import BackedModel
@@ -42,7 +42,7 @@ def prepare(
     ramps = make_ramps(cached, sample, options, model.labels)
     rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     check_free(out, force)  # a second time, as another process may have written there meanwhile
-    with whole(out) as draft:
+    with replacing(out) as draft:
         checkpoint.copy(source, draft)
         save_ramps(draft, rules, ramps.heads)
         if ramps.evidence:
@@ -55,7 +55,7 @@ def tune(source: Path, out: Path, evidence: Evidence, chosen: Indices, force: bo
     """Write `out`: the prepared network in `source` with other thresholds at its ramps."""
     check_free(out, force)
     rules = retuned(read_rules(source / RULES), evidence, chosen)
-    with whole(out) as draft:
+    with replacing(out) as draft:
         checkpoint.copy(source, draft)
         shutil.copyfile(source / WEIGHTS, draft / WEIGHTS)
         shutil.copyfile(source / EVIDENCE, draft / EVIDENCE)

@@ -1,1 +1,1 @@
-"""The replica process runs one launch after another on its device, real or virtual."""
+"""The replica: a process that runs one launch after another on its device, real or virtual."""

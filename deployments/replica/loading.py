@@ -18,8 +18,8 @@ from profiles.model import SplitModel
 def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     """Load the network as a device of this kind runs it.
 
-    Replicas outlive the plan of the file that they were deployed with, so one that starts later may find no such file.
-    It can run any plan: what computes, and in which precision, the configuration says too.
+    A replica that starts later may find that the plan's file has been removed. It does not need the file: any replica
+    can run any plan, and the configuration also names the backend and the precision.
     """
     if config.plan and not Path(config.plan).exists():
         config = config.model_copy(update={"plan": None})
@@ -44,7 +44,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
 
 
 def load_front_model(config: AppConfig, directory: str) -> SplitModel:
-    """Load the network for the front, which only encodes inputs where a plan runs the network elsewhere."""
+    """Load the network for the front, which only encodes inputs if replicas run the network by a plan."""
     if config.backend == VIRTUAL:
         return _virtual(config, None)
     if config.planned:
@@ -58,7 +58,7 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
 
 
 def weights_in(config: AppConfig, directory: str) -> str:
-    """A hash of the files that answers depend on, as this node has them; "" where there are none to compare."""
+    """A hash of the files on this node that answers depend on; "": there are none to compare."""
     if config.backend != VIRTUAL:
         return content_of(Path(directory))
     assert config.profile, "This is a bug: AppConfig asks for it."
@@ -79,7 +79,7 @@ def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = profile_of(config)
     if profile.exits is None:
-        raise UserError(f"{config.profile} says nothing of exits: profile it with --data")
+        raise UserError(f"{config.profile} contains no exits: make it again with isobatch profile --data FILE")
     length = profile.length
     table = profile.table_of(kind or profile.kinds[0], length)
     return VirtualModel(table, profile.exits, length=length, edges=profile.edges)

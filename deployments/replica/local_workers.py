@@ -1,4 +1,4 @@
-"""Replicas in this process, with a thread each: used by a front without a plan, and inside a Serve replica."""
+"""Replicas in this process, each on its own thread: used by a front without a plan, and inside a Serve replica."""
 
 import asyncio
 import threading
@@ -10,21 +10,23 @@ from queue import SimpleQueue
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order, Stayed
 
-Said = Departed | Stayed | Exception
+WorkerReply = Departed | Stayed | Exception
 
 
 class _Device:
-    """A replica and its thread, always the same one, as libraries keep state for each thread."""
+    """A replica and its thread. It is always the same thread, because libraries keep state for each thread."""
 
     def __init__(self, name: str, replica: SplitReplica) -> None:
         self._replica = replica
-        self._orders: SimpleQueue[tuple[Order, asyncio.AbstractEventLoop, asyncio.Queue[Said]] | None] = SimpleQueue()
-        self.since_s: float | None = None  # when the present launch began
+        self._orders: SimpleQueue[tuple[Order, asyncio.AbstractEventLoop, asyncio.Queue[WorkerReply]] | None] = (
+            SimpleQueue()
+        )
+        self.since_s: float | None = None  # when the current launch began
         threading.Thread(target=self._compute, name=name, daemon=True).start()
 
-    def submit(self, order: Order) -> "asyncio.Queue[Said]":
-        """A queue in which replies appear as soon as they are known; `Stayed` or an exception comes last."""
-        replies: asyncio.Queue[Said] = asyncio.Queue()
+    def submit(self, order: Order) -> "asyncio.Queue[WorkerReply]":
+        """A queue that receives each reply as soon as it is known; `Stayed` or an exception comes last."""
+        replies: asyncio.Queue[WorkerReply] = asyncio.Queue()
         self._orders.put((order, asyncio.get_running_loop(), replies))
         return replies
 
@@ -36,20 +38,20 @@ class _Device:
             pass
 
     def _compute_one(self) -> bool:
-        """Compute one launch; returns whether to go on. It is a function so that no variable keeps the last launch."""
-        if not (given := self._orders.get()):
+        """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""
+        if not (submitted := self._orders.get()):
             return False
-        order, loop, replies = given
+        order, loop, replies = submitted
         self.since_s = time.monotonic()
         for reply in _guarded(self._replica.run(order)):
-            with suppress(RuntimeError):  # the event loop has been closed, so no caller waits for this reply
+            with suppress(RuntimeError):  # the event loop is closed, so no caller waits for this reply
                 loop.call_soon_threadsafe(replies.put_nowait, reply)
         self.since_s = None
         return True
 
 
 class LocalWorkers:
-    """Runs the launches of each replica one after another, on a thread of its own."""
+    """Runs the launches of each replica one after another, on that replica's thread."""
 
     def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
         self._replicas = dict(replicas)
@@ -62,17 +64,17 @@ class LocalWorkers:
                 try:
                     raise reply
                 finally:
-                    del reply  # an exception's traceback refers to this frame: that cycle would keep memory for a while
+                    del reply  # its traceback refers to this frame: such a cycle waits for garbage collection
             yield reply
         yield reply
 
     def computes_for_s(self, replica: str) -> float:
-        """How long its present launch has taken so far."""
+        """How long the replica's current launch has taken so far."""
         since_s = self._devices[replica].since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def suspect(self, replica: str) -> None:
-        """Do nothing, since a thread cannot be ended."""
+        """Do nothing: a thread cannot be ended."""
 
     def drop(self, address: str, key: str) -> None:
         for replica in self._replicas.values():
@@ -83,7 +85,7 @@ class LocalWorkers:
             device.end()
 
 
-def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[Said]:
+def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[WorkerReply]:
     try:
         yield from replies
     except Exception as error:

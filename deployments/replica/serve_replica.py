@@ -1,4 +1,4 @@
-"""The replica as Serve runs it: it computes on a thread, so that it can be reached while it computes."""
+"""The replica as Serve runs it. It computes on a thread, so that it answers calls meanwhile."""
 
 import asyncio
 import gc
@@ -19,33 +19,33 @@ from deployments.transport.holdings import Holdings
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.replica_connection import OrderServer, ReplicaAddress
 
-DEPLOYMENT = "split"  # the one deployment of an application of replicas
-_HERE = "here"
-HAND_OVER_S = 0.05  # how often a replica that is to end checks whether it still holds survivors
+DEPLOYMENT = "split"  # the only deployment of an application of replicas
+_WORKER = "replica"  # the name of this process's only worker
+HAND_OVER_CHECK_S = 0.05  # how often a replica that is about to end checks whether it still holds survivors
 
 
 class ServeReplica:
-    """One replica, which may run any split. Fronts ask for its address through Serve, and send orders past Serve."""
+    """One replica, which can run any split. Fronts get its address through Serve and send orders directly to it."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
         join_serves_log()
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
-        self._workers = LocalWorkers({_HERE: SplitReplica(load_model(config, kind, directory), self._holdings)})
+        self._workers = LocalWorkers({_WORKER: SplitReplica(load_model(config, kind, directory), self._holdings)})
         self._orders = OrderServer(self.run, self.end_if_stuck)
         self._tracing = tracing_here(time.perf_counter)
         self._opening = asyncio.Lock()
         self._whereabouts: ReplicaAddress | None = None
-        # Serve awaits this before it ends a replica. It is set on the instance, so that Python does not call it too.
+        # Serve awaits this before it ends a replica. Set on the instance only, so that Python does not call it as well.
         self.__del__ = self.hand_over
 
     async def whereabouts(self) -> ReplicaAddress:
-        """The address at which fronts reach this replica, which takes orders from the first call on."""
+        """The address at which fronts reach this replica. The first call makes the replica take orders."""
         async with self._opening:
             if not self._whereabouts:
                 self._whereabouts = await self._open()
-                gc.freeze()  # the network stays for good, so the garbage collector need not look through it
+                gc.freeze()  # the network is never freed, so the garbage collector need not scan it
         return self._whereabouts
 
     async def _open(self) -> ReplicaAddress:
@@ -55,27 +55,27 @@ class ServeReplica:
         except BaseException:
             self._exchange.close()  # the next call opens both
             raise
-        return ReplicaAddress(replica_name(), address, self._orders.door.key, self._weights)
+        return ReplicaAddress(replica_name(), address, self._orders.gate.key, self._weights)
 
     async def hand_over(self) -> None:
-        """Returns when all orders are answered and all survivors fetched, since no other replica has these.
+        """Returns when all orders are answered and all survivors fetched: no other replica has these survivors.
 
-        Serve tells the fronts that this replica is going; each hangs up as soon as its orders are answered.
+        Serve tells the fronts that this replica ends. Each front closes its connection once its orders are answered.
         """
-        while self._orders.door.guests or len(self._holdings):
-            await asyncio.sleep(HAND_OVER_S)
+        while self._orders.gate.authorized or len(self._holdings):
+            await asyncio.sleep(HAND_OVER_CHECK_S)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
     def end_if_stuck(self, after_s: float) -> None:
-        """End this process if its present launch has taken longer than this; Serve then starts another replica."""
-        if self._workers.computes_for_s(_HERE) >= after_s:
-            os._exit(1)  # a hanging thread would block any gentler exit
+        """End this process if its current launch has taken longer than `after_s`; Serve then starts another replica."""
+        if self._workers.computes_for_s(_WORKER) >= after_s:
+            os._exit(1)  # a thread that hangs would block a normal exit
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
-        """Run a launch; survivors that others hold are fetched first, while the launch before still computes."""
+        """Run a launch. Survivors held elsewhere are fetched first, while the previous launch still computes."""
         with part_of(self._tracing, order.trace, "hop", {"parts": len(order.parts)}):
-            here = replace(order, parts=await self._exchange.gather(order.parts))
+            local_order = replace(order, parts=await self._exchange.gather(order.parts))
         with part_of(self._tracing, order.trace, "compute"):
-            async for reply in self._workers.run(_HERE, here):
+            async for reply in self._workers.run(_WORKER, local_order):
                 yield reply

@@ -1,4 +1,4 @@
-"""A network that takes the table's time instead of computing, so that any cluster can be tried out on a laptop."""
+"""A network that sleeps for the launch table's time instead of computing, to try out any cluster on a laptop."""
 
 import os
 import time
@@ -18,27 +18,27 @@ from profiles.lengths import AROUND
 from profiles.model import NOBODY, Batch, Exits, Launched
 
 Blocks = NDArray[np.int64]
-# Tests set this to a folder, in which a file that is named after a process holds its slowdown.
+# Tests set this environment variable to a folder. A file there, named by a process id, holds that process's slowdown.
 FAULTS = "ISOBATCH_VIRTUAL_FAULTS"
-MOST_KEPT = 1 << 14  # kinds of launches
-MOST_TOKENS = 4096  # of one text
+CACHED_LAUNCHES = 1 << 14  # different launches whose times are remembered
+TOKENS_LIMIT = 4096  # of one text
 
 
-def told_slowdown() -> float:
-    """How many times slower a test wants this process to be (1: it wants nothing)."""
+def injected_slowdown() -> float:
+    """How many times slower a test makes this process (1: not at all)."""
     folder = os.environ.get(FAULTS)
-    told = Path(folder, str(os.getpid())) if folder else None
-    return float(told.read_text()) if told and told.exists() else 1.0
+    file = Path(folder, str(os.getpid())) if folder else None
+    return float(file.read_text()) if file and file.exists() else 1.0
 
 
 class VirtualModel:
     """A SplitModel in which only the time of a launch is real.
 
-    An input may say after which block it is sure, as in `{"exit_block": 3}`; for other inputs the block is drawn from
-    the profile. It leaves at the first active ramp from there on. Inputs carry as many bytes as the table says.
+    An input may name the block after which it is sure, as in `{"exit_block": 3}`; otherwise the block is drawn from the
+    profile. The input leaves at the first active ramp from that block on. Hidden states have the size in the table.
 
-    With a `length`, inputs are texts: of a string each word is a token, and two surround it; others say `"tokens": 17`,
-    or have that length. Launches then take what the table says of so many tokens.
+    With a `length`, inputs are texts. A string has a token for each word and two around them; other inputs have
+    `"tokens": 17`, or `length` tokens. A launch then takes the table's time for its number of tokens.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class VirtualModel:
         seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
-        slower: Callable[[], float] = told_slowdown,
+        slower: Callable[[], float] = injected_slowdown,
         length: int | None = None,
         edges: tuple[int, ...] = (),
     ) -> None:
@@ -61,8 +61,9 @@ class VirtualModel:
         self._random = np.random.default_rng(seed)
         self._sleep, self._clock, self._slower = sleep, clock, slower
         self._late_s = 0.0
-        # A core may run hundreds of launches a second, so the data of each kind of launch is looked up only once.
-        self._seconds, self._ways_out = lru_cache(MOST_KEPT)(self._look_up), lru_cache(MOST_KEPT)(self._find_ways_out)
+        # A core may run hundreds of launches a second, so each different launch is computed from the table only once.
+        self._seconds = lru_cache(CACHED_LAUNCHES)(self._compute_seconds)
+        self._exit_ramps = lru_cache(CACHED_LAUNCHES)(self._find_exit_ramps)
 
     @property
     def num_blocks(self) -> int:
@@ -81,14 +82,14 @@ class VirtualModel:
         return self._length is not None
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
-        sure_after = np.array([self._sure_after(each) for each in inputs], np.int64)
+        sure_after = np.array([self._sure_after(content) for content in inputs], np.int64)
         if self._length is None:
             return _batch(0, sure_after, None)
-        lengths = np.array([_tokens(each, self._length) for each in inputs], np.int64)
+        lengths = np.array([_tokens(content, self._length) for content in inputs], np.int64)
         return _batch(0, np.repeat(sure_after, lengths), None, lengths)
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks = NOBODY) -> Launched:
-        """Sleep for the table's time. Where a sleep was too long, the next is shorter, so that the sum is right."""
+        """Sleep for the table's time. If one sleep was too long, the next is shorter, so the sum is right."""
         ends_s = (
             self._clock() + self._slower() * self.seconds(batch.cursor, stop, self._size(batch), ramps) - self._late_s
         )
@@ -98,11 +99,11 @@ class VirtualModel:
         return launched
 
     def _launched(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks) -> Launched:
-        ways_out, after = self._ways_out(batch.cursor, stop, frozenset(ramps))
+        exit_ramps, left_after = self._exit_ramps(batch.cursor, stop, frozenset(ramps))
         sure_after = batch.arrays["sure_after"]
         if batch.lengths is not None:
             sure_after = sure_after[np.cumsum(batch.lengths) - batch.lengths]
-        left_at = after[np.searchsorted(ways_out, sure_after)]
+        left_at = left_after[np.searchsorted(exit_ramps, sure_after)]
         leaving, stays = np.flatnonzero(left_at >= 0), left_at < 0
         if stop < self.num_blocks:
             stays[kept] = True
@@ -111,14 +112,14 @@ class VirtualModel:
         exits = Exits(leaving, left_at[leaving], logits)
         if not len(staying):
             return Launched(exits, None)
-        known = Exits(staying, np.full(len(staying), stop - 1), np.zeros((len(staying), self.num_labels), np.float32))
-        return Launched(exits, self._survivors(batch, stop, staying), known if stop in self.edges else None)
+        so_far = Exits(staying, np.full(len(staying), stop - 1), np.zeros((len(staying), self.num_labels), np.float32))
+        return Launched(exits, self._survivors(batch, stop, staying), so_far if stop in self.edges else None)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])
-        known = [batch.lengths for batch in batches if batch.lengths is not None]
-        lengths = np.concatenate(known) if known else None
-        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"), lengths)
+        lengths = [batch.lengths for batch in batches if batch.lengths is not None]
+        all_lengths = np.concatenate(lengths) if lengths else None
+        return _batch(batches[0].cursor, sure_after, batches[0].arrays.get("hidden"), all_lengths)
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
         sure_after, hidden = batch.arrays["sure_after"], batch.arrays.get("hidden")
@@ -127,7 +128,7 @@ class VirtualModel:
         return _batch(batch.cursor, sure_after[rows_of(batch.lengths, rows)], hidden, batch.lengths[rows])
 
     def _size(self, batch: Batch) -> float:
-        """Of a launch, as the table counts it."""
+        """The size of a launch as the table counts it: inputs, or texts of the profile's length."""
         if self._length is None or batch.lengths is None:
             return len(batch)
         return float(batch.lengths.sum()) / self._length
@@ -136,47 +137,48 @@ class VirtualModel:
         """The seconds that a launch takes on the simulated device."""
         return self._seconds(start, stop, size, frozenset(ramps))
 
-    def _look_up(self, start: int, stop: int, size: float, ramps: frozenset[int]) -> float:
+    def _compute_seconds(self, start: int, stop: int, size: float, ramps: frozenset[int]) -> float:
         blocks = self._table.block_times_s(size)[start:stop].sum()
         heads = sum(self._table.ramp_times_s(size)[ramp] for ramp in ramps if start <= ramp < stop)
         return float(self._table.each_stop_s + blocks + heads)
 
-    def _sure_after(self, given: Any) -> int:
-        if isinstance(given, list) and any(each is None or isinstance(each, dict) for each in given):
-            raise UserError("a list of virtual inputs is not one of them")
-        if isinstance(given, dict) and isinstance(given.get("exit_block"), int):
-            if not 0 <= given["exit_block"] < self.num_blocks:
-                raise UserError(f"exit_block = {given['exit_block']} must lie in 0..{self.num_blocks - 1}")
-            return int(given["exit_block"])
+    def _sure_after(self, content: Any) -> int:
+        if isinstance(content, list) and any(each is None or isinstance(each, dict) for each in content):
+            raise UserError("an input of a virtual network cannot be a list of inputs")
+        if isinstance(content, dict) and isinstance(content.get("exit_block"), int):
+            if not 0 <= content["exit_block"] < self.num_blocks:
+                raise UserError(f"exit_block = {content['exit_block']} must lie in 0..{self.num_blocks - 1}")
+            return int(content["exit_block"])
         # An input that draws u survives every block whose survival is above u.
         return int(np.flatnonzero(self._survival[1:] <= self._random.random())[0])
 
-    def _find_ways_out(self, start: int, stop: int, ramps: frozenset[int]) -> tuple[Blocks, Blocks]:
-        """The active ramps on the way; where inputs leave that are sure by each, or by none of them (-1: they stay)."""
-        ways_out = sorted(ramp for ramp in ramps if start <= ramp < stop)
+    def _find_exit_ramps(self, start: int, stop: int, ramps: frozenset[int]) -> tuple[Blocks, Blocks]:
+        """The active ramps of a launch, and the block after which an input leaves that is sure by each of them. The
+        last of these blocks is for inputs that are sure by none (-1: they stay)."""
+        exit_ramps = sorted(ramp for ramp in ramps if start <= ramp < stop)
         beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
-        return np.array(ways_out, np.int64), np.array([*ways_out, beyond], np.int64)
+        return np.array(exit_ramps, np.int64), np.array([*exit_ramps, beyond], np.int64)
 
     def _survivors(self, batch: Batch, stop: int, staying: Blocks) -> Batch:
         hidden = np.zeros((1, self._table.hidden_bytes[stop - 1] // (self._length or 1)), np.uint8)
-        left = self.select(batch, staying)
-        return _batch(stop, left.arrays["sure_after"], hidden, left.lengths)
+        selected = self.select(batch, staying)
+        return _batch(stop, selected.arrays["sure_after"], hidden, selected.lengths)
 
 
-def _tokens(given: Any, length: int) -> int:
-    if isinstance(given, str):
-        return min(len(given.split()) + AROUND, MOST_TOKENS)
-    told = given.get("tokens", length) if isinstance(given, dict) else length
-    if not isinstance(told, int) or not 1 <= told <= MOST_TOKENS:
-        raise UserError(f"tokens = {told!r} must be a number from 1 to {MOST_TOKENS}")
-    return told
+def _tokens(content: Any, length: int) -> int:
+    if isinstance(content, str):
+        return min(len(content.split()) + AROUND, TOKENS_LIMIT)
+    tokens = content.get("tokens", length) if isinstance(content, dict) else length
+    if not isinstance(tokens, int) or not 1 <= tokens <= TOKENS_LIMIT:
+        raise UserError(f"tokens = {tokens!r} must be a number from 1 to {TOKENS_LIMIT}")
+    return tokens
 
 
 def _batch(
     cursor: int, sure_after: Blocks, hidden: NDArray[np.uint8] | None, lengths: NDArray[np.int64] | None = None
 ) -> Batch:
-    """A batch whose hidden states are one row repeated: they take memory only when they are packed to travel."""
+    """A batch whose hidden states are one repeated row: they take memory only when they are packed to be sent."""
     rows = len(sure_after)  # one per input, or per token
-    weight = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (rows, hidden.shape[1]))}
+    states = {} if hidden is None else {"hidden": np.broadcast_to(hidden[0], (rows, hidden.shape[1]))}
     count = rows if lengths is None else len(lengths)
-    return Batch(cursor, {"sure_after": sure_after} | weight, np.zeros((count, 0), np.float32), lengths)
+    return Batch(cursor, {"sure_after": sure_after} | states, np.zeros((count, 0), np.float32), lengths)

@@ -1,1 +1,1 @@
-"""How orders, replies and batches travel between a front and its replicas, and from replica to replica."""
+"""Sends orders, replies and batches between fronts and replicas, and from replica to replica."""

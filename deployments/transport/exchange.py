@@ -1,7 +1,7 @@
-"""Fetches the survivors that another process holds: straight from replica to replica, past the front.
+"""Fetches survivors that another process holds, directly from replica to replica and not through the front.
 
-Ray's own ways were measured too. A call by value costs 10 ms for each MiB beyond a quarter of one; a reference into
-Ray's object store costs 2 to 4 ms more than a socket of our own (docs/transfers.md).
+Ray's own transfers are slower: a call by value costs 10 ms for each MiB beyond a quarter of one, and a reference into
+Ray's object store costs 2 to 4 ms more than a socket of our own.
 """
 
 import asyncio
@@ -15,58 +15,58 @@ from typing import Any
 import numpy as np
 from msgspec.msgpack import Decoder
 
+from deployments.transport.access import AccessGate, AuthorizedConnection, Key
 from deployments.transport.connection import MessageConnection
 from deployments.transport.frames import Message, PackedForm, buffers
-from deployments.transport.guarded import AuthorizedConnection, Door, Key
-from deployments.transport.holdings import Holdings, LostError, Share, place
+from deployments.transport.holdings import Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, take
 from deployments.transport.wire import Wire
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0  # how long to wait for a holder that neither answers nor breaks the connection
-TIDY_S = 1.0  # how often expired survivors are dropped, even without calls
-IDLE_S = 30.0  # how long an unused connection is kept, since its holder may have gone
-DROP_S = 0.01  # drops for one holder are collected for so long and sent together
-MOST_STRANGERS = 1024  # connections without the key: many replicas may come at the same moment
-ASKED_BYTES = 2**20  # the longest message to a holder: room for the keys and rows of more inputs than can be inside
+EXPIRE_EVERY_S = 1.0  # how often expired survivors are dropped, even without calls
+IDLE_S = 30.0  # how long an unused connection stays open: its holder may have gone
+DROP_DELAY_S = 0.01  # drops for one holder are collected for this time and sent together
+UNAUTHORIZED_LIMIT = 1024  # connections without the key: many replicas may connect at the same moment
+REQUEST_LIMIT_BYTES = 2**20  # of a message to a holder: room for the keys and rows of all inputs that can be inside
 
 
 class Fetch(Message, frozen=True):
-    """Asks a holder for survivors: of each key these rows, or all (None)."""
+    """Requests survivors from their holder: of each key these rows, or all of them (None)."""
 
     wanted: list[tuple[str, list[int] | None]]
 
 
 class Fetched(Message, frozen=True):
-    """The holder's answer, followed by the arrays; no parts if it no longer holds one of them."""
+    """The holder's answer, followed by the arrays. Without parts: it no longer holds some of the survivors."""
 
     parts: list[PackedForm]
 
 
 class Drop(Message, frozen=True):
-    """Tells a holder the keys of survivors that are no longer needed."""
+    """Tells a holder that the survivors with these keys are no longer needed."""
 
     keys: list[str]
 
 
 class Exchange:
-    """Gives the survivors that are held here to any caller with their keys, and fetches those that others hold."""
+    """Sends the survivors held by this process to callers that have their keys, and fetches those that others hold."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._idle: dict[str, list[_Fetcher]] = defaultdict(list)
+        self._idle: dict[str, list[_HolderConnection]] = defaultdict(list)
         self._unwanted: dict[str, list[str]] = {}  # keys to be dropped, by holder
         self._server: asyncio.Server | None = None
-        self.door = Door(MOST_STRANGERS)
+        self.gate = AccessGate(UNAUTHORIZED_LIMIT)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, wire: Wire) -> None:
-        """Let others ask here from now on; the address that claims name holds the key."""
+        """Start to answer other processes. The address in the claims of this process contains its key."""
         self._loop, self._wire = asyncio.get_running_loop(), wire
-        self._server, address = await wire.listen(lambda: _Asker(self))
-        self._holdings.address = f"{self.door.key}@{address}"
-        self._do(self._tidy())
+        self._server, address = await wire.listen(lambda: _RequesterConnection(self))
+        self._holdings.address = f"{self.gate.key}@{address}"
+        self._start(self._clean_up())
 
     def close(self) -> None:
         if self._server:
@@ -75,50 +75,53 @@ class Exchange:
             task.cancel()
         for connection in chain.from_iterable(self._idle.values()):
             connection.hang_up()
-        self.door.close()
+        self.gate.close()
 
     async def gather(self, parts: Sequence[Packed | Share]) -> tuple[Packed | Share, ...]:
-        """The same parts, after fetching the survivors that others hold."""
-        away: dict[str, dict[int, Share]] = defaultdict(dict)
+        """The same parts, with those that other processes hold fetched from there."""
+        remote: dict[str, dict[int, Share]] = defaultdict(dict)
         for index, part in enumerate(parts):
-            if isinstance(part, Share) and not self._holdings.has(part.held):
-                away[part.held.address][index] = part
-        if not away:
+            if isinstance(part, Share) and not self._holdings.has(part.claim):
+                remote[part.claim.address][index] = part
+        if not remote:
             return tuple(parts)
-        brought = await asyncio.gather(*(self._fetch(holder, list(shares.values())) for holder, shares in away.items()))
-        here = dict(enumerate(parts))
-        for shares, packed in zip(away.values(), brought, strict=True):
-            here |= zip(shares, packed, strict=True)
-        return tuple(here.values())
+        replies = await asyncio.gather(
+            *(self._fetch(holder, list(shares.values())) for holder, shares in remote.items())
+        )
+        local = dict(enumerate(parts))
+        for shares, fetched in zip(remote.values(), replies, strict=True):
+            local |= zip(shares, fetched, strict=True)
+        return tuple(local.values())
 
     def drop(self, holder: str, key: str) -> None:
-        """Tell the holder soon that this is not needed any more. Any thread may call, as each collects garbage."""
+        """Tell the holder soon that it can drop this. Any thread may call: garbage is collected in all of them."""
         if holder == self._holdings.address:
             self._holdings.drop([key])
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._forget, holder, key)
+            self._loop.call_soon_threadsafe(self._drop_later, holder, key)
 
-    def _forget(self, holder: str, key: str) -> None:
+    def _drop_later(self, holder: str, key: str) -> None:
         if not self._unwanted:
-            self._loop.call_later(DROP_S, self._tell)
+            self._loop.call_later(DROP_DELAY_S, self._send_drops)
         self._unwanted.setdefault(holder, []).append(key)
 
-    # Questions to others
+    # Requests to other processes
 
     async def _fetch(self, holder: str, shares: Sequence[Share]) -> list[Packed]:
-        wanted = [(share.held.key, None if share.is_whole else share.rows.tolist()) for share in shares]
+        wanted = [(share.claim.key, None if share.is_complete else share.rows.tolist()) for share in shares]
         try:
             async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
-                found = await connection.fetch(wanted)
+                fetched = await connection.fetch(wanted)
         except (OSError, EOFError) as error:
-            raise LostError(f"{place(holder)} is gone, and the survivors that it held with it ({error})") from error
-        if not found:
-            raise LostError(f"{place(holder)} no longer holds the survivors that it was asked for")
-        return found
+            reason = f"{public_address(holder)} is gone, and the survivors that it held with it ({error})"
+            raise LostError(reason) from error
+        if not fetched:
+            raise LostError(f"{public_address(holder)} no longer holds the requested survivors")
+        return fetched
 
     @contextlib.asynccontextmanager
-    async def _connection(self, holder: str) -> "AsyncIterator[_Fetcher]":
-        """Lend a connection exclusively. A connection that broke in the middle of an exchange is not used again."""
+    async def _connection(self, holder: str) -> "AsyncIterator[_HolderConnection]":
+        """Lend a connection exclusively. A connection that broke in the middle of a request is not used again."""
         connection = self._pooled(holder) or await self._connect(holder)
         try:
             yield connection
@@ -128,79 +131,79 @@ class Exchange:
         connection.used_s = self._loop.time()
         self._idle[holder].append(connection)
 
-    def _pooled(self, holder: str) -> "_Fetcher | None":
+    def _pooled(self, holder: str) -> "_HolderConnection | None":
         connections = self._idle.get(holder, [])
         while connections:
             if (connection := connections.pop()).is_open:
                 return connection
         return None
 
-    async def _connect(self, holder: str) -> "_Fetcher":
-        return await self._wire.connect(lambda: _Fetcher(holder.partition("@")[0]), place(holder))
+    async def _connect(self, holder: str) -> "_HolderConnection":
+        return await self._wire.connect(lambda: _HolderConnection(holder.partition("@")[0]), public_address(holder))
 
-    def _tell(self) -> None:
+    def _send_drops(self) -> None:
         unwanted, self._unwanted = self._unwanted, {}
         for holder, keys in unwanted.items():
-            self._do(self._tell_one(holder, keys))
+            self._start(self._send_drop(holder, keys))
 
-    async def _tell_one(self, holder: str, keys: list[str]) -> None:
-        with contextlib.suppress(OSError):  # a holder that is gone holds nothing to drop
+    async def _send_drop(self, holder: str, keys: list[str]) -> None:
+        with contextlib.suppress(OSError):  # a holder that has gone has nothing to drop
             async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
-                connection.say(Drop(keys))
+                connection.send(Drop(keys))
 
-    # Answers to others
+    # Answers to other processes
 
-    def answer(self, asked: Fetch | Drop, asker: "_Asker") -> None:
-        if isinstance(asked, Drop):
-            self._holdings.drop(asked.keys)
+    def answer(self, request: Fetch | Drop, requester: "_RequesterConnection") -> None:
+        if isinstance(request, Drop):
+            self._holdings.drop(request.keys)
         else:
-            self._do(self._answer(asked, asker))
+            self._start(self._answer(request, requester))
 
-    async def _answer(self, asked: Fetch, asker: "_Asker") -> None:
+    async def _answer(self, request: Fetch, requester: "_RequesterConnection") -> None:
         try:
-            parts = [await self._packed(key, rows) for key, rows in asked.wanted]
+            parts = [await self._packed(key, rows) for key, rows in request.wanted]
         except LostError:
             parts = []
         except Exception as error:
-            log.warning("a connection was ended, as it asked for what cannot be: %r", error)
-            asker.hang_up()
+            log.warning("a connection was ended, because its request cannot be answered: %r", error)
+            requester.hang_up()
             return
-        asker.say(Fetched([PackedForm.of(part) for part in parts]), buffers(parts))
+        requester.send(Fetched([PackedForm.of(part) for part in parts]), buffers(parts))
 
     async def _packed(self, key: str, wanted: list[int] | None) -> Packed:
         state = self._holdings.get(key)
         rows = np.arange(len(state)) if wanted is None else np.array(wanted, np.int64)
         if isinstance(state, Packed):
             return take(state, rows)
-        return await asyncio.to_thread(self._holdings.packed, key, rows)  # in a thread, since it waits for the device
+        return await asyncio.to_thread(self._holdings.packed, key, rows)  # in a thread, because it waits for the device
 
-    async def _tidy(self) -> None:
+    async def _clean_up(self) -> None:
         while True:
-            await asyncio.sleep(TIDY_S)
+            await asyncio.sleep(EXPIRE_EVERY_S)
             self._holdings.expire()
-            self._hang_up()
+            self._close_idle()
 
-    def _hang_up(self) -> None:
+    def _close_idle(self) -> None:
         before_s = self._loop.time() - IDLE_S
         for holder, connections in list(self._idle.items()):
-            for unused in [each for each in connections if each.used_s < before_s]:
+            for unused in [connection for connection in connections if connection.used_s < before_s]:
                 unused.hang_up()
                 connections.remove(unused)
             if not connections:
                 del self._idle[holder]
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-class _Fetcher(MessageConnection):
-    """A connection to a holder, for one question at a time."""
+class _HolderConnection(MessageConnection):
+    """A connection to a holder, for one request at a time."""
 
     messages = Decoder(Fetched)
-    used_s = 0.0
-    _found: asyncio.Future[list[Packed]] | None = None
+    used_s = 0.0  # when it was last used
+    _reply: asyncio.Future[list[Packed]] | None = None
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -208,42 +211,42 @@ class _Fetcher(MessageConnection):
     async def fetch(self, wanted: list[tuple[str, list[int] | None]]) -> list[Packed]:
         if not self.is_open:
             raise EOFError("the connection ended")
-        self._found = asyncio.get_running_loop().create_future()
-        self.say(Fetch(wanted))
-        return await self._found
+        self._reply = asyncio.get_running_loop().create_future()
+        self.send(Fetch(wanted))
+        return await self._reply
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.say(Key(self._key))
+        self.send(Key(self._key))
 
-    def heard(self, message: Fetched) -> Iterator[memoryview]:
+    def on_message(self, message: Fetched) -> Iterator[memoryview]:
         parts = [form.allocate() for form in message.parts]
         yield from buffers(parts)
-        if self._found is None or self._found.done():
-            raise ValueError("an answer to no question")
-        self._found.set_result(parts)
+        if self._reply is None or self._reply.done():
+            raise ValueError("an answer without a request")
+        self._reply.set_result(parts)
 
     def lost(self, error: Exception | None) -> None:
-        if self._found and not self._found.done():
-            self._found.set_exception(error or EOFError("the connection ended"))
+        if self._reply and not self._reply.done():
+            self._reply.set_exception(error or EOFError("the connection ended"))
 
 
-class _Asker(AuthorizedConnection):
-    """A connection from a process that asks for survivors held here."""
+class _RequesterConnection(AuthorizedConnection):
+    """A connection from a process that requests survivors held by this one."""
 
     messages = Decoder(Key | Fetch | Drop)
-    longest = ASKED_BYTES
+    message_limit_bytes = REQUEST_LIMIT_BYTES
 
     def __init__(self, exchange: Exchange) -> None:
-        super().__init__(exchange.door)
+        super().__init__(exchange.gate)
         self._exchange = exchange
 
-    def told(self, message: Fetch | Drop) -> Iterator[memoryview]:
+    def on_authorized_message(self, message: Fetch | Drop) -> Iterator[memoryview]:
         self._exchange.answer(message, self)
         yield from ()
 
     def pause_writing(self) -> None:
-        """Read no more questions from a process that does not read the answers."""
+        """Read no further requests from a process that does not read the answers."""
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:

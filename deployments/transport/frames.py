@@ -1,8 +1,8 @@
 """The format of a connection: a message, then the bytes of the arrays that it describes.
 
-Messages are msgspec structs, in MessagePack behind their length. Their types are checked as they are read, and nothing
-is unpickled, so that a malicious message cannot run code. To encode and decode an order takes a third of the time
-that it took as JSON.
+A message is a msgspec struct, encoded as MessagePack after its length. Types are checked while a message is decoded,
+and nothing is unpickled, so a malicious message cannot run code. Encoding and decoding an order takes a third of the
+time that JSON takes.
 """
 
 import struct
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from deployments.transport.packed import Packed
 
 LENGTH = struct.Struct("<I")
-LONGEST = 2**22  # bytes of a message, without those of the arrays that follow
+MESSAGE_LIMIT_BYTES = 2**22  # without the arrays that follow
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The base of all parts of a message: the type's name travels first, then the fields in their order."""
+    """The base of all messages and their parts. The type's name is sent first, then the fields in their order."""
 
 
 class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +37,7 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
         return cls(array.dtype.str, array.shape)
 
     def allocate(self) -> NDArray[Any]:
-        """An array of this form, whose content is received later, into its bytes."""
+        """An empty array of this form, whose bytes are received later."""
         return np.empty(self.shape, np.dtype(self.dtype))
 
 
@@ -59,7 +59,7 @@ class PackedForm(Message, frozen=True):
         return cls(packed.cursor, arrays, ArrayForm.of(packed.memory), lengths, packed.bfloat16, ahead)
 
     def allocate(self) -> Packed:
-        """A packed batch of this form, whose content is received later, into its `buffers`."""
+        """An empty packed batch of this form, whose content is received later into its `buffers`."""
         arrays = {name: form.allocate() for name, form in self.arrays.items()}
         lengths = None if self.lengths is None else self.lengths.allocate()
         ahead = self.ahead.allocate() if self.ahead else None
@@ -67,7 +67,7 @@ class PackedForm(Message, frozen=True):
 
 
 def frame(message: object) -> bytes:
-    """A message as it travels.
+    """The bytes of a message: its length, then its content.
 
     >>> frame([1, "b"])
     b'\\x04\\x00\\x00\\x00\\x92\\x01\\xa1b'
@@ -77,7 +77,7 @@ def frame(message: object) -> bytes:
 
 
 def buffers(parts: Iterable[object]) -> Iterator[memoryview]:
-    """The bytes of all arrays of the parts that travel along, in the order of their forms."""
+    """The bytes of the arrays in these parts, in the order of their forms. A share has none."""
     return chain.from_iterable(_buffers(part) for part in parts if isinstance(part, Packed))
 
 

@@ -1,7 +1,7 @@
-"""Survivors that stay where they were computed, until the replica that runs them next fetches them.
+"""Survivors that stay where they were computed until the replica that runs them next fetches them.
 
-A claim travels instead, which names the holder and a key. The key cannot be guessed, so it alone entitles to the
-survivors. They are forgotten when the front drops them or when their time is up, so a front that vanishes leaves
+A claim is sent instead of them, with the holder's address and a key. The key cannot be guessed, so no other permission
+is checked. Survivors are forgotten when the front drops them or when their time is up, so a front that vanishes leaves
 nothing behind.
 """
 
@@ -21,22 +21,22 @@ State = Batch | Packed
 
 
 class LostError(RuntimeError):
-    """Survivors are no longer held, so their inputs must begin again at block 0."""
+    """The holder no longer has the survivors, so their inputs must begin again at block 0."""
 
 
-def place(address: str) -> str:
-    """An address that may be told to anybody: without the key to it.
+def public_address(address: str) -> str:
+    """An address without its key, for logs and errors.
 
-    >>> place("7f3a@10.0.0.7:4242")
+    >>> public_address("7f3a@10.0.0.7:4242")
     '10.0.0.7:4242'
     """
     return address.rpartition("@")[2]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True):
-    """A claim on `count` inputs that stand before block `cursor` and are held at `address`; it is its own message.
+class Claim(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True):
+    """A claim on `count` inputs that stand before block `cursor` and are held at `address`. It is sent as it is.
 
-    The address begins with the key to the holder's door, and `key` is that to these survivors.
+    The address begins with the key of the holding process; `key` is the key of these survivors.
     """
 
     cursor: int
@@ -51,14 +51,14 @@ class Held(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True)
 
 @dataclass(frozen=True)
 class Share:
-    """Some of the inputs that are held somewhere.
+    """Some of the inputs of a claim.
 
     >>> import numpy as np
-    >>> len(Share(Held(4, "5ec7@10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
+    >>> len(Share(Claim(4, "5ec7@10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
     2
     """
 
-    held: Held
+    claim: Claim
     rows: Integers
 
     def __len__(self) -> int:
@@ -66,47 +66,47 @@ class Share:
 
     @property
     def cursor(self) -> int:
-        return self.held.cursor
+        return self.claim.cursor
 
     @property
-    def is_whole(self) -> bool:
-        return is_all(self.rows, len(self.held))
+    def is_complete(self) -> bool:
+        return is_all(self.rows, len(self.claim))
 
 
 class Holdings:
     """All survivors that one process holds, on their device or packed in host memory. Any thread may call."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.address = "here"  # the address at which others ask, once there is one
+        self.address = "here"  # replaced by the address at which other processes reach this one
         self._clock = clock
         self._states: dict[str, State] = {}
         self._ends: list[tuple[float, str]] = []
-        self._lock = threading.RLock()  # reentrant: a garbage collection may drop survivors under the lock
+        self._lock = threading.RLock()  # reentrant: garbage collection under the lock may drop survivors
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def hold(self, state: State, for_s: float) -> Held:
+    def hold(self, state: State, for_s: float) -> Claim:
         """Hold a batch until it is dropped, but no longer than `for_s`."""
         key = secrets.token_hex(16)
         with self._lock:
             self._states[key] = state
             heappush(self._ends, (self._clock() + for_s, key))
         self.expire()
-        return Held(state.cursor, self.address, key, len(state), state.size_bytes)
+        return Claim(state.cursor, self.address, key, len(state), state.size_bytes)
 
-    def has(self, held: Held) -> bool:
+    def has(self, claim: Claim) -> bool:
         """Whether this process is the holder."""
-        return held.address == self.address
+        return claim.address == self.address
 
     def get(self, key: str) -> State:
         state = self._states.get(key)
         if state is None:
-            raise LostError(f"{place(self.address)} no longer holds the survivors that it was asked for")
+            raise LostError(f"{public_address(self.address)} no longer holds the requested survivors")
         return state
 
     def packed(self, key: str, rows: Integers) -> Packed:
-        """These rows, to be sent. A batch on a device is brought to the host once and whole, as others will ask too."""
+        """These rows, ready to be sent. A batch on a device is copied to the host once, for later requests too."""
         state = self.get(key)
         if isinstance(state, Batch):
             state = pack(state)

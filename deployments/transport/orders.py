@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deployments.transport.frames import ArrayForm, Message, PackedForm, buffers, bytes_of
-from deployments.transport.holdings import Held, LostError, Share
+from deployments.transport.holdings import Claim, LostError, Share
 from deployments.transport.packed import Integers, Packed
 from profiles.model import Exits, OpenRamps
 
@@ -16,10 +16,10 @@ from profiles.model import Exits, OpenRamps
 class Order:
     """Everything that a replica, which has no plan, must know for a launch: it runs these parts up to block `stop`.
 
-    `ramps` are the active ramps of the whole network. Survivors stay on the device if they are to be kept, or in the
-    replica's host memory if they are too large to come back by value; they are held for `hold_s` at most.
+    `ramps` are the active ramps of the whole network. With `keep`, survivors stay on the device. Otherwise they are
+    sent back, or stay in the replica's host memory if they exceed `by_value_bytes`. They are held for `hold_s` at most.
 
-    `kinds` has a `RowKind` for each input; empty: all are plain. `trace` is the launch's span, for OpenTelemetry.
+    `kinds` has a `RowKind` for each input; empty: all are plain. `trace` is the launch's OpenTelemetry span.
     """
 
     stop: int
@@ -36,7 +36,8 @@ class Order:
 class Departed:
     """The inputs that left, with their rows in the order's batch; sent as soon as they are known.
 
-    `stays`: they have not left but come to the edge of a cascade, and would be answered so if they went no further.
+    `stays`: the inputs have not left. They have reached the end of a level of a cascade, and these would be their
+    answers if they went no further.
     """
 
     exits: Exits
@@ -46,12 +47,12 @@ class Departed:
 
 @dataclass(frozen=True)
 class Stayed:
-    """The end of a launch: the inputs still inside (None: there are none), and their rows in the order's batch.
+    """The end of a launch: the survivors (None: there are none), and their rows in the order's batch.
 
-    They stand before block `stop`; None: where the order said.
+    They stand before block `stop`; None: the order's stop.
     """
 
-    survivors: Packed | Held | None
+    survivors: Packed | Claim | None
     rows: Integers
     computed_s: float
     stop: int | None = None
@@ -59,7 +60,7 @@ class Stayed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The launch has failed for this reason; `is_loss` says that survivors which it needed are lost."""
+    """The launch has failed for this reason. `is_loss`: survivors that it needed are lost."""
 
     reason: str
     is_loss: bool
@@ -70,17 +71,17 @@ class Failed:
 
 
 class LaunchError(RuntimeError):
-    """A launch failed at a replica, whose log has the traceback."""
+    """A launch failed at a replica. The replica's log has the traceback."""
 
 
 Reply = Departed | Stayed | Failed
 
 
-# Each message has the fields of its class above, with the forms of arrays in place of the arrays.
+# Each message has the fields of its class above, with array forms instead of arrays.
 
 
 class ShareForm(Message, frozen=True):
-    held: Held
+    claim: Claim
     rows: list[int]
 
 
@@ -108,7 +109,7 @@ class DepartedForm(Message, frozen=True):
 
 class StayedForm(Message, frozen=True):
     number: int
-    survivors: PackedForm | Held | None
+    survivors: PackedForm | Claim | None
     rows: list[int]
     computed_s: float
     stop: int | None
@@ -126,19 +127,18 @@ ReplyForm = DepartedForm | StayedForm | FailedForm
 def message_of_order(number: int, order: Order) -> tuple[OrderForm, Iterable[memoryview]]:
     """The message of an order, and the bytes that follow it."""
     parts = tuple(
-        ShareForm(part.held, part.rows.tolist()) if isinstance(part, Share) else PackedForm.of(part)
+        ShareForm(part.claim, part.rows.tolist()) if isinstance(part, Share) else PackedForm.of(part)
         for part in order.parts
     )
     ramps = order.ramps if isinstance(order.ramps, frozenset) else dict(order.ramps)
-    told = order.keep, order.by_value_bytes, order.hold_s, order.kinds, order.trace
-    form = OrderForm(number, order.stop, ramps, parts, *told)
-    return form, buffers(order.parts)
+    unchanged = order.keep, order.by_value_bytes, order.hold_s, order.kinds, order.trace
+    return OrderForm(number, order.stop, ramps, parts, *unchanged), buffers(order.parts)
 
 
 def order_of(form: OrderForm) -> Order:
     """The order of a message; the `buffers` of its parts are still to be filled."""
     parts = tuple(
-        Share(part.held, _integers(part.rows)) if isinstance(part, ShareForm) else part.allocate()
+        Share(part.claim, _integers(part.rows)) if isinstance(part, ShareForm) else part.allocate()
         for part in form.parts
     )
     return Order(form.stop, form.ramps, parts, form.keep, form.by_value_bytes, form.hold_s, form.kinds, form.trace)

@@ -1,7 +1,7 @@
-"""A batch in the form in which it travels: in host memory, in numpy's arrays.
+"""A batch in the form in which it is sent: numpy arrays in host memory.
 
-torch is imported inside the functions that need it: a replica of a virtual device never calls them, and starts in half
-the processor time.
+torch is imported inside the functions that need it: a replica of a virtual device never calls them, and starts with
+half the processor time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Packed:
-    """`arrays` have one row per token where the batch has lengths, else one per input."""
+    """`arrays` have one row per token if the batch has lengths, otherwise one per input."""
 
     cursor: int
     arrays: Mapping[str, NDArray[Any]]
     memory: NDArray[np.float32]
     lengths: Integers | None = None
-    bfloat16: frozenset[str] = field(default_factory=frozenset)  # names of arrays that hold bits
-    truncated: frozenset[int] = frozenset()  # positions of texts that were cut, where a front has encoded them
-    words: tuple[Words, ...] | None = None  # of texts whose words are answered, where a front has encoded them
-    ahead: Packed | None = None  # of a cascade: the same inputs as its next level reads them
+    bfloat16: frozenset[str] = field(default_factory=frozenset)  # names of arrays that hold the bits of bfloat16
+    truncated: frozenset[int] = frozenset()  # positions of texts that were cut; only in batches that a front encoded
+    words: tuple[Words, ...] | None = None  # for networks that label words; only in batches that a front encoded
+    ahead: Packed | None = None  # in a cascade: the same inputs as the next level encodes them
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -50,41 +50,41 @@ class Packed:
 def pack(batch: Batch) -> Packed:
     """Pack a batch from any device."""
     ahead = pack(batch.ahead) if batch.ahead else None
-    if _is_plain(batch):  # there is nothing to move
-        here = batch.truncated, batch.words
-        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, frozenset(), *here, ahead)
+    if _is_in_numpy(batch):
+        encoded = batch.truncated, batch.words
+        return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, frozenset(), *encoded, ahead)
     import torch
 
-    bits = torch.int16  # numpy has no bfloat16: such arrays travel as their bits
+    bits = torch.int16  # numpy has no bfloat16: the bits of such arrays are sent
     tensors = {name: torch.as_tensor(array) for name, array in batch.arrays.items()}
-    brain = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
-    arrays = {name: (t.view(bits) if name in brain else t).cpu().numpy() for name, t in tensors.items()}
+    bfloat16 = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
+    arrays = {name: (t.view(bits) if name in bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
     memory = torch.as_tensor(batch.memory).cpu().numpy()
-    return Packed(batch.cursor, arrays, memory, batch.lengths, brain, ahead=ahead)
+    return Packed(batch.cursor, arrays, memory, batch.lengths, bfloat16, ahead=ahead)
 
 
-def _is_plain(batch: Batch) -> bool:
+def _is_in_numpy(batch: Batch) -> bool:
     return all(isinstance(array, np.ndarray) for array in (batch.memory, *batch.arrays.values()))
 
 
 def join(parts: Sequence[Packed]) -> Packed:
-    """All parts as one, in order."""
+    """Join the parts, in order."""
     first = parts[0]
     if len(parts) == 1:
         return first
     if any(part.cursor != first.cursor for part in parts):
         raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
-    arrays = {name: _one_after_another([part.arrays[name] for part in parts]) for name in first.arrays}
+    arrays = {name: _joined_rows([part.arrays[name] for part in parts]) for name in first.arrays}
     lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
     memory, ahead = np.concatenate([part.memory for part in parts]), [part.ahead for part in parts if part.ahead]
     return Packed(first.cursor, arrays, memory, lengths, first.bfloat16, ahead=join(ahead) if ahead else None)
 
 
-def _one_after_another(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _joined_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Join arrays row by row. For broadcast rows numpy would choose column order, which takes 50 times as long.
 
     >>> ones = np.broadcast_to(np.ones(3), (2, 3))
-    >>> _one_after_another([ones, ones]).flags.c_contiguous, np.concatenate([ones, ones]).flags.c_contiguous
+    >>> _joined_rows([ones, ones]).flags.c_contiguous, np.concatenate([ones, ones]).flags.c_contiguous
     (True, False)
     """
     rows = np.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
@@ -92,13 +92,13 @@ def _one_after_another(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def unpack(parts: Sequence[Packed]) -> Batch:
-    """One batch of all parts, in order."""
+    """Join the parts into one batch, in order."""
     return _batch(join(parts))
 
 
 def _batch(joined: Packed) -> Batch:
     arrays: dict[str, Array] = {
-        name: _brain(rows) if name in joined.bfloat16 else rows for name, rows in joined.arrays.items()
+        name: _as_bfloat16(rows) if name in joined.bfloat16 else rows for name, rows in joined.arrays.items()
     }
     ahead = _batch(joined.ahead) if joined.ahead else None
     return Batch(joined.cursor, arrays, joined.memory, joined.lengths, ahead=ahead)
@@ -116,7 +116,7 @@ def take(packed: Packed, rows: Integers) -> Packed:
 
 
 def is_all(rows: Integers, count: int) -> bool:
-    """Whether these are all rows of `count`, in order: then nothing need be copied."""
+    """Whether these are all rows of `count`, in order, so that nothing need be copied."""
     return len(rows) == count and bool((rows == np.arange(count)).all())
 
 
@@ -127,7 +127,7 @@ def _lengths(part: Packed) -> Integers:
 
 
 def rows_of(lengths: Integers, inputs: Integers) -> Integers:
-    """The rows of these inputs' tokens.
+    """The rows that hold the tokens of these inputs.
 
     >>> rows_of(np.array([2, 1, 3]), np.array([2, 0]))
     array([3, 4, 5, 0, 1])
@@ -138,7 +138,7 @@ def rows_of(lengths: Integers, inputs: Integers) -> Integers:
     return rows
 
 
-def _brain(bits: NDArray[Any]) -> Tensor:
+def _as_bfloat16(bits: NDArray[Any]) -> Tensor:
     import torch
 
     return torch.from_numpy(bits).view(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""The connection between a front and one replica: orders go over it and replies come back, past Serve's handles.
+"""The connection between a front and one replica, for orders and replies. It is used instead of Serve's handles.
 
 A call through a handle took 2 to 3 ms, and 3.5 ms of processor time on both sides together, more than many launches.
-Serve still lists the replicas, and each replica tells its address (`ReplicaAddress`).
+Serve still lists the replicas, and each returns its address (`ReplicaAddress`).
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from msgspec.msgpack import Decoder
 
+from deployments.transport.access import AccessGate, AuthorizedConnection, Key
 from deployments.transport.connection import MessageConnection, log
 from deployments.transport.frames import Message, buffers
-from deployments.transport.guarded import AuthorizedConnection, Door, Key
 from deployments.transport.holdings import LostError
 from deployments.transport.orders import (
     Departed,
@@ -31,22 +31,22 @@ from deployments.transport.orders import (
 from deployments.transport.wire import Wire
 
 GONE = "the replica has gone"
-MOST_STRANGERS = 64  # connections without the key: there are few fronts
+UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer fronts
 
 
 class EndIfStuck(Message, frozen=True):
-    """Tells the replica to end its process if its present launch has taken longer than this."""
+    """Tells the replica to end its process if its current launch has taken longer than `after_s`."""
 
     after_s: float
 
 
 class ReplicaAddress(NamedTuple):
-    """The address at which a replica takes orders, the key that a front must show, and which network it runs."""
+    """The address at which a replica takes orders, the key that a front must send, and the network that it runs."""
 
     replica: str
     address: str
     key: str
-    weights: str = ""  # a hash; "": nobody knows
+    weights: str = ""  # a hash of the network's files; "": unknown
 
 
 class ReplicaConnection(MessageConnection):
@@ -66,7 +66,7 @@ class ReplicaConnection(MessageConnection):
         number = next(self._numbers)
         replies = self._replies[number] = asyncio.Queue()
         try:
-            self.say(*message_of_order(number, order))
+            self.send(*message_of_order(number, order))
             while not isinstance(reply := await replies.get(), Stayed):
                 if reply is None:
                     raise ConnectionError(GONE)
@@ -76,17 +76,17 @@ class ReplicaConnection(MessageConnection):
             yield reply
         finally:
             del self._replies[number]
-            self._rest()
+            self._close_if_done()
 
     def end_if_stuck(self, after_s: float) -> None:
-        self.say(EndIfStuck(after_s))
+        self.send(EndIfStuck(after_s))
 
     def retire(self) -> None:
-        """Hang up when all orders are answered; the caller sends no others."""
+        """Close the connection once all orders are answered. No others may be sent."""
         self._retired = True
-        self._rest()
+        self._close_if_done()
 
-    def _rest(self) -> None:
+    def _close_if_done(self) -> None:
         if self._retired and not self._replies:
             self.hang_up()
 
@@ -94,12 +94,12 @@ class ReplicaConnection(MessageConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.say(Key(self._key))
+        self.send(Key(self._key))
 
-    def heard(self, message: ReplyForm) -> Iterator[memoryview]:
+    def on_message(self, message: ReplyForm) -> Iterator[memoryview]:
         reply, unfilled = reply_of(message)
         yield from unfilled
-        if waiting := self._replies.get(message.number):  # else its caller has given up
+        if waiting := self._replies.get(message.number):  # otherwise its caller has given up
             waiting.put_nowait(reply)
 
     def lost(self, error: Exception | None) -> None:
@@ -109,43 +109,43 @@ class ReplicaConnection(MessageConnection):
             self._on_lost()
 
 
-async def connect_to(wire: Wire, where: ReplicaAddress, on_lost: Callable[[], None]) -> ReplicaConnection:
-    connection = await wire.connect(lambda: ReplicaConnection(where.key, on_lost), where.address)
-    if not connection.is_open:  # nobody has it yet, so nobody would make another when `on_lost` is called
+async def connect_to(wire: Wire, replica: ReplicaAddress, on_lost: Callable[[], None]) -> ReplicaConnection:
+    connection = await wire.connect(lambda: ReplicaConnection(replica.key, on_lost), replica.address)
+    if not connection.is_open:  # `on_lost` was called before the caller had the connection, and so had no effect
         raise ConnectionError(GONE)
     return connection
 
 
 class OrderServer:
-    """Takes a replica's orders, from every front that shows the key."""
+    """Takes a replica's orders from every front that has the key."""
 
     def __init__(self, run: Callable[[Order], AsyncIterator[Departed | Stayed]], end_if_stuck: Callable[[float], None]):
         self.run, self.end_if_stuck = run, end_if_stuck
-        self.door = Door(MOST_STRANGERS)
+        self.gate = AccessGate(UNAUTHORIZED_LIMIT)
         self._server: asyncio.Server | None = None
 
     async def open(self, wire: Wire) -> str:
-        """Take orders from now on; returns the address."""
-        self._server, address = await wire.listen(lambda: _Caller(self))
+        """Start to take orders; returns the address."""
+        self._server, address = await wire.listen(lambda: _FrontConnection(self))
         return address
 
     def close(self) -> None:
         if self._server:
             self._server.close()
-        self.door.close()
+        self.gate.close()
 
 
-class _Caller(AuthorizedConnection):
+class _FrontConnection(AuthorizedConnection):
     """The replica's end of the connection."""
 
     messages = Decoder(Key | OrderForm | EndIfStuck)
 
     def __init__(self, server: OrderServer) -> None:
-        super().__init__(server.door)
+        super().__init__(server.gate)
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def told(self, message: OrderForm | EndIfStuck) -> Iterator[memoryview]:
+    def on_authorized_message(self, message: OrderForm | EndIfStuck) -> Iterator[memoryview]:
         if isinstance(message, OrderForm):
             order = order_of(message)
             yield from buffers(order.parts)
@@ -158,9 +158,9 @@ class _Caller(AuthorizedConnection):
     async def _run(self, number: int, order: Order) -> None:
         try:
             async for reply in self._server.run(order):
-                self.say(*message_of_reply(number, reply))
+                self.send(*message_of_reply(number, reply))
         except LostError as error:
-            self.say(*message_of_reply(number, Failed(str(error), is_loss=True)))
+            self.send(*message_of_reply(number, Failed(str(error), is_loss=True)))
         except Exception as error:
             log.exception("a launch failed")
-            self.say(*message_of_reply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))
+            self.send(*message_of_reply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.folders import alone, cache_directory
+from deployments.folders import cache_directory, locked
 from deployments.models import checkpoint
 from deployments.models.loading import quietly
 from deployments.models.ramps import RampDtype
@@ -65,7 +65,7 @@ def sentences(part: str, most: int) -> tuple[list[str], Labels]:
 def prepared(dtype: RampDtype = "float32") -> Path:
     """The checkpoint with its ramps: trained at first use, then kept in the cache. In int8 only its ramps differ."""
     target = cache_directory() / ("minilm-sst2-6" if dtype == "float32" else f"minilm-sst2-6-{dtype}")
-    with alone(target):
+    with locked(target):
         if not target.is_dir():
             with quietly(), TemporaryDirectory() as folder:
                 texts, labels = sentences("train", TUNE_ROWS + 6 * RAMP_ROWS)

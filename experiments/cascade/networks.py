@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from deployments.folders import alone, cache_directory, whole
+from deployments.folders import cache_directory, locked, replacing
 from deployments.models.loading import quietly
 from deployments.prepare.data import Columns, rows
 from deployments.prepare.measuring import PrepareOptions
@@ -63,11 +63,11 @@ SETS = (
 def classifier(data_set: PublicSet, layers: int) -> Path:
     """MiniLM's first layers, fine-tuned for this data set for a short time: at first use, then kept in the cache."""
     target = cache_directory() / f"cascade-{data_set.name}-{layers}"
-    with alone(target):
+    with locked(target):
         if not target.is_dir():
             learnt = data_set.learnt(LEARNT_ROWS)
             assert learnt.labels is not None, "This is a bug: the file has labels."
-            with quietly(), whole(target) as draft:
+            with quietly(), replacing(target) as draft:
                 fine_tune(source(), list(learnt.values), learnt.labels, draft, layers, len(data_set.labels.names))
     return target
 
@@ -80,7 +80,7 @@ def large_network(data_set: PublicSet) -> Path:
     if data_set.name == "sst2":
         return prepared()
     plain, target = classifier(data_set, LAYERS[1]), cache_directory() / f"cascade-{data_set.name}-{LAYERS[1]}-ramps"
-    with alone(target):
+    with locked(target):
         if not target.is_dir():
             prepare(plain, data_set.learnt(RAMP_ROWS), target, PrepareOptions())
     return target

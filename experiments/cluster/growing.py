@@ -31,7 +31,10 @@ START = optimize(PROFILE, OWN, links_between(OWN), Objective(slo_s=SLO_MS / 1e3,
 QUIET, MANY = 0.3, 3.0  # times what one device is sure to sustain
 TERMS = {"look_every_s": 1.0, "replan_every_s": 8.0, "hold_windows": 100, "come_within_s": 60.0}
 PIECE_S, LOOK_S, NOTICE_S, WITHIN_S = 4.0, 0.5, 20, 300.0
-NODES = "import json, sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(json.dumps(ray.nodes()))"
+# Writes Ray's nodes to a file: Ray may print warnings among the output.
+NODES = """import json, pathlib, sys, ray
+ray.init(sys.argv[1], log_to_driver=False)
+pathlib.Path(sys.argv[2]).write_text(json.dumps(ray.nodes()))"""
 Status = dict[str, Any]
 
 
@@ -135,8 +138,13 @@ async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
 
 def rented(cluster: Started) -> list[str]:
     """The nodes that Ray has rented."""
-    nodes = json.loads(cluster.python("-c", NODES, cluster.address).stdout)
-    return [each["NodeID"] for each in nodes if each["Alive"] and not each["Resources"].get("CPU")]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "nodes.json"
+        done = cluster.python("-c", NODES, cluster.address, str(path))
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        nodes = json.loads(path.read_text())
+    return [node["NodeID"] for node in nodes if node["Alive"] and not node["Resources"].get("CPU")]
 
 
 def kill(cluster: Started, node_id: str) -> None:

@@ -22,7 +22,7 @@ from deployments.decoding.ramp_rules import DecoderRules, rules_of
 from deployments.decoding.sequences import TextRequest
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
-from deployments.folders import cache_directory, whole
+from deployments.folders import cache_directory, replacing
 from deployments.prepare.llm_demo import add_ramps
 from deployments.prepare.t5_sums import save, train
 from experiments.decoding.on_paper import measure_on_paper
@@ -80,7 +80,7 @@ def t5_directory() -> Path:
     """A T5 that says sums, made once on a machine."""
     target = cache_directory() / "t5-sums"
     if not target.exists():
-        with whole(target) as folder:
+        with replacing(target) as folder:
             save(train(), folder)
             add_ramps(folder)
     return target

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from cluster.load.connection import looking
+from cluster.load.connection import run_noting_polls
 from cluster.load.generator import Floats, LoadRecord
 from cluster.load.workloads import arrivals
 from cluster.serving.ports import free_port
@@ -185,7 +185,7 @@ def _beside(target: Target, rate: float, flood_per_s: float, seconds: float) -> 
         return record, await flood
 
     cores = _Cores()
-    record, _ = looking(both())
+    record, _ = run_noting_polls(both())
     return _seen(record, cores)
 
 
@@ -193,14 +193,14 @@ def _back_after_s(server: Asker, flood_per_s: float, then_per_s: float) -> float
     """How long after the end of a flood the last request came that had no good answer."""
     flood_s = 2.0
     calm = flood_s + _poisson(then_per_s, AFTER_S)
-    record = looking(server.at(np.concatenate([_poisson(flood_per_s, flood_s), calm])))
+    record = run_noting_polls(server.at(np.concatenate([_poisson(flood_per_s, flood_s), calm])))
     bad = record.due_s[(record.due_s >= flood_s) & ~_good(record)]
     return float(bad.max() - flood_s) if len(bad) else 0.0
 
 
 def _run(server: Asker, due_s: Floats) -> Flooded:
     cores = _Cores()
-    record = looking(server.at(due_s))
+    record = run_noting_polls(server.at(due_s))
     return _seen(record, cores)
 
 

@@ -13,7 +13,7 @@ from deployments.models import load
 from deployments.models.spans import Spans
 from deployments.models.torch_model import TorchModel
 from deployments.replica.split import SplitReplica
-from deployments.transport.holdings import Held, Share
+from deployments.transport.holdings import Claim, Share
 from deployments.transport.orders import Order, Stayed, message_of_reply
 from deployments.transport.packed import Packed, pack
 from experiments.shared.real_network import BLOCKS, LABELS, LARGEST_BATCH, WIDTH, WORDS, checkpoint, texts
@@ -69,12 +69,12 @@ def _held(replica: SplitReplica, parts: Sequence[Packed]) -> tuple[Share, ...]:
     """The same inputs as survivors of two launches, which the replica has kept."""
     half = len(parts) // 2
     held = [_run(replica, Order(1, frozenset(), tuple(some), keep=True)) for some in (parts[:half], parts[half:])]
-    return tuple(Share(each, np.arange(len(each))) for each in held if isinstance(each, Held))
+    return tuple(Share(each, np.arange(len(each))) for each in held if isinstance(each, Claim))
 
 
-def _run(replica: SplitReplica, order: Order) -> Packed | Held | None:
+def _run(replica: SplitReplica, order: Order) -> Packed | Claim | None:
     """Run a launch as a replica does, up to the messages that it sends."""
-    end: Packed | Held | None = None
+    end: Packed | Claim | None = None
     for reply in replica.run(order):
         message_of_reply(0, reply)
         end = reply.survivors if isinstance(reply, Stayed) else None
@@ -88,7 +88,7 @@ def _ms(replica: SplitReplica, order: Order) -> float:
         kept = _run(replica, order)
         if number >= WARM:
             found.append(time.thread_time() - began_s)
-        if isinstance(kept, Held):
+        if isinstance(kept, Claim):
             replica.holdings.drop([kept.key])
     return 1e3 * median(found)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deployments.exits import Decision, Range, takes
-from deployments.folders import alone, cache_directory, whole
+from deployments.folders import cache_directory, locked, replacing
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from experiments.shared.public_data import ROOT
 from profiles.files import Profile, load
@@ -45,9 +45,9 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def checkpoint() -> Path:
     """The directory of the network with its ramps: made at first use, then kept in the cache."""
     target = cache_directory() / f"real-bert-{BLOCKS}-{DTYPE}"
-    with alone(target):
+    with locked(target):
         if not target.is_dir():
-            with whole(target) as draft:
+            with replacing(target) as draft:
                 _make(draft)
     return target
 

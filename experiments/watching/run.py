@@ -37,7 +37,7 @@ from rich.console import Console
 from cluster.load.generator import LoadGenerator
 from cluster.load.report import summary
 from deployments.demo.digits import demo_inputs
-from deployments.tracing import EXPORTER, PARENT, SHARE, USUAL_SHARE
+from deployments.tracing import DEFAULT_SHARE, EXPORTER, PARENT, SHARE
 from experiments.serve import servers
 
 CLIENTS, BODIES, TURN_S, WARM_S = 16, 32, 2.0, 10.0
@@ -200,7 +200,7 @@ def interval(values: Sequence[float], sure: float = SURE) -> tuple[float, float]
 
 
 def _traced(collecting: str) -> dict[str, str]:
-    share = f"{OFTEN * float(USUAL_SHARE):g}"
+    share = f"{OFTEN * float(DEFAULT_SHARE):g}"
     return {EXPORTER: "otlp", SHARE: share, "OTEL_EXPORTER_OTLP_ENDPOINT": collecting}
 
 

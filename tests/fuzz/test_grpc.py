@@ -27,7 +27,7 @@ def test_replica_sockets(served: Served, which: str) -> None:
 
     async def act(sent: bytes) -> str:
         await raw(port, sent)
-        assert not served.orders.door.guests
+        assert not served.orders.gate.authorized
         return "no order taken"
 
     within_memory(which, lambda: served.run(attack(which, 0.02, cases.frames, act, AT_ONCE)))

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
+from cluster.commands.serve import example
 from cluster.serving import serve_file as files
 from cluster.serving.deploy import _reason
-from cluster.serving.example import example_body
 from cluster.serving.serve_file import serve_file, with_demo
 
 
 def body_for(folder: Path, config: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(config))
-    body = example_body(serve_file(folder, {}))
-    return None if body is None else json.loads(body)["inputs"]
+    request = example(serve_file(folder, {}))
+    return None if request is None else json.loads(request[1])["inputs"]
 
 
 def test_the_demo_is_asked_about_a_digit() -> None:
-    body = example_body(serve_file(None, {}))
-    assert body is not None
-    (image,) = json.loads(body)["inputs"]
+    request = example(serve_file(None, {}))
+    assert request is not None
+    (image,) = json.loads(request[1])["inputs"]
     assert [len(row) for row in image] == [8] * 8
     assert max(map(max, image)) == 16
 

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from cluster.serving import haproxy as haproxy_module
-from cluster.serving.haproxy import MAX_OF_ONE_ADDRESS, QUEUED, QUEUED_MS, REQUEST_S, RETRY_S, guarded, ready, stopping
+from cluster.serving.haproxy import (
+    MAX_OF_ONE_ADDRESS,
+    QUEUED,
+    QUEUED_MS,
+    REQUEST_S,
+    RETRY_S,
+    ready,
+    stopping,
+    write_script,
+)
 from cluster.serving.local import SHORT
 from cluster.serving.ports import free_port, is_free
 from deployments.front.headers import waited_s_by
@@ -39,7 +48,7 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "real"))
     config = tmp_path / "of a node.cfg"
     config.write_text("    bind :9101\n    bind *:8000\n    bind 10.0.0.1:8000\n  bind *:8404\n  bind *:84041\n")
-    script = guarded(tmp_path, ("8404", "9101"))
+    script = write_script(tmp_path, ("8404", "9101"))
     assert subprocess.check_output([script, "-db", "-f", config], text=True) == f"-db -f {config}\n"
     assert [line.split()[1] for line in config.read_text().splitlines()] == [
         "127.0.0.1:9101",
@@ -90,7 +99,7 @@ def haproxy(
         told = {"QUEUED_MS": queued_ms, "QUEUED": queued, "REQUEST_S": within_s or REQUEST_S}
         for name, value in told.items():
             patch.setattr(haproxy_module, name, value)
-        script = guarded(folder, ())
+        script = write_script(folder, ())
     if not starts:
         ready(folder)
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node

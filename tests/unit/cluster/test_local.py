@@ -143,10 +143,10 @@ def test_a_ray_that_dies_while_it_is_stopped_is_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr(local, "_stop_serve_and_ray", call)
     monkeypatch.setattr(local.atexit, "register", registered.append)
     local._stop()
-    assert registered == [local._leave]
+    assert registered == [local._exit_without_ray]
     returns.set()
     local._stop()  # it had died before
-    assert registered == [local._leave, local._leave]
+    assert registered == [local._exit_without_ray, local._exit_without_ray]
 
 
 def test_what_the_caller_does_on_sigterm_outlives_the_start_of_ray() -> None:

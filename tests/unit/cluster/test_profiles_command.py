@@ -70,7 +70,7 @@ def test_what_was_measured_is_compared_with_its_curve(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has 12 blocks, bert-large has 24: name the network"):
         said("compare", str(path), "--network", "bert-large")
     save(Profile("mine", (table,)), path)
-    with pytest.raises(UserError, match="holds no table that was measured on a GPU"):
+    with pytest.raises(UserError, match="contains no table that was measured on a GPU"):
         said("compare", str(path))
 
 

@@ -61,7 +61,7 @@ def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatc
     monkeypatch.setenv("KEY", "k")
     files = {name: str(tmp_path / name) for name in ("model", "plan", "profile")}
     told = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
-    wanted = readiness.wanted_by({"applications": [told], "http_options": {"port": 8000}})
+    wanted = readiness.needs_of({"applications": [told], "http_options": {"port": 8000}})
     assert wanted == NodeNeeds(list(files.values()), ["KEY"], [8000, 9001])
 
 

@@ -43,7 +43,7 @@ def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None
 
 def test_a_head_of_several_labels_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"problem_type": "multi_label_classification"}')
-    with pytest.raises(UserError, match="only heads that give one label an input are served"):
+    with pytest.raises(UserError, match="only heads with one label for each input are served"):
         serve_file(tmp_path, {})
     serve_file(tmp_path, {"loader": "tests.helpers.toy_model:load"})  # whose loader knows better
 
@@ -127,7 +127,7 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         ("a: b: c", "cannot be read as YAML"),
         ("just text", "needs a list 'applications:'"),
         (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{ssl_keyfile: k}}", "speaks no TLS"),
-        (f"applications: [{{import_path: '{APPLICATION}'}}]\ntarget_capacity: 50", "target_capacity does not reach"),
+        (f"applications: [{{import_path: '{APPLICATION}'}}]\ntarget_capacity: 50", "target_capacity has no effect"),
         (f"applications: [{{import_path: '{APPLICATION}', deployments: [{{name: split}}]}}]", "reaches front and"),
         ("applications: []", "needs a list 'applications:'"),
         (f"applications: [{{import_path: '{APPLICATION}', deployments: front}}]", "deployments: must be a list"),
@@ -218,7 +218,7 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
 
     served(mine, mine)
     served("", "")  # of an earlier version, which did not say
-    with pytest.raises(UserError, match=f"is of mother .*weights in .*/model are others .{mine}"):
+    with pytest.raises(UserError, match=f"is of mother .*/model has other weights .{mine}"):
         served("other", mine)
     with pytest.raises(UserError, match=rf"is for mother \(weights other\), .* is of m{mine}"):
         served(mine, "other")

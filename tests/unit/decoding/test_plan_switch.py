@@ -17,7 +17,7 @@ from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, Projected
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, TextRequest
 from deployments.deployer.steps import Moved, Undone
-from deployments.ray_facts import Remembered
+from deployments.ray_facts import StoredPlan
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
 from profiles.errors import UserError
 
@@ -40,8 +40,8 @@ BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off"
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> PlanSwitch:
     monkeypatch.setattr(ray_facts, "application_name", lambda: "texts")
-    monkeypatch.setattr(plan_switch, "remembered", lambda application: None)
-    monkeypatch.setattr(Remembered, "keep", lambda memory, application: None)
+    monkeypatch.setattr(plan_switch, "stored_plan", lambda application: None)
+    monkeypatch.setattr(StoredPlan, "store", lambda memory, application: None)
     config = DecoderConfig(model="").by_kind(BOTH)["cpu"]
 
     async def versions() -> Sequence[int]:

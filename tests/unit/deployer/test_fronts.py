@@ -1,4 +1,4 @@
-"""What is asked of fronts, and what becomes of those that do not reply."""
+"""Requests to fronts, fronts that do not reply, and the shares of fronts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ def with_two(test: Callable[[Fronts, list[object], list[object]], Awaitable[None
     asyncio.run(run())
 
 
-def test_all_are_asked_and_those_that_live_reply() -> None:
+def test_a_request_reaches_all_fronts_and_those_alive_reply() -> None:
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
         assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
         assert lively == mute == ["first", "what"]
@@ -42,7 +42,7 @@ def test_all_are_asked_and_those_that_live_reply() -> None:
     with_two(test)
 
 
-def test_a_silent_one_is_not_asked_again_until_it_comes_back() -> None:
+def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
         await fronts.ask("what", within_s=0.05)
         assert len(fronts) == 1
@@ -52,7 +52,7 @@ def test_a_silent_one_is_not_asked_again_until_it_comes_back() -> None:
     with_two(test)
 
 
-def test_a_late_reply_is_nobodys() -> None:
+def test_a_late_reply_is_ignored() -> None:
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
         fronts.reply("lively", 77, "too late")
         assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
@@ -60,7 +60,7 @@ def test_a_late_reply_is_nobodys() -> None:
     with_two(test)
 
 
-def test_a_question_that_is_given_up_leaves_nothing_behind_and_drops_nobody() -> None:
+def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
         asked = asyncio.create_task(fronts.ask("what", within_s=600.0))
         while "what" not in lively:
@@ -74,7 +74,7 @@ def test_a_question_that_is_given_up_leaves_nothing_behind_and_drops_nobody() ->
     with_two(test)
 
 
-def test_who_is_left_may_count_on_what_the_others_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
@@ -92,7 +92,7 @@ def test_who_is_left_may_count_on_what_the_others_had(monkeypatch: pytest.Monkey
     with_two(test)
 
 
-def test_shares_follow_what_comes_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_follow_the_arrivals_of_each_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 
     async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:

@@ -1,4 +1,4 @@
-"""A deployer ends the replicas that the one before it has left, and none that another leads."""
+"""A deployer ends the replicas that its predecessor has left, and none that another deployer leads."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from optimizer.plan import Placement, Plan, Split
 
 
 class Shop:
-    """An application whose fleets are only named. `wanted` and `deleted` are what its deployers did."""
+    """An application with simulated fleets. `wanted` and `deleted` record the actions of its deployers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *fleets: str) -> None:
         from deployments import ray_facts
@@ -32,7 +32,7 @@ class Shop:
         from deployments.deployer.leadership import Leadership
 
         made = object.__new__(self._module.Deployer)
-        fleet = SimpleNamespace(prefix=f"shop.{mark}", standing=lambda: {"cpu": None}, want=self.wanted.append)
+        fleet = SimpleNamespace(prefix=f"shop.{mark}", states=lambda: {"cpu": None}, scale_to=self.wanted.append)
         fleet.delete = lambda: self.deleted.append(f"shop.{mark}.cpu")
         plan = Plan((Placement("cpu", devices, (Split(0, 1, 1),)),))
         made.__dict__ |= {
@@ -64,18 +64,18 @@ class Shop:
 
     @property
     def ended(self) -> bool:
-        memory = self._module.remembered("shop")
+        memory = self._module.stored_plan("shop")
         assert memory
         return memory.ended
 
 
 def remember(deployer: Any) -> None:
-    """It has started its replicas, and says which plan runs."""
+    """Let a deployer start its replicas and store its plan."""
     deployer._remember(deployer._graph.plan, deployer._graph.version)
 
 
 def test_the_replicas_of_the_next_deployer_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its application may be there before it is known to lead."""
+    """Its application may exist before the deployer has taken the lead."""
     shop = Shop(monkeypatch, "000001", "000002")
     shop.tidied(shop.deployer("000002"), lambda: shop.applications.update({"shop.000003.cpu": None}))
     assert shop.deleted == ["shop.000001.cpu"]
@@ -83,8 +83,8 @@ def test_the_replicas_of_the_next_deployer_are_spared(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("mark", ["000001", "000002"], ids=["the replicas from before", "the same replicas"])
-def test_a_deployer_that_was_replaced_tidies_nothing(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
-    """The first file is deployed again, or another plan, while the fronts of this deployer drain."""
+def test_a_deployer_that_was_replaced_does_not_clean_up(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    """The first file, or another plan, is deployed while the fronts of this deployer drain."""
     shop = Shop(monkeypatch, "000001", "000002")
     shop.tidied(shop.deployer("000002"), lambda: shop.deployer(mark, devices=3))
     assert (shop.deleted, shop.wanted) == ([], [])
@@ -99,7 +99,7 @@ def test_a_deployer_that_was_replaced_ends_its_replicas_with_its_last_front(monk
 
 
 def test_replicas_that_another_deployer_begins_to_use_again_outlive_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third has not started them all yet, so the plan of the second is still the one that is remembered."""
+    """The third deployer has not started all replicas yet, so the stored plan is still the second's."""
     shop = Shop(monkeypatch, "000001", "000002")
     first, second = shop.deployer("000001"), shop.deployer("000002")
     remember(second)
@@ -112,7 +112,7 @@ def test_replicas_that_another_deployer_begins_to_use_again_outlive_the_first(mo
     assert shop.deleted == ["shop.000002.cpu"]
 
 
-def test_only_the_last_that_leads_the_replicas_says_that_all_fronts_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_leader_stores_that_all_fronts_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch, "000001")
     first, second = shop.deployer("000001"), shop.deployer("000001")
     remember(second)
@@ -123,10 +123,10 @@ def test_only_the_last_that_leads_the_replicas_says_that_all_fronts_have_ended(m
     assert shop.deleted == []
 
 
-def test_replicas_end_with_their_last_front_where_the_next_ones_may_wait_for_their_devices(
+def test_replicas_end_with_their_last_front_if_others_may_wait_for_their_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next deployer has begun, and remembers nothing before its replicas run."""
+    """The next deployer has started, and stores no plan before its replicas run."""
     shop = Shop(monkeypatch, "000001")
     first = shop.deployer("000001")
     remember(first)
@@ -135,7 +135,7 @@ def test_replicas_end_with_their_last_front_where_the_next_ones_may_wait_for_the
     assert shop.deleted == ["shop.000001.cpu"]
 
 
-def test_an_application_that_is_gone_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_application_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments import ray_facts
 
     shop = Shop(monkeypatch, "000001", "000002")
@@ -148,7 +148,7 @@ def test_an_application_that_is_gone_leaves_nothing(monkeypatch: pytest.MonkeyPa
     assert shop.texts == {}
 
 
-def test_a_deployer_that_was_replaced_in_a_roll_out_leaves_the_next_ones_plan_alone(
+def test_a_deployer_that_was_replaced_in_a_roll_out_does_not_store_its_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from deployments.deployer import deployer
@@ -157,13 +157,13 @@ def test_a_deployer_that_was_replaced_in_a_roll_out_leaves_the_next_ones_plan_al
     first, second = shop.deployer("000001", devices=1), shop.deployer("000001", devices=2)
     remember(second)
     remember(first)
-    memory = deployer.remembered("shop")
+    memory = deployer.stored_plan("shop")
     assert memory
     assert Plan.from_json(memory.plan).devices() == {"cpu": 2}
 
 
-def test_what_nobody_uses_ends_before_any_front_of_the_next_deployer_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That front may wait for its devices."""
+def test_unused_replicas_end_before_the_next_deployer_has_a_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That front may wait for the devices of these replicas."""
     shop = Shop(monkeypatch, "000001", "000002")
     first = shop.deployer("000001")
     remember(first)
@@ -179,7 +179,7 @@ def test_what_nobody_uses_ends_before_any_front_of_the_next_deployer_is_there(mo
 def test_a_deployer_that_begins_while_the_last_one_ends_finds_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, mark: str, deleted: list[str]
 ) -> None:
-    """It begins just before the last one says that all fronts have ended."""
+    """The next deployer starts just before the last one stores that all fronts have ended."""
     from deployments import ray_facts
 
     shop = Shop(monkeypatch, "000001", "000002")

@@ -1,4 +1,4 @@
-"""The order in which replicas come and go, on a fleet that is only counted."""
+"""The order in which replicas start and end, on a simulated fleet."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from optimizer.plan import Placement, Plan, Split
 
 @dataclass
 class CountedFleet:
-    """Does at once what is wanted, within what there is room for; kinds in `broken` never start."""
+    """Starts and ends replicas at once, as long as there is room; kinds in `broken` never start."""
 
     counts: dict[str, int]
     room: int = 100
@@ -26,18 +26,18 @@ class CountedFleet:
     log: list[str] = field(default_factory=list)
     counted: int = 0  # how often Ray was asked for its nodes
 
-    def standing(self) -> dict[str, ReplicaStates]:
+    def states(self) -> dict[str, ReplicaStates]:
         if self.stale:
             self.stale -= 1
             return {kind: ReplicaStates(failed="no weights here") for kind in self.counts}
-        return {kind: self._standing(kind, count) for kind, count in self.counts.items()}
+        return {kind: self._states_of(kind, count) for kind, count in self.counts.items()}
 
-    def _standing(self, kind: str, count: int) -> ReplicaStates:
+    def _states_of(self, kind: str, count: int) -> ReplicaStates:
         if kind in self.broken:
             return ReplicaStates(starting=count, failed="no weights here")
         return ReplicaStates(starting=count) if kind in self.silent | self.gone else ReplicaStates(running=count)
 
-    def want(self, counts: Mapping[str, int]) -> None:
+    def scale_to(self, counts: Mapping[str, int]) -> None:
         self.counts |= counts
         if counts:
             self.log.append(" ".join(f"{kind}={count}" for kind, count in counts.items()))
@@ -45,13 +45,13 @@ class CountedFleet:
     def has_room(self, more: Mapping[str, int]) -> bool:
         return sum(self.counts.values()) + sum(more.values()) <= self.room
 
-    def lacks(self, counts: Mapping[str, int]) -> dict[str, int]:
+    def missing_devices(self, counts: Mapping[str, int]) -> dict[str, int]:
         self.counted += 1
         return {kind: count for kind, count in counts.items() if kind in self.gone}
 
 
 def devices(**counts: int) -> Plan:
-    """A plan for so many devices of each kind."""
+    """A plan for these numbers of devices."""
     kinds = enumerate(counts.items())
     return Plan(tuple(Placement(kind, count, (Split(block, block + 1, 1),)) for block, (kind, count) in kinds))
 
@@ -59,7 +59,7 @@ def devices(**counts: int) -> Plan:
 def moved(
     fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0, stay: Mapping[str, int] | None = None
 ) -> Moved:
-    """The fleet's log says too which plan was led to."""
+    """Move from one plan to another; the fleet's log also records the plans that fronts were led to."""
 
     async def lead(plan: Plan) -> None:
         fleet.log.append("to " + " ".join(f"{kind}={count}" for kind, count in plan.devices().items()))
@@ -71,25 +71,25 @@ def moved(
     return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s, stay or {}))
 
 
-def test_what_touches_no_replica_is_only_followed() -> None:
+def test_a_plan_for_the_same_devices_changes_no_replica() -> None:
     fleet = CountedFleet({"a": 4})
     assert moved(fleet, devices(a=4), devices(a=4)).missing_s == 0
     assert fleet.log == ["to a=4"]
 
 
-def test_new_replicas_come_before_old_ones_go() -> None:
+def test_new_replicas_start_before_old_ones_end() -> None:
     fleet = CountedFleet({"a": 4, "b": 1})
     assert moved(fleet, devices(a=4, b=1), devices(a=2, b=1, c=3)).missing_s == 0
     assert fleet.log == ["c=3", "to a=2 b=1 c=3", "a=2"]
 
 
-def test_a_kind_that_is_not_needed_any_more_keeps_no_replica() -> None:
+def test_a_kind_that_is_no_longer_needed_keeps_no_replica() -> None:
     fleet = CountedFleet({"a": 4, "b": 1})
     moved(fleet, devices(a=4, b=1), devices(a=4))
     assert fleet.counts == {"a": 4, "b": 0}
 
 
-def test_where_there_is_no_room_old_ones_go_first_and_how_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_old_replicas_end_first_and_the_gap_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 1000, 2))
     monkeypatch.setattr(steps, "now_s", lambda: float(next(times)))
     fleet = CountedFleet({"a": 4}, room=5)
@@ -98,7 +98,7 @@ def test_where_there_is_no_room_old_ones_go_first_and_how_long_is_told(monkeypat
     assert 0 < told.missing_s < told.seconds
 
 
-def test_where_no_device_stays_nothing_can_run_meanwhile() -> None:
+def test_without_remaining_devices_no_plan_runs_meanwhile() -> None:
     fleet = CountedFleet({"a": 4}, room=5)
     moved(fleet, devices(a=4), devices(b=4))
     assert fleet.log[:3] == ["a=0", "b=4", "to b=4"]
@@ -106,7 +106,7 @@ def test_where_no_device_stays_nothing_can_run_meanwhile() -> None:
 
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
 @pytest.mark.parametrize(("why", "says"), [("broken", "no weights here"), ("silent", "only 0 of 2 b run")])
-def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
+def test_a_plan_that_does_not_start_is_undone(room: int, why: str, says: str) -> None:
     fleet = CountedFleet({"a": 4}, room=room, **{why: frozenset("b")})
     with pytest.raises(CannotStartError, match=says):
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=0.2)
@@ -116,7 +116,7 @@ def test_what_does_not_start_is_undone(room: int, why: str, says: str) -> None:
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes only where somebody waits."""
+    """Time passes only in sleeps."""
     at_s = 0.0
 
     async def pass_s(seconds: float) -> None:
@@ -128,9 +128,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("looks", "starts"), [(4, True), (30, False)], ids=["for a moment", "for long"])
-def test_a_failure_from_before_may_be_told_for_a_moment(
-    monkeypatch: pytest.MonkeyPatch, looks: int, starts: bool
-) -> None:
+def test_an_earlier_failure_is_ignored_for_a_moment(monkeypatch: pytest.MonkeyPatch, looks: int, starts: bool) -> None:
     passes(monkeypatch)
     fleet = CountedFleet({"b": 0}, stale=looks)
     outcome = nullcontext() if starts else pytest.raises(CannotStartError, match="no weights here")
@@ -139,10 +137,10 @@ def test_a_failure_from_before_may_be_told_for_a_moment(
     assert (fleet.stale == 0) == starts
 
 
-def test_a_kind_that_is_gone_altogether_is_freed() -> None:
+def test_a_kind_without_an_application_counts_as_freed() -> None:
     fleet = CountedFleet({"a": 4}, room=5)
-    fleet.want = lambda counts: fleet.counts.clear()  # type: ignore[method-assign]
-    asyncio.run(asyncio.wait_for(steps._freed(fleet, {"a": 0}, 5.0), 60.0))
+    fleet.scale_to = lambda counts: fleet.counts.clear()  # type: ignore[method-assign]
+    asyncio.run(asyncio.wait_for(steps._free(fleet, {"a": 0}, 5.0), 60.0))
 
 
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
@@ -163,24 +161,24 @@ def test_while_replicas_are_late_nodes_are_counted_once_a_second(monkeypatch: py
     assert fleet.counted in (20, 21)
 
 
-def test_where_the_first_plan_may_not_return_either_nobody_waits_for_it() -> None:
+def test_a_previous_plan_that_cannot_return_is_not_waited_for() -> None:
     fleet = CountedFleet({"a": 4}, room=5, gone=frozenset("ab"))
     with pytest.raises(NoDevicesError, match="no node has a device for"):
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
     assert fleet.log[-1] == "to a=4"
 
 
-def test_devices_that_no_node_has_are_counted_and_those_that_are_taken_are_there(
+def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from deployments.deployer import fleet  # it imports Ray
 
     monkeypatch.setattr(fleet.ray_facts, "nodes", lambda: [{"CPU": 2.0, "v100": 1.0}, {"CPU": 2.0, "k80": 4.0}])
     ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
-    assert ours.lacks({"v100": 3, "k80": 4}) == {"v100": 2}
+    assert ours.missing_devices({"v100": 3, "k80": 4}) == {"v100": 2}
 
 
-def test_a_kind_that_could_not_start_is_not_kept_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_application_of_a_kind_that_could_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.deployer import fleet  # it imports Ray
 
     states = {"shop.000001.v100": "DEPLOY_FAILED", "shop.000001.k80": "RUNNING", "shop.000001.p100": "DELETING"}
@@ -190,7 +188,7 @@ def test_a_kind_that_could_not_start_is_not_kept_for_nothing(monkeypatch: pytest
     monkeypatch.setattr(fleet.ray_facts, "delete_soon", deleted.append)
     monkeypatch.setattr(fleet.ray_facts, "scale", lambda name, deployment, count: scaled.append((name, count)))
     ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
-    ours.want({"v100": 0, "k80": 0, "p100": 0, "t4": 0})
+    ours.scale_to({"v100": 0, "k80": 0, "p100": 0, "t4": 0})
     assert (deleted, scaled) == (["shop.000001.v100"], [("shop.000001.k80", 0)])
 
 

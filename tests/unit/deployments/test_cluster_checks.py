@@ -1,4 +1,4 @@
-"""What would keep an application on a cluster from ever being reached is said before it starts."""
+"""Settings with which an application on a cluster could never be reached are refused before it starts."""
 
 import pytest
 
@@ -11,7 +11,7 @@ FINE = AppConfig(model="/models/it")
 
 
 @pytest.mark.parametrize("around", [ClusterState("127.0.0.1", False, ONE), ClusterState("0.0.0.0", False, TWO)])
-def test_what_can_be_reached_is_left_alone(around: ClusterState) -> None:
+def test_clusters_that_can_be_reached_are_accepted(around: ClusterState) -> None:
     check_cluster(FINE, around)
 
 
@@ -22,7 +22,7 @@ def test_several_nodes_cannot_reach_a_loopback(host: str) -> None:
 
 
 def test_tls_of_serve_itself_is_refused() -> None:
-    with pytest.raises(UserError, match="end it at a load balancer"):
+    with pytest.raises(UserError, match="put a load balancer with TLS before it"):
         check_cluster(FINE, ClusterState("0.0.0.0", True, ONE))
 
 

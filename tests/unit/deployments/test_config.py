@@ -1,4 +1,4 @@
-"""Every field has a default and a description; what is wrong is named in one line."""
+"""Every field has a default and a description; a wrong field is reported in one line."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of it."""
+"""The hashes of a checkpoint's files."""
 
 from hashlib import sha256
 from pathlib import Path

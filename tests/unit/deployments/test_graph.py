@@ -1,4 +1,4 @@
-"""Who works for which group: everybody for somebody, in proportion, and the same in every front."""
+"""Replicas are assigned to groups: all of them, in proportion to the plan, and equally in every front."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,9 +14,9 @@ from deployments.graph import (
     OF_PLANS_AND_REPLICAS,
     OF_REPLICAS,
     Graph,
+    assigned,
     mark_of,
     origin_of,
-    shared_out,
 )
 from optimizer import Placement, Plan, Split, problem
 from profiles.devices import Device, links_between
@@ -29,8 +29,8 @@ wanted = st.dictionaries(st.sampled_from(["v100-0", "v100-1", "v100-2", "v100-3"
 
 
 @given(replicas, wanted)
-def test_nobody_is_idle_and_nobody_is_forgotten(alive: set[str], groups: dict[str, int]) -> None:
-    shares = shared_out(alive, groups)
+def test_no_replica_is_idle_and_no_group_is_forgotten(alive: set[str], groups: dict[str, int]) -> None:
+    shares = assigned(alive, groups)
     assert set(shares) == set(groups)
     if alive:
         assert all(shares.values())
@@ -39,17 +39,19 @@ def test_nobody_is_idle_and_nobody_is_forgotten(alive: set[str], groups: dict[st
 
 
 @given(wanted, st.data())
-def test_each_group_gets_what_it_wants_when_all_are_there(groups: dict[str, int], data: st.DataObject) -> None:
+def test_each_group_has_the_wanted_number_when_all_replicas_are_alive(
+    groups: dict[str, int], data: st.DataObject
+) -> None:
     alive = [f"r{number:02}" for number in range(sum(groups.values()))]
-    shares = shared_out(data.draw(st.permutations(alive)), groups)
+    shares = assigned(data.draw(st.permutations(alive)), groups)
     assert {group: len(share) for group, share in shares.items()} == groups
 
 
 @given(replicas, wanted)
-def test_one_that_dies_takes_no_group_below_its_share(alive: set[str], groups: dict[str, int]) -> None:
+def test_a_lost_replica_takes_no_group_below_its_share(alive: set[str], groups: dict[str, int]) -> None:
     if len(alive) <= len(groups):
         return
-    before, after = shared_out(alive, groups), shared_out(alive - {min(alive)}, groups)
+    before, after = assigned(alive, groups), assigned(alive - {min(alive)}, groups)
     assert sum(len(before[group]) - len(after[group]) for group in groups) == 1
     assert all(len(before[group]) - len(after[group]) in (0, 1) for group in groups)
 
@@ -96,12 +98,14 @@ def profile(tmp_path: Path) -> Path:
     ],
     ids=lambda changed: min(changed),
 )
-def test_a_plan_is_not_remembered_for_another_question_or_network(profile: Path, changed: dict[str, object]) -> None:
+def test_a_stored_plan_is_not_used_for_other_terms_or_another_network(
+    profile: Path, changed: dict[str, object]
+) -> None:
     told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile), "model": "one"}
     assert origin_of(AppConfig.model_validate(told | changed)) != origin_of(AppConfig.model_validate(told))
 
 
-def test_a_plan_is_not_remembered_for_a_profile_of_the_same_name_that_says_something_else(profile: Path) -> None:
+def test_a_stored_plan_is_not_used_for_a_profile_with_other_contents(profile: Path) -> None:
     config = AppConfig(devices={"v100": 2}, profile=str(profile))
     before = origin_of(config)
     assert origin_of(config.model_copy(update={"log_format": "json", "max_waiting": 7})) == before
@@ -109,13 +113,13 @@ def test_a_plan_is_not_remembered_for_a_profile_of_the_same_name_that_says_somet
     assert origin_of(config) != before
 
 
-def test_it_is_said_of_every_field_what_depends_on_it() -> None:
-    """One that is forgotten would leave replicas as they are though it changes them."""
+def test_every_field_is_in_exactly_one_set_of_dependencies() -> None:
+    """A change of a forgotten field would not restart replicas that depend on it."""
     told = Counter([*OF_PLANS, *OF_PLANS_AND_REPLICAS, *OF_REPLICAS, *OF_FRONTS])
     assert told == Counter([*AppConfig.model_fields])
 
 
-def test_replicas_go_on_where_only_fronts_or_plans_change(profile: Path) -> None:
+def test_replicas_stay_if_only_fronts_or_plans_change(profile: Path) -> None:
     told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile)}
     mark = mark_of(AppConfig.model_validate(told))
     for same in ({"allowed_origins": ["https://shop.example"]}, {"slo_ms": 50.0}, {"devices": {"v100": 3}}):
@@ -127,14 +131,14 @@ def test_replicas_go_on_where_only_fronts_or_plans_change(profile: Path) -> None
 
 
 @given(replicas, wanted, st.data())
-def test_replicas_that_are_benched_work_for_nobody_where_others_suffice(
+def test_benched_replicas_are_not_used_if_others_suffice(
     alive: set[str], groups: dict[str, int], data: st.DataObject
 ) -> None:
     benched = data.draw(st.sets(st.sampled_from(sorted(alive)))) if alive else set()
-    shares = shared_out(alive, groups, benched)
+    shares = assigned(alive, groups, benched)
     if len(alive - benched) >= len(groups):
         working = {group: [name for name in share if name not in benched] for group, share in shares.items()}
-        assert working == shared_out(alive - benched, groups)
+        assert working == assigned(alive - benched, groups)
         assert sum(map(len, shares.values())) == len(alive), "they stay, to be tried now and then"
     else:
-        assert shares == shared_out(alive, groups)
+        assert shares == assigned(alive, groups)

@@ -1,4 +1,4 @@
-"""However often something happens, few lines say so, and the next one says how often."""
+"""Repeated log lines are limited, and the next one has their number."""
 
 import json
 import logging
@@ -10,12 +10,20 @@ import pytest
 from cluster.controller.service import _log
 from deployments import logs
 from deployments.config import AppConfig
-from deployments.logs import EVERY_S, FIRST, OURS, SERVES, Seldom, join_serves_log, logging_config
+from deployments.logs import (
+    LINES_PER_KIND,
+    OWN_LOGGERS,
+    PERIOD_S,
+    SERVE_LOGGER,
+    RateLimit,
+    join_serves_log,
+    logging_config,
+)
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
 
 class Lines(logging.Handler):
-    """Stands for the handlers of Serve's own log."""
+    """Stands in for the handlers of Serve's log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,9 +37,9 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
-    """What a replica of Serve would say; afterwards all loggers are as they were."""
+    """The lines in the log of a Serve replica; afterwards all loggers are restored."""
     monkeypatch.setattr(logs, "inside_replica", lambda: True)
-    loggers = [logging.getLogger(name) for name in (*OURS, *logs.OF_OTHERS, SERVES)]
+    loggers = [logging.getLogger(name) for name in (*OWN_LOGGERS, *logs.LIBRARY_LOGGERS, SERVE_LOGGER)]
     before = [(each.handlers[:], each.propagate, each.level) for each in loggers]
     made = Lines()
     loggers[-1].handlers = [made]
@@ -42,27 +50,29 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
         each.setLevel(level)
 
 
-def test_what_is_said_again_and_again_is_counted() -> None:
+def test_repeated_lines_are_counted() -> None:
     now_s = 0.0
-    seldom = Seldom(lambda: now_s)
+    limit = RateLimit(lambda: now_s)
 
     def passes(sentence: str, *values: object) -> str | None:
         record = logging.LogRecord("deployments.front", logging.WARNING, "", 0, sentence, values, None)
-        return record.getMessage() if seldom.filter(record) else None
+        return record.getMessage() if limit.filter(record) else None
 
-    assert [bool(passes("launch %d failed", number)) for number in range(1000)] == [True] * FIRST + [False] * 995
+    assert [bool(passes("launch %d failed", number)) for number in range(1000)] == [True] * LINES_PER_KIND + [
+        False
+    ] * 995
     assert passes("something else") == "something else"
-    now_s = EVERY_S
+    now_s = PERIOD_S
     assert passes("launch %d failed", 7) == "launch 7 failed (and 995 like it in 60 s)"
-    now_s = 2 * EVERY_S
+    now_s = 2 * PERIOD_S
     assert passes("launch %d failed", 8) == "launch 8 failed"
 
 
 def test_sentences_that_are_all_different_take_little_memory() -> None:
-    seldom = Seldom(lambda: 0.0)
+    limit = RateLimit(lambda: 0.0)
     for number in range(5000):
-        seldom.filter(logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, f"attack {number}", (), None))
-    assert len(seldom._kinds) <= 1000
+        limit.filter(logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, f"attack {number}", (), None))
+    assert len(limit._kinds) <= 1000
 
 
 def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
@@ -70,14 +80,14 @@ def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     for number in range(100):
         logging.getLogger("deployments.front.service").warning("inputs could not be encoded: %d", number)
     logging.getLogger("cluster.controller.loop").warning("the controller could not look")
-    assert len(lines.said) == FIRST + 1
+    assert len(lines.said) == LINES_PER_KIND + 1
     assert lines.said[-1] == "the controller could not look"
 
 
-def test_no_line_is_kept_back(lines: Lines) -> None:
-    logging.getLogger(SERVES).handlers = [MemoryHandler(1000, target=lines)]
+def test_no_line_is_buffered(lines: Lines) -> None:
+    logging.getLogger(SERVE_LOGGER).handlers = [MemoryHandler(1000, target=lines)]
     join_serves_log()
-    logging.getLogger(SERVES).warning("a plan was rolled out")
+    logging.getLogger(SERVE_LOGGER).warning("a plan was rolled out")
     assert lines.said == ["a plan was rolled out"]
 
 
@@ -87,13 +97,13 @@ def test_outside_of_serve_nothing_changes() -> None:
     assert logging.getLogger("deployments").handlers == before
 
 
-def test_the_format_is_served_as_it_is_set() -> None:
+def test_serve_gets_the_configured_format() -> None:
     assert logging_config(AppConfig(log_format="json").log_format)["encoding"] == "JSON"
     assert logging_config("text", quiet=False) == {"enable_access_log": False, "encoding": "TEXT"}
 
 
 def test_every_decision_is_one_line_with_its_figures(lines: Lines) -> None:
-    logging.getLogger(SERVES).setLevel(logging.INFO)
+    logging.getLogger(SERVE_LOGGER).setLevel(logging.INFO)
     asked = question(MEDIUM)
     application = Fluid(asked, batches(first_plan(asked), 4))
     loop = control_loop(application)

@@ -1,4 +1,4 @@
-"""The plan that is made at the start: for the devices that were named, or that there are; impossible ones say why."""
+"""The plan that is made at the start, for configured devices or those of the cluster; impossible ones are refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ CUT = (Placement("v100", 2, (Split(0, 1, 8, ramps=(0,)), Split(1, BLOCKS, 8))),)
 
 
 def table(kind: str, block_s: float) -> LatencyTable:
-    """A launch takes as long for eight as for one."""
+    """A profile in which a launch takes as long for eight inputs as for one."""
     row, none, sizes = (block_s,) * BLOCKS, (0.0,) * BLOCKS, (100,) * BLOCKS
     return LatencyTable(kind, (1, 8), (row, row), (none, none), 0.001, sizes, sizes, "made up")
 
@@ -53,7 +53,7 @@ def test_a_plan_that_is_made_at_the_start_names_its_network(profile: str) -> Non
     assert (made.model, made.weights) == ("toy", "a1")
 
 
-def test_auto_takes_what_there_is_and_was_profiled(profile: str) -> None:
+def test_auto_uses_the_existing_devices_that_were_profiled(profile: str) -> None:
     assert plan_for(profile, {"v100": 2, "h100": 8, "cpu": 1}, devices="auto", slo_ms=100) == {"v100": 2}
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"
     with pytest.raises(UserError, match=r"this Ray has 8 h100, .* has times of v100, oddity, cpu"):
@@ -77,7 +77,7 @@ def test_a_new_front_has_room_beside_the_old_one_only_with_all_replicas_that_it_
     assert not fits(9.0, 9.0, AppConfig(profile=profile, devices="auto")), "it may plan for all that there is"
 
 
-def test_where_answers_are_early_the_network_runs_in_one_piece_and_every_input_to_the_end(
+def test_with_early_answers_the_network_is_not_split_and_every_input_runs_to_the_end(
     profile: str, tmp_path: Path
 ) -> None:
     told = {"profile": profile, "devices": {"v100": 2}, "answers": "early"}
@@ -96,10 +96,13 @@ def test_where_answers_are_early_the_network_runs_in_one_piece_and_every_input_t
     ("told", "sentence"),
     [
         ({"answers": "early", "exits": False}, "answers: early needs exits"),
-        ({"answers": "early", "ramp_budget": 0.1}, "ramp_budget is for answers: early where the plan is made"),
+        (
+            {"answers": "early", "ramp_budget": 0.1},
+            "ramp_budget is for answers: early with devices:, where the plan is made",
+        ),
     ],
 )
-def test_what_does_not_fit_early_answers_is_refused(told: dict[str, object], sentence: str) -> None:
+def test_fields_that_contradict_early_answers_are_refused(told: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse(told)
 
@@ -121,7 +124,7 @@ def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
         ({"devices": {"v100": 1}, "device": "cpu"}, "device cannot be set beside a plan"),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence(profile: str, told: dict[str, object], sentence: str) -> None:
+def test_impossible_plans_are_reported(profile: str, told: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
         plan_for(profile, **told)
     assert "\n" not in str(error.value)
@@ -132,7 +135,7 @@ def test_devices_need_a_profile() -> None:
         parse({"devices": "auto"})
 
 
-def test_a_link_that_is_declared_slow_is_what_plans_and_fronts_count_with(profile: str) -> None:
+def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None:
     told = {"profile": profile, "devices": {"v100": 1, "oddity": 1}, "backend": "virtual", "slo_ms": 1000}
     config = parse(told | {"links": {"v100>oddity": 0.08}})
     graph = read_graph(config)
@@ -146,17 +149,17 @@ def test_a_link_that_is_declared_slow_is_what_plans_and_fronts_count_with(profil
         parse(told | {"links": {"v100>oddity": 0}})
 
 
-def test_a_plan_in_one_line_tells_latencies_as_played_and_those_of_full_launches_apart() -> None:
+def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches() -> None:
     promise = Promise(48.0, latency_s=0.9496, cost_per_hour=1.0, gap=0.0)
     plan = Plan(CUT, promise, origin="measured", backend="torch")
     blocks = "blocks 0 at 8, 1-3 at 8 on 2 v100; 48/s by measured times (torch)"
-    assert summary(plan) == f"{blocks}; not played; full launches all the way: 950 ms"
+    assert summary(plan) == f"{blocks}; not simulated; full launches all the way: 950 ms"
     played = replace(plan, promise=replace(promise, simulated=SimulatedTimes(0.12, 0.481, 0.99)))
-    times = "as played: p50 120 ms, p99 481 ms, 99.0 % in time"
+    times = "as simulated: p50 120 ms, p99 481 ms, 99.0 % in time"
     assert summary(played) == f"{blocks}; {times}; full launches all the way: 950 ms"
 
 
-def test_a_plan_for_texts_tells_when_they_begin() -> None:
+def test_the_summary_of_a_plan_for_texts_has_the_time_to_the_first_token() -> None:
     terms = DecodingTerms("off", prompt_rows=64, kv_megabytes=100, ttft_s=0.5, tpot_s=0.05)
     plan = Plan(CUT, Promise(3.0, latency_s=0.5, cost_per_hour=1.0, gap=0.0), decoding=terms)
     assert summary(plan).endswith("; 3/s, first tokens in 500 ms")

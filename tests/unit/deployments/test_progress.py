@@ -1,4 +1,4 @@
-"""Progress without a terminal is a line now and then; on one it is a bar."""
+"""Progress: on a terminal a bar, otherwise a line every few seconds."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -9,7 +9,7 @@ from deployments.progress import busy, show
 
 
 def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | None = None) -> list[str]:
-    """What is told of items that begin at these moments, behind the one at which all begins."""
+    """The lines printed for items that begin at these moments; the first moment is the start."""
     moments: Iterator[float] = iter(moments_s)
     items = range(len(moments_s) - 1)
     assert list(show(items if total is None else iter(items), "features", total, lambda: next(moments))) == [*items]
@@ -18,7 +18,7 @@ def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | Non
     return said.err.splitlines()
 
 
-def test_what_is_done_within_two_seconds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_within_two_seconds_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, 10.0, 10.0, 10.5, 11.9) == []
 
 
@@ -30,13 +30,13 @@ def test_a_line_comes_after_two_seconds_and_then_every_five(capsys: pytest.Captu
     ]
 
 
-def test_how_many_there_are_may_be_told_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_items_may_be_given_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, 0.0, 0.0, 3.0, total=1200) == ["features: 1 of 1,200 after 3 s"]
     assert [*show(iter("ab"), "reading", clock=iter((0.0, 0.0, 3.0)).__next__)] == ["a", "b"]
     assert capsys.readouterr().err == "reading: 1 after 3 s\n"
 
 
-def test_what_has_no_steps_is_told_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_without_steps_prints_lines_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     told_thrice, waited = Event(), list[float]()
 
     class Waits(Event):
@@ -58,7 +58,7 @@ def test_what_has_no_steps_is_told_until_it_ends(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_what_ends_at_once_is_not_told_though_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_fails_at_once_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="wrong"), busy("choosing thresholds"):
         raise ValueError("wrong")
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""What ray_facts takes for granted, checked against the Ray that is installed: each failure names what to mend."""
+"""The Ray internals that ray_facts uses, checked in the installed Ray: each failure names the function to mend."""
 
 import importlib
 import importlib.util
@@ -18,7 +18,7 @@ ROOT = Path(deployments.__file__).parents[1]
 
 
 def has(module: str, path: str, *parameters: str, used_by: str) -> None:
-    """A name that is there, and takes these parameters."""
+    """Check that a name exists and has these parameters."""
     found = importlib.import_module(module)
     for name in path.split("."):
         assert hasattr(found, name), f"Ray has no {module}.{path} any more: mend {used_by}"
@@ -87,7 +87,7 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
         ("ray.serve.request_router", "RequestRouter.curr_replicas", (), "front.router"),
     ],
 )
-def test_what_is_called_is_still_there(module: str, path: str, parameters: Sequence[str], used_by: str) -> None:
+def test_rays_internals_still_exist(module: str, path: str, parameters: Sequence[str], used_by: str) -> None:
     has(module, path, *parameters, used_by=used_by)
 
 
@@ -105,12 +105,12 @@ def test_what_is_called_is_still_there(module: str, path: str, parameters: Seque
         ("_common/utils.py", '"ray_current_cluster"', "ray_facts.address_file"),
     ],
 )
-def test_what_is_relied_on_is_still_done(file: str, text: str, used_by: str) -> None:
+def test_rays_internals_are_still_used_in_the_same_way(file: str, text: str, used_by: str) -> None:
     assert text in (RAY / file).read_text(), f"Ray's {file} does not say {text} any more: look at {used_by}"
 
 
 @pytest.mark.parametrize("dashboard", [False, True])
-def test_only_a_dashboard_needs_the_autoscaler_and_signals_pass_by_what_starts(dashboard: bool) -> None:
+def test_the_autoscaler_starts_only_with_a_dashboard_and_processes_get_no_signals(dashboard: bool) -> None:
     from ray._private import node, services
 
     usual = node.Node.start_monitor, node.Node.start_log_monitor, services.ConsolePopen
@@ -123,12 +123,12 @@ def test_only_a_dashboard_needs_the_autoscaler_and_signals_pass_by_what_starts(d
     assert (node.Node.start_monitor, node.Node.start_log_monitor, services.ConsolePopen) == usual
 
 
-def test_the_raylet_has_the_name_that_is_looked_for() -> None:
+def test_the_raylet_has_its_name() -> None:
     assert [*(RAY / "core").rglob(ray_facts.RAYLET)], "mend ray_facts.patient_start"
 
 
 class Kept:
-    """Ray's store of texts, and what its autoscaler was asked for last."""
+    """Ray's store of texts, and the last request to its autoscaler."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from ray.autoscaler import sdk
@@ -153,7 +153,7 @@ class Kept:
         self.asked = list(zip(bundles, bundle_label_selectors, strict=True))
 
 
-def test_the_autoscaler_is_asked_for_what_all_applications_want_and_no_longer_for_what_one_gives_back(
+def test_the_request_to_the_autoscaler_has_the_devices_of_all_applications(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept = Kept(monkeypatch)
@@ -165,12 +165,12 @@ def test_the_autoscaler_is_asked_for_what_all_applications_want_and_no_longer_fo
     assert kept.asked == [virtual]
     kept.heeds_labels = False
     ray_facts.ask_autoscaler("search", [virtual])
-    with pytest.raises(RuntimeError, match="heeds no labels here"):
+    with pytest.raises(RuntimeError, match="ignores labels here"):
         ray_facts.ask_autoscaler("shop", [gpu])
     assert kept.asked == [virtual]
 
 
-def test_a_node_that_is_drained_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_drained_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
     from ray._private.state import state
 
@@ -180,7 +180,7 @@ def test_a_node_that_is_drained_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
     assert len(ray_facts.nodes()) == 1
 
 
-def test_states_of_replicas_have_the_names_that_are_counted() -> None:
+def test_states_of_replicas_still_have_their_names() -> None:
     from ray.serve._private.common import ReplicaState
     from ray.serve.schema import ApplicationStatus
 
@@ -193,13 +193,13 @@ def test_states_of_replicas_have_the_names_that_are_counted() -> None:
 PRIVATE = re.compile(r"\bray\._|serve\._private|serve\.context|_internal_kv|_get_global_client|\b_blocking")
 
 
-def test_no_other_module_calls_what_ray_does_not_promise() -> None:
+def test_no_other_module_uses_rays_internals() -> None:
     files = [path for folder in ("deployments", "cluster") for path in (ROOT / folder).rglob("*.py")]
     found = [path.name for path in files if PRIVATE.search(path.read_text()) and path.name != "ray_facts.py"]
     assert not found, "such a call belongs into deployments/ray_facts.py, with a test of its own here"
 
 
-def test_what_replicas_of_other_applications_hold_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def application(options: dict[str, object] | None, *nodes: str | None) -> dict[str, object]:
         told = {"ray_actor_options": options} if options else {}
         replicas = [{"node_id": node} if node else {} for node in nodes]  # none: it waits for room

@@ -1,4 +1,4 @@
-"""Each of our settings is still read by the Ray that is installed."""
+"""Each of our settings is still read by the installed Ray."""
 
 import importlib.util
 import json
@@ -54,5 +54,5 @@ import pandas
 
 
 def _settings_in(source: bytes) -> list[bytes]:
-    """Most files have none, and are not looked through word by word."""
+    """Search word by word only in files that contain a setting at all."""
     return re.findall(rb"\b_*RAY_\w+", source) if b"RAY_" in source else []

@@ -1,4 +1,4 @@
-"""What a replica asks for, and what fits where."""
+"""The resources that replicas request, and their placement on nodes."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -16,7 +16,7 @@ some_nodes = st.lists(some_resources, max_size=3)
 
 
 def places(needs: Sequence[Resources], nodes: Sequence[Resources]) -> Iterator[Sequence[int | None]]:
-    """By brute force: every way to give each need a node, or none (None), that takes nothing that is not there."""
+    """By brute force: every placement of the needs on nodes with room (None: not placed)."""
     for chosen in product([None, *range(len(nodes))], repeat=len(needs)):
         taken = [
             {
@@ -31,27 +31,27 @@ def places(needs: Sequence[Resources], nodes: Sequence[Resources]) -> Iterator[S
 
 @given(st.lists(some_resources, max_size=4), some_nodes)
 @example([{"CPU": 1.0}, {"CPU": 2.0}], [{"CPU": 2.0}, {"CPU": 1.0}])
-def test_nobody_gets_room_that_is_not_there(needs: list[Resources], nodes: list[Resources]) -> None:
+def test_no_need_is_placed_without_room(needs: list[Resources], nodes: list[Resources]) -> None:
     found = first_fit(needs, nodes)
     assert any([at is not None for at in chosen] == found for chosen in places(needs, nodes))
 
 
 @given(some_resources, st.integers(0, 4), some_nodes)
-def test_of_one_kind_as_many_fit_as_can(need: Resources, count: int, nodes: list[Resources]) -> None:
+def test_as_many_equal_needs_as_possible_fit(need: Resources, count: int, nodes: list[Resources]) -> None:
     most = max(sum(at is not None for at in chosen) for chosen in places([need] * count, nodes))
     assert sum(first_fit([need] * count, nodes)) == most
 
 
 @given(st.integers(0, 2), st.integers(0, 2), some_nodes)
-def test_of_kinds_that_share_nothing_as_many_fit_as_can(cpus: int, gpus: int, nodes: list[Resources]) -> None:
+def test_as_many_needs_of_disjoint_kinds_as_possible_fit(cpus: int, gpus: int, nodes: list[Resources]) -> None:
     needs: list[Resources] = [{"CPU": 1.0}] * cpus + [{"GPU": 1.0}] * gpus
     most = max(sum(at is not None for at in chosen) for chosen in places(needs, nodes))
     assert sum(first_fit(needs, nodes)) == most
 
 
 @given(st.lists(some_resources, max_size=8), some_nodes)
-def test_no_node_is_passed_by_that_has_room(needs: list[Resources], nodes: list[Resources]) -> None:
-    """Thousands of devices are counted in one pass over the nodes, and what asks every node finds no more."""
+def test_no_node_with_room_is_skipped(needs: list[Resources], nodes: list[Resources]) -> None:
+    """One pass over the nodes places thousands of needs, and asking every node for each need would place no more."""
     free = [dict(node) for node in nodes]
     for need, fits in zip(needs, first_fit(needs, nodes), strict=True):
         asked = {name: amount for name, amount in need.items() if amount}
@@ -61,7 +61,7 @@ def test_no_node_is_passed_by_that_has_room(needs: list[Resources], nodes: list[
             room[0][name] -= amount
 
 
-def test_a_replica_asks_for_what_its_kind_has() -> None:
+def test_a_replica_requests_the_resources_of_its_kind() -> None:
     assert resources.replica_needs(AppConfig(cpus_per_replica=2), "cpu") == {"CPU": 2.0, "GPU": 0.0}
     assert resources.replica_needs(AppConfig(), "a100") == {"CPU": 1.0, "GPU": 1, "accelerator_type:A100": 0.001}
     assert resources.replica_options(AppConfig(), "a100", labelled=True) == {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.replica import split
 from deployments.replica.split import SplitReplica
 from deployments.replica.virtual import VirtualModel
-from deployments.transport.holdings import Held, Holdings, Share
+from deployments.transport.holdings import Claim, Holdings, Share
 from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import Packed, pack, take
 from profiles.exits import ExitProfile
@@ -26,7 +26,7 @@ from tests.helpers.toy_model import RAMPS, Toy
 class Place:
     """Where an input is: a row of what came by value, or of what a replica holds."""
 
-    source: Packed | Held
+    source: Packed | Claim
     row: int
     holder: Holdings | None = None
 
@@ -69,7 +69,7 @@ class Journey:
         return place.holder.packed(place.source.key, rows)  # fetched from another device
 
     def _drop_what_nobody_needs(self) -> None:
-        needed = {place.source.key for place in self.places.values() if isinstance(place.source, Held)}
+        needed = {place.source.key for place in self.places.values() if isinstance(place.source, Claim)}
         for holdings in {id(replica.holdings): replica.holdings for replica in self.replicas}.values():
             holdings.drop([key for key in list(holdings._states) if key not in needed])
 
@@ -159,5 +159,5 @@ def test_small_survivors_come_back_and_large_ones_stay() -> None:
     for limit, stays in ((weight, False), (weight - 1, True)):
         *_, last = replica.run(Order(2, frozenset(RAMPS), parts, by_value_bytes=limit))
         assert isinstance(last, Stayed)
-        assert isinstance(last.survivors, Held) == stays
+        assert isinstance(last.survivors, Claim) == stays
     assert len(replica.holdings) == 1

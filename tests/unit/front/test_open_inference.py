@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import AppConfig
-from deployments.folders import told_in
+from deployments.folders import checkpoint_json
 from deployments.front import examples
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import Sizes
@@ -184,7 +184,9 @@ def test_a_front_that_starts_reads_a_checkpoints_files_once(tmp_path: Path, monk
     (tmp_path / "config.json").write_text('{"num_channels": 3}')
     read = []
     monkeypatch.setattr(
-        examples, "told_in", lambda folder, name="config.json": read.append(name) or told_in(folder, name)
+        examples,
+        "checkpoint_json",
+        lambda folder, name="config.json": read.append(name) or checkpoint_json(folder, name),
     )
     create_api(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter))
     assert read == ["config.json", "preprocessor_config.json"]

@@ -105,5 +105,5 @@ def test_no_other_page_is_told_that_it_may(allowing: TestClient) -> None:
 
 @pytest.mark.parametrize("wrong", ["*", "shop.example", "https://shop.example/", "https://a.example https://b.example"])
 def test_what_no_browser_calls_an_origin_is_refused(wrong: str) -> None:
-    with pytest.raises(UserError, match="must be as browsers say it"):
+    with pytest.raises(UserError, match="must be as browsers send it"):
         parse({"allowed_origins": [wrong]})

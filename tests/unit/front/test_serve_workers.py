@@ -128,8 +128,8 @@ def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(stage: Scene) -> None:
-        await eventually(lambda: len(stage.serve.replicas["a"]._orders.door.guests) == 1)
-        for caller in tuple(stage.serve.replicas["a"]._orders.door.guests):
+        await eventually(lambda: len(stage.serve.replicas["a"]._orders.gate.authorized) == 1)
+        for caller in tuple(stage.serve.replicas["a"]._orders.gate.authorized):
             caller.hang_up()
         await eventually(lambda: stage.told[-1] == {"b"})
         await eventually(lambda: stage.told[-1] == {"a", "b"})

@@ -1,4 +1,4 @@
-"""`isobatch load` as a user types it: what it sends, what it says, and what its exit code is."""
+"""`isobatch load` as a user types it: its requests, its output, and its exit code."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cluster import cli
-from cluster.load.bodies import promised_ms, taken_at
+from cluster.load.bodies import accepted_at, promised_ms
 from cluster.load.connection import BROKEN
 from cluster.load.generator import LoadRecord
 from cluster.load.report import _kinds, summary
@@ -21,7 +21,7 @@ from tests.helpers.other_protocol import grpc_port
 
 
 class Served:
-    """A server that takes inputs of one kind and remembers them."""
+    """A server that accepts inputs of one kind and records them."""
 
     def __init__(self, datatype: str, key: str | None = None, shape: tuple[int, ...] = ()) -> None:
         self.seen: list[Any] = []
@@ -97,7 +97,7 @@ Load, Serve = Callable[..., int], Callable[..., Served]
 
 
 @pytest.mark.parametrize(("datatype", "kind"), [("BYTES", str), ("FP32", list)])
-def test_a_server_is_sent_what_it_says_it_takes(
+def test_a_server_is_sent_inputs_of_the_kind_that_it_accepts(
     serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], datatype: str, kind: type
 ) -> None:
     served = serve(datatype)
@@ -111,12 +111,12 @@ def test_a_server_is_sent_what_it_says_it_takes(
     ("shape", "what"),
     [
         ((8, 8), "sending 256 of the demo's digits;"),
-        ((-1, -1), "sending 256 of the demo's digits (how large images must be is not said);"),
+        ((-1, -1), "sending 256 of the demo's digits (the server does not name the size of images);"),
         ((32, 32, 3), "sending 163 made-up ones of 32 x 32 x 3;"),
         ((224, 224, 3), "sending 4 made-up ones of 224 x 224 x 3;"),
     ],
 )
-def test_images_are_made_up_as_large_as_the_server_says(
+def test_made_up_images_have_the_size_that_the_server_names(
     serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], shape: tuple[int, ...], what: str
 ) -> None:
     served = serve("FP32", shape=shape)
@@ -125,13 +125,13 @@ def test_images_are_made_up_as_large_as_the_server_says(
     assert {np.shape(each) for each in served.seen} == {(8, 8) if -1 in shape else shape}
 
 
-def test_prompts_that_are_not_there_are_named(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_of_prompts_is_reported(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     assert load("http://127.0.0.1:1", "--prompts", "missing.txt") == 2
-    said = "cannot read missing.txt: No such file or directory: --prompts is a file of texts, a prompt a line"
+    said = "cannot read missing.txt: No such file or directory: --prompts is a file of texts, a prompt in each line"
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_inputs_of_ones_own_are_sent(
+def test_the_users_own_inputs_are_sent(
     serve: Serve, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve("BYTES")
@@ -144,7 +144,7 @@ def test_inputs_of_ones_own_are_sent(
     assert "label from 'verdict'" in capsys.readouterr().out
 
 
-def test_what_is_good_is_what_the_server_promises_unless_the_user_says(
+def test_the_slo_is_the_servers_unless_the_user_gives_one(
     serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve("BYTES")
@@ -154,7 +154,7 @@ def test_what_is_good_is_what_the_server_promises_unless_the_user_says(
         assert (f"within {within} ms" in capsys.readouterr().out, served.deadlines) == (True, {within})
 
 
-def test_a_server_that_asks_for_a_key_is_shown_it(
+def test_the_key_is_sent_to_a_server_that_needs_one(
     serve: Serve, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve("BYTES", "secret")
@@ -168,27 +168,29 @@ def test_a_server_that_asks_for_a_key_is_shown_it(
     assert served.seen
 
 
-def test_what_is_answered_otherwise_is_a_failure(serve: Serve, load: Load, tmp_path: Path) -> None:
+def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -> None:
     served = serve("BYTES")
     (tmp_path / "bodies.jsonl").write_text('{"inputs": [3]}\n')
     assert load(served.url, "--bodies", tmp_path / "bodies.jsonl") == 1
 
 
-def test_a_server_that_does_not_say_what_it_takes(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_name_its_inputs_is_reported(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
     served = serve("BYTES")
     assert load(f"{served.url}/v1/predict") == 2
     said = capsys.readouterr().err.replace("\n", " ")
     assert "does not say whether its network takes texts or images (status 404): --bodies FILE sends" in said
 
 
-def test_a_decoder_is_asked_for_texts(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_decoder_needs_prompts(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve("BYTES")
     served.decodes = True
     assert load(served.url) == 2
     assert "serves a decoder: --prompts FILE" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_server_that_still_starts_is_not_asked_more(
+def test_a_server_that_still_starts_is_reported(
     serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     served = serve("BYTES")
@@ -208,12 +210,12 @@ def test_nobody_there_is_one_sentence(load: Load, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://"])
-def test_what_is_no_address_is_said_so(load: Load, capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_a_wrong_address_is_reported(load: Load, capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert load(url) == 2
     assert f"'{url}' must look like http://HOST:PORT" in capsys.readouterr().err
 
 
-def test_the_picture_names_what_was_answered_otherwise() -> None:
+def test_the_picture_names_other_outcomes() -> None:
     status = np.array([200, 200, 404, 422, 503, BROKEN])
     times = np.arange(6.0)
     record = LoadRecord(times, times, times, times + 0.1, status, times)
@@ -231,10 +233,8 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
     assert summary(LoadRecord(times, times, times, times + 1, np.array(status), times), 10).failed is failed
 
 
-def test_the_port_of_grpc_is_one_sentence() -> None:
+def test_the_port_of_grpc_is_reported() -> None:
     with grpc_port() as url:
         assert promised_ms(f"{url}/predict", {}) is None
-        with pytest.raises(
-            UserError, match=rf"what answers at {url} does not speak HTTP/1\.1: is that the port of gRPC"
-        ):
-            taken_at(f"{url}/predict", {})
+        with pytest.raises(UserError, match=rf"the server at {url} does not speak HTTP/1\.1: is that the port of gRPC"):
+            accepted_at(f"{url}/predict", {})

@@ -1,4 +1,4 @@
-"""The load generator against a server of a few lines: open loop, counted from when a request was due."""
+"""The load generator against a small server: open loop, with latency counted from when a request was due."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cluster.load import generator
-from cluster.load.connection import BROKEN, looking
+from cluster.load.connection import BROKEN, run_noting_polls
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.report import Summary, summary, table
 from profiles.errors import UserError
@@ -21,7 +21,7 @@ Answer = Callable[[int], tuple[float, bytes]]  # request number -> (seconds it t
 
 
 def measured(answer: Answer, ask: Callable[[str], Awaitable[Found]]) -> Found:
-    """What `ask` finds at a server that answers so, one request after another on each connection."""
+    """The result of `ask` at a server with these answers, which handles one request at a time on each connection."""
     count = iter(range(10_000))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,11 +45,11 @@ def measured(answer: Answer, ask: Callable[[str], Awaitable[Found]]) -> Found:
         finally:
             server.close()
 
-    return looking(run())
+    return run_noting_polls(run())
 
 
 def test_every_request_is_sent_when_it_is_due() -> None:
-    """As soon, at least, as this process gets to do what is due at all."""
+    """At least as soon as this process gets a processor."""
     due_s = np.arange(40) / 200
 
     async def late_s() -> list[float]:
@@ -70,13 +70,13 @@ def test_every_request_is_sent_when_it_is_due() -> None:
     assert np.median(record.sent_s - due_s) < 0.02 + np.median(at_best_s)
 
 
-def test_what_waits_for_a_connection_is_not_lost_while_others_are_answered() -> None:
-    """Ten requests at once over one connection, with more patience than one takes, and less than all do."""
+def test_requests_that_wait_for_a_connection_are_not_lost_while_others_are_answered() -> None:
+    """Ten requests at once over one connection, with more patience than one request takes and less than all of them."""
     asked = measured(lambda n: (0.2, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(10), patience_s=0.4))
     assert asked.status.tolist() == [200] * 10
 
 
-def test_what_is_never_answered_is_lost_some_time_after_the_last_answer() -> None:
+def test_a_request_without_an_answer_is_lost_some_time_after_the_last_answer() -> None:
     def ask(url: str) -> Awaitable[LoadRecord]:
         return LoadGenerator(url, [b"{}"], 2).at(np.zeros(3), patience_s=0.3)
 
@@ -85,7 +85,7 @@ def test_what_is_never_answered_is_lost_some_time_after_the_last_answer() -> Non
 
 
 def test_a_server_that_stalls_does_not_lighten_its_load() -> None:
-    """One connection, and a first answer that takes 0.3 s: all that were due meanwhile count their wait."""
+    """One connection, and a first answer after 0.3 s: all requests that were due meanwhile count their wait."""
     due_s = np.arange(20) / 100
     record = measured(lambda n: (0.3 if n == 0 else 0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(due_s))
     found = summary(record, slo_ms=100)
@@ -127,7 +127,7 @@ def test_a_generator_that_is_late_says_so() -> None:
     assert found.warning.startswith("WARNING: the generator itself was late")
 
 
-def test_a_generator_in_time_is_not_warned_of() -> None:
+def test_there_is_no_warning_if_the_generator_is_in_time() -> None:
     on_time = np.arange(100) / 100
     record = LoadRecord(on_time, on_time + 0.001, on_time + 0.001, on_time + 0.02, np.full(100, 200), on_time + 0.012)
     found = summary(record, slo_ms=10).lateness
@@ -138,7 +138,7 @@ def test_a_generator_in_time_is_not_warned_of() -> None:
     assert (found.late_by_generator, found.late_by_server) == (100, 0)
 
 
-def test_answers_that_lay_there_unread_are_not_the_servers() -> None:
+def test_answers_that_were_read_late_do_not_count_against_the_server() -> None:
     """The server answers at once; then the generator's process does something else for 0.3 s before it reads."""
 
     def answer(number: int) -> tuple[float, bytes]:
@@ -153,14 +153,14 @@ def test_answers_that_lay_there_unread_are_not_the_servers() -> None:
     assert summary(record, slo_ms=200).lateness.late_by_server == 1
 
 
-def test_what_no_answer_came_for_has_no_lateness() -> None:
+def test_requests_without_an_answer_have_no_lateness() -> None:
     nothing = LoadRecord(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, np.nan), np.array([BROKEN]), np.zeros(1))
     found = summary(nothing, slo_ms=10)
     assert (found.lateness.generator_ms, found.lateness.server_share, found.lateness.warning) == ({}, 0.0, None)
     assert table(found, 10).row_count > 0
 
 
-def test_outcomes_are_told_apart() -> None:
+def test_outcomes_are_distinguished() -> None:
     refused = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
     chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
     replies = [OK, refused, chunks, b""]
@@ -169,12 +169,12 @@ def test_outcomes_are_told_apart() -> None:
     assert summary(record, 100).outcomes == {"answered": 2, "refused": 1, "unanswered": 1}
 
 
-def test_what_is_no_http_is_no_answer() -> None:
+def test_bytes_that_are_not_http_are_no_answer() -> None:
     record = measured(lambda _: (0.0, b"what?\r\n\r\n"), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(2)))
     assert record.status.tolist() == [BROKEN] * 2
 
 
-def test_who_is_cut_off_asks_again_over_a_new_connection() -> None:
+def test_a_request_whose_connection_broke_is_sent_again_over_a_new_one() -> None:
     replies = [b"", b"", OK]
 
     async def ask(url: str) -> tuple[LoadRecord, set[int]]:
@@ -185,13 +185,13 @@ def test_who_is_cut_off_asks_again_over_a_new_connection() -> None:
     assert (record.status.tolist(), resent) == ([200], {0})
 
 
-def test_a_connection_that_is_said_to_close_is_not_used_again() -> None:
+def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
     last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
     record = measured(lambda _: (0.0, last), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.arange(5) / 50))
     assert record.status.tolist() == [200] * 5
 
 
-def test_what_is_refused_says_why_and_has_no_latency() -> None:
+def test_refusals_keep_their_reason_and_have_no_latency() -> None:
     wrong = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 5\r\n\r\nwhy: "
     sources: list[LoadGenerator] = []
 
@@ -200,17 +200,17 @@ def test_what_is_refused_says_why_and_has_no_latency() -> None:
         return sources[0].at(np.arange(3) / 50)
 
     record = measured(lambda _: (0.0, wrong), ask)
-    assert sources[0].said == {400: b"why: "}
+    assert sources[0].errors == {400: b"why: "}
     assert summary(record, 100).latency_ms == {}
 
 
-def test_clients_ask_again_when_they_are_answered() -> None:
+def test_clients_send_the_next_request_when_they_are_answered() -> None:
     record = measured(lambda _: (0.02, OK), lambda url: LoadGenerator(url, [b"{}"], 4).by_clients(4, 0.4))
     assert 2 * 4 <= len(record.status) <= 84  # 4 clients, 20 ms each, 0.4 s: 80 at best, fewer on a busy machine
     assert (record.status == 200).all()
 
 
-def test_clients_may_ask_more_often_than_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_may_send_more_requests_than_the_initial_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "SLOTS", 2)
     record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 2).by_clients(2, 0.1))
     assert len(record.status) > 4
@@ -234,19 +234,21 @@ def test_a_long_closed_loop_begins_with_little_memory() -> None:
 
 
 def test_rates_are_per_second_of_the_load() -> None:
-    def asked(due_s: list[float], took_s: float, asked_s: float) -> Summary:
+    def asked(due_s: list[float], took_s: float, duration_s: float) -> Summary:
         times = np.array(due_s)
-        return summary(LoadRecord(times, times, times, times + took_s, np.full(len(times), 200), times, asked_s), 100)
+        return summary(
+            LoadRecord(times, times, times, times + took_s, np.full(len(times), 200), times, duration_s), 100
+        )
 
-    slow = asked([0.0], 6.0, asked_s=5.0)
+    slow = asked([0.0], 6.0, duration_s=5.0)
     assert (slow.seconds, slow.offered_per_s, slow.answered_per_s, slow.goodput_per_s) == (5.0, 0.2, 0.0, 0.0)
-    assert asked([0.0, 1.0], 0.01, asked_s=4.0).goodput_per_s == 0.5
-    assert asked([0.0, 8.0], 0.01, asked_s=4.0).seconds == 8.0
+    assert asked([0.0, 1.0], 0.01, duration_s=4.0).goodput_per_s == 0.5
+    assert asked([0.0, 8.0], 0.01, duration_s=4.0).seconds == 8.0
 
 
-def test_a_closed_loop_knows_how_long_it_was_to_last() -> None:
+def test_the_record_of_a_closed_loop_has_its_duration() -> None:
     record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 1).by_clients(1, 0.03))
-    assert record.asked_s == 0.03
+    assert record.duration_s == 0.03
 
 
 def test_nobody_there_is_one_sentence() -> None:

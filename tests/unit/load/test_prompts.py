@@ -1,4 +1,4 @@
-"""What `isobatch load --prompts` measures, on a server that writes as it is told."""
+"""The figures of `isobatch load --prompts`, on a server that writes scripted answers."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ TOKENS, GAP_S = 4, 0.05
 
 @asynccontextmanager
 async def server(status: str = "200 OK") -> AsyncIterator[str]:
-    """Writes four tokens in two groups, a gap apart, cut where nobody expects it."""
+    """Writes four tokens in two groups with a gap between them, in pieces that do not match the events."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -54,13 +54,13 @@ def test_tokens_are_counted_and_timed() -> None:
     assert not found.failed
 
 
-def test_clients_ask_again_once_they_have_all() -> None:
+def test_clients_send_the_next_prompt_once_they_have_the_whole_answer() -> None:
     written = asyncio.run(closed_loop())
     assert len(written) >= 2
     assert {each.status for each in written} == {200}
 
 
-def test_refusals_are_counted_and_nobody_counts_as_answered_by_them() -> None:
+def test_refusals_are_counted_and_are_no_answers() -> None:
     found = summed(asyncio.run(open_loop("429 Too Many")), slo_ms=60_000)
     assert found.outcomes == {"refused": 3}
     assert found.failed
@@ -72,7 +72,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize(("told", "asked"), [(None, None), (5, 5)])
-def test_how_much_is_written_is_left_to_the_server_unless_the_user_says(told: int | None, asked: int | None) -> None:
+def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(told: int | None, asked: int | None) -> None:
     head, _, body = _request("127.0.0.1:8000", "1+1=", told, {}).partition(b"\r\n\r\n")
     assert b"POST /v1/completions" in head
     assert json.loads(body) == {"prompt": "1+1=", "max_tokens": asked, "stream": True}

@@ -1,4 +1,4 @@
-"""Workloads come at the rate that was asked for, in order, the same for the same seed."""
+"""Workloads have the requested rate and ascend; the same seed gives the same workload."""
 
 import bz2
 import tarfile
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.load.traces import trace, understood
+from cluster.load.traces import description, trace
 from cluster.load.workloads import PROCESSES, Mix, arrivals, exit_blocks
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -27,7 +27,7 @@ def test_arrivals_ascend_and_keep_their_mean_rate(process: str, rate: float, sec
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
-def test_gamma_gaps_vary_as_asked(cv: float) -> None:
+def test_gamma_gaps_vary_by_cv(cv: float) -> None:
     gaps = np.diff(arrivals("gamma", 100, 1000, seed=1, cv=cv))
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
 
@@ -40,7 +40,7 @@ def test_a_step_is_a_step() -> None:
 @pytest.mark.parametrize(
     ("process", "rate", "says"), [("poison", 1, "choose among poisson"), ("poisson", 0, "a rate and a time above 0")]
 )
-def test_what_cannot_come_is_one_line(process: str, rate: float, says: str) -> None:
+def test_impossible_workloads_are_reported(process: str, rate: float, says: str) -> None:
     with pytest.raises(UserError, match=says):
         arrivals(process, rate, 1, seed=0)
 
@@ -73,8 +73,8 @@ def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.txt", "0 600\n1 1800\n", "2 counts, each of 60 s (the file does not say how long"),
-        ("a.csv", "600\n1800\n600\n", "3 counts, each of 1 s (the file does not say how long"),
+        ("a.txt", "0 600\n1 1800\n", "2 counts, each of 60 s (assumed, as the file does not say it"),
+        ("a.csv", "600\n1800\n600\n", "3 counts, each of 1 s (assumed, as the file does not say it"),
         ("a.csv", "minute;count\n0;600\n1;1800\n", "2 counts, each of 60 s; 20.0 arrivals a second"),
         ("a.csv", "second,count\n0,600\n1,1800\n", "2 counts, each of 1 s; 1,200.0 arrivals a second"),
         ("a.tsv", "0\t600\n300\t1800\n600\t600\n", "3 counts, each of 300 s; 3.3 arrivals a second"),
@@ -82,11 +82,9 @@ def test_a_trace_may_keep_its_own_rate(tmp_path: Path) -> None:
         ("a.csv", "function,minute_1,minute_2\nf,60,0\ng,0,60\n", "2 counts, each of 60 s; 1.0 arrivals a second"),
     ],
 )
-def test_traces_as_others_write_them_are_read_and_it_is_said_how(
-    tmp_path: Path, name: str, content: str, says: str
-) -> None:
+def test_traces_of_other_formats_are_read_and_described(tmp_path: Path, name: str, content: str, says: str) -> None:
     (tmp_path / name).write_text(content)
-    assert says in understood(tmp_path / name)
+    assert says in description(tmp_path / name)
     assert len(trace(tmp_path / name, 100, seconds=1200)) > 100
 
 
@@ -95,19 +93,19 @@ def test_a_published_archive_is_one_line_of_counts_per_second(tmp_path: Path) ->
     inside.write_text("2 4 0 0 6")
     with tarfile.open(path, "w:bz2") as archive:
         archive.add(inside, inside.name)
-    assert "3 counts, each of 1 s" in understood(path)  # seconds without any are gaps in the record
+    assert "3 counts, each of 1 s" in description(path)  # seconds without any are gaps in the record
     alone = tmp_path / "trace.txt.bz2"
     alone.write_bytes(bz2.compress(b"0 600\n1 1800\n"))
-    assert "2 counts, each of 60 s" in understood(alone)
+    assert "2 counts, each of 60 s" in description(alone)
 
 
-def test_the_user_says_how_long_a_count_is(tmp_path: Path) -> None:
+def test_the_user_can_give_the_length_of_a_count(tmp_path: Path) -> None:
     path = tmp_path / "counts.txt"
     path.write_text("0 100\n1 300\n")
-    assert understood(path, each_s=1.0).endswith("2 counts, each of 1 s; 200.0 arrivals a second")
+    assert description(path, each_s=1.0).endswith("2 counts, each of 1 s; 200.0 arrivals a second")
     assert len(trace(path, None, seconds=60, each_s=1.0)) == pytest.approx(12_000, rel=0.1)
     with pytest.raises(UserError, match="--trace-each-s 0 must be above 0"):
-        understood(path, each_s=0)
+        description(path, each_s=0)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_the_user_says_how_long_a_count_is(tmp_path: Path) -> None:
         ("x.bz2", b"nothing", "is no trace"),
         ("x.csv", b"TIMESTAMP\nhello\n", "is no trace"),
         ("x.csv", b"TIMESTAMP\n", "is no trace"),
-        ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs arrivals at two times"),
+        ("x.csv", b"TIMESTAMP\n2023-11-16 18:00:00.0\n", "a trace needs at least two different times"),
         ("x.csv", b"minute,count\n0,1\n1\n", "is no trace"),
         ("x.csv", b"minute,count\n0,0\n", "holds no arrival"),
         ("x.csv", b"minute_1,minute_2\n1,x\n", "is no trace"),
@@ -129,7 +127,7 @@ def test_the_user_says_how_long_a_count_is(tmp_path: Path) -> None:
         ("", b"", "cannot read the trace"),
     ],
 )
-def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+def test_a_file_that_is_no_trace_is_reported(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     if name:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -140,7 +138,7 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, name: str, content:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 @settings(max_examples=25, deadline=None)
-def test_as_many_survive_as_the_profile_says(shares: list[float]) -> None:
+def test_survival_is_that_of_the_profile(shares: list[float]) -> None:
     profile = ExitProfile((1.0, *sorted(shares, reverse=True)))
     blocks = exit_blocks(profile, 4000, np.random.default_rng(0))
     survived = [(blocks >= k).mean() for k in range(profile.num_blocks)]
@@ -156,6 +154,6 @@ def test_a_mix_that_switches_gets_harder_at_once() -> None:
 
 
 def test_counts_in_one_long_line_are_read(tmp_path: Path) -> None:
-    """As tweets are published: millions of seconds in a line that is longer than csv reads."""
+    """Twitter's trace has millions of seconds in one line, which is longer than csv reads."""
     (tmp_path / "tweets.txt").write_text("5 " * 100_000)
     assert len(trace(tmp_path / "tweets.txt", 10.0, 5.0)) > 0

@@ -177,7 +177,7 @@ def test_a_head_of_several_labels_or_of_a_number_is_refused(text_checkpoint: Pat
     content = json.loads(config.read_text())
     for kind in ("multi_label_classification", "regression"):
         config.write_text(json.dumps(content | {"problem_type": kind}))
-        with pytest.raises(UserError, match=f"problem_type is {kind}: only heads that give one label an input"):
+        with pytest.raises(UserError, match=f"problem_type is {kind}: only heads with one label for each input"):
             load_or_check(text_checkpoint)
     config.write_text(json.dumps(content | {"problem_type": "single_label_classification"}))
     load_or_check(text_checkpoint)

@@ -131,7 +131,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
         assert done.exit_code == 0
         return done.output
 
-    assert "with the thresholds of before" in tune()
+    assert "with the previous thresholds" in tune()
     plan, profile, promise = read_plan(out / "plan.json"), load_profile(out / "profile.json"), promise_in(out)
     assert promise is not None
     assert promise.max_loss == 0.03

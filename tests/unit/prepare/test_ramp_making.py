@@ -10,7 +10,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from deployments.folders import make_room, whole
+from deployments.folders import make_room, replacing
 from deployments.models.ramps import RampKind
 from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.training import head_logits, penalised_loss, train
@@ -111,7 +111,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "made"
 
     def interrupted() -> None:
-        with whole(target) as draft:
+        with replacing(target) as draft:
             (draft / "half").touch()
             raise KeyboardInterrupt
 
@@ -119,7 +119,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         interrupted()
     assert list(tmp_path.iterdir()) == []
     for name in ("first", "second"):
-        with whole(target) as draft:
+        with replacing(target) as draft:
             (draft / name).touch()
     assert [path.name for path in target.iterdir()] == ["second"]
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -128,7 +128,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [None, "half"])
 def test_no_room_for_a_folder_names_what_was_asked_for_and_not_its_draft(tmp_path: Path, name: str | None) -> None:
     def full() -> None:
-        with whole(tmp_path / "made") as draft:
+        with replacing(tmp_path / "made") as draft:
             raise OSError(errno.ENOSPC, "No space left on device", name and str(draft / name))
 
     with pytest.raises(OSError, match="No space left") as caught:
@@ -139,7 +139,7 @@ def test_no_room_for_a_folder_names_what_was_asked_for_and_not_its_draft(tmp_pat
 
 def test_other_errors_while_a_folder_is_made_are_what_they_were(tmp_path: Path) -> None:
     def fails(error: OSError) -> None:
-        with whole(tmp_path / "made"):
+        with replacing(tmp_path / "made"):
             raise error
 
     for error in (OSError(errno.ENOENT, "No such file", "/elsewhere"), OSError(errno.EPIPE, "Broken pipe")):

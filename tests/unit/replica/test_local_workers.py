@@ -1,4 +1,4 @@
-"""Replicas on threads of this process: a thread outlives whoever asked it."""
+"""Replicas on threads of this process: a thread outlives its caller."""
 
 import asyncio
 

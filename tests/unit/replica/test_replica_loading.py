@@ -1,4 +1,4 @@
-"""What a replica loads, by the configuration with which its application was first deployed."""
+"""A replica loads its network by the configuration with which its application was first deployed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ LOADER = "tests.helpers.toy_model:load"
 
 @pytest.fixture
 def first(tmp_path: Path) -> AppConfig:
-    """As it was parsed when its plan's file was there, which has gone since."""
+    """A configuration that was parsed while its plan's file existed; the file has been removed since."""
     save(Profile("toy", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
     plan = Plan((Placement("cpu", 1, (Split(0, BLOCKS, 1),)),), backend="onnx", dtype="int8")
     (tmp_path / "plan.json").write_text(plan.to_json())
@@ -28,10 +28,10 @@ def first(tmp_path: Path) -> AppConfig:
     return made
 
 
-def test_one_that_starts_later_needs_no_file_of_the_first_plan(first: AppConfig) -> None:
+def test_a_replica_that_starts_later_does_not_need_the_file_of_the_plan(first: AppConfig) -> None:
     assert (first.backend, first.dtype) == ("onnx", "int8"), "as the plan said"
     assert isinstance(load_model(first.model_copy(update={"backend": "torch", "dtype": "float32"}), "cpu", ""), Toy)
 
 
-def test_a_virtual_one_does_not_either(first: AppConfig) -> None:
+def test_a_virtual_replica_does_not_need_the_file_of_the_plan(first: AppConfig) -> None:
     assert isinstance(load_model(first.model_copy(update={"backend": "virtual"}), "cpu", ""), VirtualModel)

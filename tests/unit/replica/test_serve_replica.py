@@ -1,4 +1,4 @@
-"""Replicas that hand survivors to each other over sockets: every answer is right, and nothing stays held."""
+"""Replicas send survivors to each other over sockets: every answer is right, and no survivors stay held."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ async def _for_ever(*_: object) -> None:
 
 
 class Fleet:
-    """Workers on the other side of a wire: orders and replies go over it, what is large is fetched."""
+    """Replicas behind sockets: orders and replies are sent, large survivors are fetched."""
 
     def __init__(self, names: list[str], by_value_bytes: int) -> None:
         self.replicas = {name: ServeReplica(CONFIG, "cpu", "") for name in names}
@@ -113,7 +113,7 @@ Scene = Callable[["Rig"], Awaitable[None]]
 
 
 class Rig:
-    """Two groups of two replicas; survivors go from one to the other and back again."""
+    """Two groups of two replicas; survivors go from one to the other and back."""
 
     def __init__(self, by_value_bytes: int, route: Route, limits: Limits) -> None:
         names = [name for members in GROUPS.values() for name in members]
@@ -158,14 +158,14 @@ WANTED = [[block, label] for label in range(10) for block in range(4)] * 5
 
 
 @pytest.mark.parametrize("by_value_bytes", [0, 60, 2**20])
-def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.MonkeyPatch, by_value_bytes: int) -> None:
+def test_answers_are_right_however_survivors_are_sent(monkeypatch: pytest.MonkeyPatch, by_value_bytes: int) -> None:
     async def scene(rig: Rig) -> None:
         assert right(await asyncio.gather(*map(rig.ask, WANTED)), WANTED)
 
     play(scene, monkeypatch, by_value_bytes)
 
 
-def test_a_replica_that_goes_with_all_it_held_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(rig: Rig) -> None:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         while not len(rig.fleet.replicas["f1"]._holdings):
@@ -216,7 +216,7 @@ def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch:
 
 def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.front.driver.GRACE_S", 0.2)
-    monkeypatch.setattr("deployments.transport.exchange.TIDY_S", 0.05)
+    monkeypatch.setattr("deployments.transport.exchange.EXPIRE_EVERY_S", 0.05)
 
     async def scene(rig: Rig) -> None:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
@@ -226,7 +226,7 @@ def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     play(scene, monkeypatch)
 
 
-def test_another_plan_takes_over_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Route((Stage(0, 2, 4, "back", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "front", TIMES)))
 
     async def scene(rig: Rig) -> None:
@@ -242,7 +242,7 @@ def test_another_plan_takes_over_what_is_held(monkeypatch: pytest.MonkeyPatch) -
     play(scene, monkeypatch)
 
 
-def test_what_is_kept_is_handed_over_when_it_is_needed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Route((Stage(0, 2, 4, "front", TIMES), Stage(2, 4, 4, "front", TIMES, local=True)))
     moved = Route((Stage(0, 2, 4, "front", TIMES), Stage(2, 4, 4, "back", TIMES)))
 
@@ -256,7 +256,7 @@ def test_what_is_kept_is_handed_over_when_it_is_needed_elsewhere(monkeypatch: py
     play(scene, monkeypatch, 2**20, kept)
 
 
-def test_a_replica_that_is_to_end_waits_until_what_it_holds_was_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(rig: Rig) -> None:
         rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
         asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
@@ -276,8 +276,8 @@ def test_a_replica_that_is_to_end_waits_until_what_it_holds_was_fetched(monkeypa
     play(scene, monkeypatch)
 
 
-def test_a_replica_that_finds_no_second_port_gives_the_first_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller asks again, and by then there may be one."""
+def test_a_replica_without_a_second_port_gives_the_first_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller tries again, and a port may be free then."""
     monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "it")
 

@@ -1,4 +1,4 @@
-"""A batch shrinks at every active ramp, and everybody leaves it exactly once."""
+"""A batch shrinks at every active ramp, and every input leaves it exactly once."""
 
 from collections.abc import Collection
 
@@ -15,13 +15,13 @@ from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 
 def run_through(toy: Toy, inputs: list[list[int]], ramps: Collection[int]) -> list[Exits]:
-    """From the first block to the last, on one replica."""
+    """Run a batch from the first block to the last on one replica."""
     order = Order(toy.num_blocks, frozenset(ramps), (pack(toy.encode(inputs)),))
     return [reply.exits for reply in SplitReplica(toy).run(order) if isinstance(reply, Departed)]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.sets(st.sampled_from(RAMPS)))
-def test_everybody_leaves_once_at_the_first_active_ramp_that_fits(blocks: list[int], ramps: set[int]) -> None:
+def test_every_input_leaves_once_at_the_first_active_ramp_where_it_is_sure(blocks: list[int], ramps: set[int]) -> None:
     toy = Toy()
     parts = run_through(toy, [[block, 1] for block in blocks], ramps)
     rows = np.concatenate([part.rows for part in parts])
@@ -30,7 +30,7 @@ def test_everybody_leaves_once_at_the_first_active_ramp_that_fits(blocks: list[i
     assert [exits[row] for row in range(len(blocks))] == [left_at(block, ramps) for block in blocks]
 
 
-def test_nobody_is_computed_after_leaving() -> None:
+def test_no_input_is_computed_after_it_left() -> None:
     toy = Toy()
     run_through(toy, [[0, 1], [0, 1], [1, 1], [4, 1]], RAMPS)
     assert toy.sizes == [4, 2, 1]
@@ -43,9 +43,7 @@ ROWS = st.tuples(st.integers(0, 4), st.sampled_from(list(RowKind)))
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.sets(st.sampled_from(RAMPS)), st.sampled_from([1, 3, 4]))
-def test_shadows_run_on_and_all_others_have_the_answers_that_they_have_without_them(
-    inputs: list[tuple[int, RowKind]], ramps: set[int], stop: int
-) -> None:
+def test_shadows_run_on_and_change_no_answer(inputs: list[tuple[int, RowKind]], ramps: set[int], stop: int) -> None:
     toy, kinds = Toy(), [kind for _, kind in inputs]
     order = Order(stop, frozenset(ramps), (pack(toy.encode([[block, 1] for block, _ in inputs])),), kinds=bytes(kinds))
     *parts, stayed = SplitReplica(toy).run(order)
@@ -66,7 +64,7 @@ def test_shadows_run_on_and_all_others_have_the_answers_that_they_have_without_t
         assert {RowKind.FULL, RowKind.EARLY}.isdisjoint(kinds), "who is meant to run to the end does"
 
 
-def test_where_answers_are_early_everybody_is_answered_at_a_ramp_and_computed_to_the_end() -> None:
+def test_with_early_answers_inputs_are_answered_at_ramps_and_computed_to_the_end() -> None:
     toy = Toy()
     order = Order(4, frozenset(RAMPS), (pack(toy.encode([[0, 1], [0, 1], [1, 1]])),), kinds=bytes([RowKind.EARLY] * 3))
     *parts, stayed = SplitReplica(toy).run(order)
@@ -79,7 +77,7 @@ def test_where_answers_are_early_everybody_is_answered_at_a_ramp_and_computed_to
     assert stayed.survivors is None
 
 
-def test_a_launch_ends_where_only_shadows_are_left() -> None:
+def test_a_launch_ends_when_only_shadows_are_left() -> None:
     toy = Toy()
     order = Order(
         4, frozenset(RAMPS), (pack(toy.encode([[0, 1], [0, 1]])),), kinds=bytes([RowKind.PLAIN, RowKind.AUDITED])

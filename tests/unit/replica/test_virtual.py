@@ -1,4 +1,4 @@
-"""A virtual device takes the table's time, and inputs leave as the profile or they themselves say."""
+"""A virtual device takes the table's time; inputs leave by the profile, or after the block that they name."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::profiles.latency.ExtrapolationW
 
 
 class Machine:
-    """Its sleeps are all too long by the same time."""
+    """A clock whose sleeps are all too long by the same time."""
 
     def __init__(self, overslept_s: float = 0.0) -> None:
         self.now_s, self.overslept_s = 0.0, overslept_s
@@ -36,14 +36,14 @@ def device() -> VirtualModel:
 LAUNCH_S = 0.0005 + 4 * (0.001 + 0.002 + 0.003) + 0.0001
 
 
-def test_a_launch_takes_what_the_table_says() -> None:
+def test_a_launch_takes_the_time_in_the_table() -> None:
     machine = Machine()
     model = machine.device()
     model.run(model.encode([None] * 4), 3, ramps=(1, 3))
     assert machine.now_s == pytest.approx(LAUNCH_S)
 
 
-def test_many_launches_do_too_on_a_machine_that_oversleeps() -> None:
+def test_many_launches_take_the_time_in_the_table_although_sleeps_are_too_long() -> None:
     machine = Machine(overslept_s=0.002)
     model = machine.device()
     for _ in range(10):
@@ -51,7 +51,7 @@ def test_many_launches_do_too_on_a_machine_that_oversleeps() -> None:
     assert machine.now_s == pytest.approx(10 * LAUNCH_S + 0.002)
 
 
-def test_one_that_plays_a_slow_device_takes_longer_in_every_launch() -> None:
+def test_a_slowdown_applies_to_every_launch() -> None:
     machine = Machine()
     model = machine.device(slower=3.0)
     for launches in (1, 2):
@@ -69,7 +69,7 @@ def test_exits_follow_the_profile() -> None:
 @given(
     st.lists(st.integers(0, BLOCKS - 1), min_size=1), st.sets(st.integers(0, BLOCKS - 2)), st.integers(1, BLOCKS - 1)
 )
-def test_an_input_may_say_when_it_is_sure(blocks: list[int], ramps: set[int], cut: int) -> None:
+def test_an_input_may_name_the_block_after_which_it_is_sure(blocks: list[int], ramps: set[int], cut: int) -> None:
     model = device()
     first = model.run(model.encode([{"exit_block": block} for block in blocks]), cut, ramps)
     later = model.run(first.survivors, BLOCKS, ramps).exits if first.survivors else None
@@ -77,28 +77,28 @@ def test_an_input_may_say_when_it_is_sure(blocks: list[int], ramps: set[int], cu
     assert left == sorted(min([ramp for ramp in ramps if ramp >= block], default=BLOCKS - 1) for block in blocks)
 
 
-def test_survivors_weigh_what_the_table_says() -> None:
+def test_survivors_have_the_size_in_the_table() -> None:
     model = device()
     after = model.run(model.encode([{"exit_block": 3}] * 5), 2, ramps=()).survivors
     assert after is not None
     assert after.arrays["hidden"].nbytes == 5 * 200
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_wrong_inputs_and_tables_are_reported() -> None:
     with pytest.raises(UserError, match=r"exit_block = 7 must lie in 0..3"):
         device().encode([{"exit_block": 7}])
-    with pytest.raises(UserError, match="is not one of them"):
+    with pytest.raises(UserError, match="cannot be a list of inputs"):
         device().encode([[{"exit_block": 1}, {"exit_block": 2}]])
     with pytest.raises(UserError, match="the table has 4 blocks, the exit profile 2"):
         VirtualModel(table(), ExitProfile((1.0, 0.5)))
 
 
 def reader(machine: Machine) -> VirtualModel:
-    """Of texts, for which the table was made at 10 tokens."""
+    """A virtual network for texts, with a table for 10 tokens."""
     return VirtualModel(table(), ExitProfile(SURVIVAL), sleep=machine.sleep, clock=lambda: machine.now_s, length=10)
 
 
-def test_texts_take_what_the_table_says_of_their_tokens() -> None:
+def test_texts_take_the_time_for_their_tokens() -> None:
     machine = Machine()
     model = reader(machine)
     batch = model.encode(["a text of five words", {"exit_block": 3, "tokens": 23}, None])
@@ -111,7 +111,9 @@ def test_texts_take_what_the_table_says_of_their_tokens() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=8), st.data())
-def test_texts_keep_their_tokens_wherever_they_travel(texts: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_texts_keep_their_tokens_when_they_are_selected_and_merged(
+    texts: list[tuple[int, int]], data: st.DataObject
+) -> None:
     model = reader(Machine())
     parts = [model.encode([{"exit_block": block, "tokens": tokens}]) for block, tokens in texts]
     merged = model.merge([unpack([pack(part)]) for part in parts])

@@ -1,4 +1,4 @@
-"""What one process holds, another gets: every row as it was, or a clear loss."""
+"""Survivors held by one process reach another: every row arrives unchanged, or a LostError is raised."""
 
 import asyncio
 import gc
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.transport.exchange import ASKED_BYTES, Drop, Exchange, Fetch
-from deployments.transport.frames import LONGEST, frame
-from deployments.transport.guarded import KEY_BYTES, Key
-from deployments.transport.holdings import Held, Holdings, LostError, Share, place
+from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
+from deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
+from deployments.transport.frames import MESSAGE_LIMIT_BYTES, frame
+from deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, pack, take
 from deployments.transport.wire import Wire
 from profiles.model import Batch
@@ -26,8 +26,8 @@ HOST = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is shown out is so at once, however long this process has to wait for a processor."""
-    monkeypatch.setattr("deployments.transport.guarded.KEY_WITHIN_S", 600.0)
+    """Give peers enough time to send the key, however long this process has to wait for a processor."""
+    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 600.0)
 
 
 class Peer:
@@ -37,7 +37,7 @@ class Peer:
 
 
 def among(count: int, scene: Callable[..., Awaitable[Any]]) -> Any:
-    """Play the scene with so many peers, each as if in a process of its own."""
+    """Run the scene with `count` peers, each as if in its own process."""
 
     async def act() -> Any:
         peers = [Peer() for _ in range(count)]
@@ -95,7 +95,7 @@ def test_large_arrays_arrive_whole_from_several_holders_at_once() -> None:
     among(4, scene)
 
 
-def test_what_is_here_or_came_along_is_not_asked_for() -> None:
+def test_local_parts_are_not_fetched() -> None:
     async def scene(here: Peer) -> None:
         parts = (pack(numbers(2)), Share(here.holdings.hold(numbers(2), 9.0), rows(0)))
         assert await here.exchange.gather(parts) == parts
@@ -113,11 +113,11 @@ def test_the_order_of_the_parts_is_kept() -> None:
     assert among(2, scene) == [22, 5, -1, 10]
 
 
-def test_what_was_dropped_is_lost_and_the_connection_lives_on() -> None:
+def test_dropped_survivors_are_lost_and_the_connection_stays() -> None:
     async def scene(here: Peer, there: Peer) -> None:
         gone, kept = there.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(3), 9.0)
         there.holdings.drop([gone.key])
-        with pytest.raises(LostError, match=place(there.holdings.address)):
+        with pytest.raises(LostError, match=public_address(there.holdings.address)):
             await here.exchange.gather([Share(kept, rows(0)), Share(gone, rows(0))])
         (part,) = await here.exchange.gather([Share(kept, rows(0, 1, 2))])
         assert len(part) == 3
@@ -125,30 +125,30 @@ def test_what_was_dropped_is_lost_and_the_connection_lives_on() -> None:
     among(2, scene)
 
 
-def test_a_holder_that_is_gone_is_a_loss() -> None:
+def test_survivors_of_a_holder_that_has_gone_are_lost() -> None:
     async def scene(here: Peer) -> None:
         with socket.socket() as taken:  # nobody listens there, and nobody else can
             taken.bind((HOST, 0))
-            nobody = Held(2, f"{HOST}:{taken.getsockname()[1]}", "key", 1)
+            nobody = Claim(2, f"{HOST}:{taken.getsockname()[1]}", "key", 1)
             with pytest.raises(LostError, match="is gone"):
                 await here.exchange.gather([Share(nobody, rows(0))])
 
     among(1, scene)
 
 
-def test_a_holder_that_hangs_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_of_a_holder_that_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.transport.exchange.PATIENCE_S", 0.05)
 
     async def scene(here: Peer) -> None:
         with socket.create_server((HOST, 0)) as silent:
-            held = Held(2, f"{HOST}:{silent.getsockname()[1]}", "key", 1)
+            held = Claim(2, f"{HOST}:{silent.getsockname()[1]}", "key", 1)
             with pytest.raises(LostError):
                 await here.exchange.gather([Share(held, rows(0))])
 
     among(1, scene)
 
 
-def test_a_drop_is_told_to_the_holder() -> None:
+def test_a_drop_reaches_the_holder() -> None:
     async def scene(here: Peer, there: Peer) -> None:
         wanted, *unwanted = [there.holdings.hold(numbers(1), 9.0) for _ in range(4)]
         for held in unwanted:
@@ -162,8 +162,8 @@ def test_a_drop_is_told_to_the_holder() -> None:
     among(2, scene)
 
 
-def test_what_is_past_its_time_goes_though_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.TIDY_S", 0.01)
+def test_survivors_expire_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.EXPIRE_EVERY_S", 0.01)
 
     async def scene(here: Peer) -> None:
         here.holdings.hold(numbers(1), for_s=0.02)
@@ -173,15 +173,15 @@ def test_what_is_past_its_time_goes_though_nobody_calls(monkeypatch: pytest.Monk
     among(1, scene)
 
 
-def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.TIDY_S", 0.01)
+def test_unused_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.EXPIRE_EVERY_S", 0.01)
     monkeypatch.setattr("deployments.transport.exchange.IDLE_S", 0.05)
 
     async def scene(here: Peer, there: Peer) -> None:
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
         await here.exchange.gather([share])
-        assert len(there.exchange.door.guests) == 1
-        while there.exchange.door.guests:
+        assert len(there.exchange.gate.authorized) == 1
+        while there.exchange.gate.authorized:
             await asyncio.sleep(0.005)
         assert len(await here.exchange.gather([share])) == 1  # a new one is opened
 
@@ -202,8 +202,8 @@ def test_connections_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch
         b"\xff" * 64,
     ],
 )
-def test_strangers_are_shown_out(noise: bytes) -> None:
-    """Whatever they ask: even the key to what is held is nothing without the key to the door."""
+def test_connections_without_the_key_are_ended(noise: bytes) -> None:
+    """Even the key of held survivors is of no use without the key of the process."""
 
     async def scene(here: Peer) -> None:
         held = here.holdings.hold(numbers(1), 9.0)
@@ -216,13 +216,13 @@ def test_strangers_are_shown_out(noise: bytes) -> None:
     among(1, scene)
 
 
-def test_a_description_has_a_limit() -> None:
+def test_messages_have_a_size_limit() -> None:
     async def scene(here: Peer) -> None:
         async def lie(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write((LONGEST + 1).to_bytes(4, "little") + b"{}")
+            writer.write((MESSAGE_LIMIT_BYTES + 1).to_bytes(4, "little") + b"{}")
 
         server = await asyncio.start_server(lie, HOST, 0)
-        held = Held(2, f"{HOST}:{server.sockets[0].getsockname()[1]}", "key", 1)
+        held = Claim(2, f"{HOST}:{server.sockets[0].getsockname()[1]}", "key", 1)
         with pytest.raises(ValueError, match="are allowed"):
             await here.exchange.gather([Share(held, rows(0))])
         server.close()
@@ -231,18 +231,18 @@ def test_a_description_has_a_limit() -> None:
 
 
 async def stranger(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = place(here.holdings.address).rpartition(":")
+    host, _, port = public_address(here.holdings.address).rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
 async def guest(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await stranger(here)
-    writer.write(frame(Key(here.exchange.door.key)))
+    writer.write(frame(Key(here.exchange.gate.key)))
     return reader, writer
 
 
-@pytest.mark.parametrize(("come", "most"), [(stranger, KEY_BYTES), (guest, ASKED_BYTES)])
-def test_nobody_can_make_a_holder_set_much_memory_aside(come: Callable[..., Any], most: int) -> None:
+@pytest.mark.parametrize(("come", "most"), [(stranger, KEY_MESSAGE_LIMIT_BYTES), (guest, REQUEST_LIMIT_BYTES)])
+def test_no_peer_can_make_a_holder_allocate_much_memory(come: Callable[..., Any], most: int) -> None:
     async def scene(here: Peer) -> None:
         reader, writer = await come(here)
         writer.write((most + 1).to_bytes(4, "little"))
@@ -252,8 +252,8 @@ def test_nobody_can_make_a_holder_set_much_memory_aside(come: Callable[..., Any]
     among(1, scene)
 
 
-def test_many_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.MOST_STRANGERS", 8)
+def test_many_connections_without_the_key_keep_no_peer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.exchange.UNAUTHORIZED_LIMIT", 8)
 
     async def scene(here: Peer, there: Peer) -> None:
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
@@ -263,7 +263,7 @@ def test_many_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None
         assert await asyncio.wait_for(silent[0][0].read(), 60) == b"", "the one that waited longest had to go"
         assert len(await here.exchange.gather([share])) == 1
         assert await askers(there) == [known], "whoever has shown the key stays"
-        assert len(there.exchange.door.strangers) <= 8
+        assert len(there.exchange.gate.unauthorized) <= 8
         for _, writer in silent:
             writer.close()
 
@@ -271,7 +271,7 @@ def test_many_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_memory_of_a_connection_ends_with_it() -> None:
-    """Thousands of them may come before somebody looks for garbage."""
+    """Thousands of connections may come before garbage is collected."""
 
     async def scene(here: Peer) -> None:
         gone = []
@@ -283,7 +283,7 @@ def test_memory_of_a_connection_ends_with_it() -> None:
             writer.write(noise)
             await asyncio.sleep(0.01)
             writer.close()
-            while here.exchange.door.guests:
+            while here.exchange.gate.authorized:
                 await asyncio.sleep(0.005)
         until_s = asyncio.get_running_loop().time() + 60
         while any(each() for each in gone) and asyncio.get_running_loop().time() < until_s:
@@ -297,8 +297,8 @@ def test_memory_of_a_connection_ends_with_it() -> None:
         gc.enable()
 
 
-def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.guarded.KEY_WITHIN_S", 1.0)
+def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 1.0)
 
     async def scene(here: Peer, there: Peer) -> None:
         share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
@@ -312,8 +312,8 @@ def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPat
     among(2, scene)
 
 
-def test_a_loss_names_the_place_and_not_the_key_to_it() -> None:
-    """What failed may be told to a client."""
+def test_a_loss_names_the_address_without_its_key() -> None:
+    """The error may be sent to a client."""
 
     async def scene(here: Peer, there: Peer) -> None:
         gone = there.holdings.hold(numbers(2), 9.0)
@@ -323,13 +323,13 @@ def test_a_loss_names_the_place_and_not_the_key_to_it() -> None:
         with pytest.raises(LostError) as there_itself:
             there.holdings.get(gone.key)
         for lost in (afar, there_itself):
-            assert place(there.holdings.address) in str(lost.value)
-            assert there.exchange.door.key not in str(lost.value)
+            assert public_address(there.holdings.address) in str(lost.value)
+            assert there.exchange.gate.key not in str(lost.value)
 
     among(2, scene)
 
 
-def test_whoever_does_not_read_the_answers_is_not_heard_further() -> None:
+def test_a_peer_that_does_not_read_answers_is_not_read() -> None:
     async def scene(here: Peer) -> None:
         held = here.holdings.hold(pack(numbers(64, width=4096)), 9.0)
         _, writer = await guest(here)
@@ -347,6 +347,6 @@ def test_whoever_does_not_read_the_answers_is_not_heard_further() -> None:
 
 
 async def askers(here: Peer) -> list[Any]:
-    while not here.exchange.door.guests:
+    while not here.exchange.gate.authorized:
         await asyncio.sleep(0.005)
-    return list(here.exchange.door.guests)
+    return list(here.exchange.gate.authorized)

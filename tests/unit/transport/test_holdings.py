@@ -1,9 +1,9 @@
-"""What is held is there for whoever can name it, and gone when nobody needs it."""
+"""Survivors can be fetched with their key until they are dropped or expire."""
 
 import numpy as np
 import pytest
 
-from deployments.transport.holdings import Held, Holdings, LostError
+from deployments.transport.holdings import Claim, Holdings, LostError
 from deployments.transport.packed import Packed, pack
 from profiles.model import Batch
 
@@ -19,7 +19,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_claim_says_all_that_is_needed_to_ask() -> None:
+def test_a_claim_contains_all_that_a_fetch_needs() -> None:
     holdings = Holdings()
     held = holdings.hold(batch(), for_s=1.0)
     assert (held.cursor, held.address, len(held)) == (2, holdings.address, 3)
@@ -33,7 +33,7 @@ def test_a_key_cannot_be_guessed_from_another() -> None:
     assert all(len(key) == 32 for key in keys)
 
 
-def test_what_was_dropped_is_lost() -> None:
+def test_dropped_survivors_are_lost() -> None:
     holdings = Holdings()
     held = holdings.hold(batch(), for_s=1.0)
     holdings.drop([held.key, "never heard of"])
@@ -42,7 +42,7 @@ def test_what_was_dropped_is_lost() -> None:
         holdings.get(held.key)
 
 
-def test_nothing_is_held_beyond_its_time_even_if_nobody_drops_it() -> None:
+def test_survivors_expire_without_a_drop() -> None:
     clock = Clock()
     holdings = Holdings(clock)
     long, short, dropped = (holdings.hold(batch(), for_s) for for_s in (9.0, 1.0, 5.0))
@@ -59,14 +59,14 @@ def test_nothing_is_held_beyond_its_time_even_if_nobody_drops_it() -> None:
             holdings.get(gone.key)
 
 
-def test_what_was_brought_to_the_host_once_stays_there() -> None:
+def test_a_batch_that_was_copied_to_the_host_stays_there() -> None:
     holdings = Holdings()
     held = holdings.hold(batch(), for_s=1.0)
     holdings.packed(held.key, np.array([0]))
     assert isinstance(holdings.get(held.key), Packed)
 
 
-def test_asking_does_not_bring_back_what_is_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     holdings = Holdings()
     held = holdings.hold(batch(), for_s=1.0)
 
@@ -79,8 +79,8 @@ def test_asking_does_not_bring_back_what_is_dropped_meanwhile(monkeypatch: pytes
     assert len(holdings) == 0
 
 
-def test_only_the_holder_has_it() -> None:
+def test_only_the_holder_has_the_survivors() -> None:
     holdings = Holdings()
     held = holdings.hold(batch(), for_s=1.0)
     assert holdings.has(held)
-    assert not holdings.has(Held(2, "10.0.0.7:4242", held.key, 3))
+    assert not holdings.has(Claim(2, "10.0.0.7:4242", held.key, 3))

@@ -1,4 +1,4 @@
-"""What travels arrives: every row, in every precision."""
+"""Batches are packed and unpacked without change, in every precision."""
 
 import msgspec
 import numpy as np
@@ -47,7 +47,7 @@ def test_any_rows_of_any_parts_can_be_joined(data: st.DataObject, shapes: list[l
     assert (joined.memory == memory).all()
 
 
-def test_what_the_next_level_of_a_cascade_reads_travels_with_its_input() -> None:
+def test_the_encoding_for_the_next_level_of_a_cascade_is_sent_along() -> None:
     parts = [pack(at_level_0(make([1, 2], 2, torch.float16, seed))) for seed in range(2)]
     joined = unpack([take(part, np.array([1])) for part in parts])
     assert joined.ahead is not None
@@ -55,7 +55,7 @@ def test_what_the_next_level_of_a_cascade_reads_travels_with_its_input() -> None
     assert joined.ahead.arrays["input_ids"].tolist() == [3, 4, 5] * 2
 
 
-def test_texts_travel_token_by_token() -> None:
+def test_texts_are_packed_token_by_token() -> None:
     packed = pack(make([1, 9], 2, torch.float16, 0))
     assert packed.arrays["hidden"].shape == (10, 3)
     assert packed.size_bytes == 10 * 3 * 2 + 2 * 2 * 4
@@ -69,7 +69,7 @@ def test_parts_before_different_blocks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("ramps", [frozenset({1, 2}), {1: 0.25, 2: None}])
-def test_an_order_arrives_with_its_ramps_and_what_its_inputs_are(ramps: OpenRamps) -> None:
+def test_an_order_arrives_with_its_ramps_and_row_kinds(ramps: OpenRamps) -> None:
     form, _ = message_of_order(7, Order(4, ramps, (), kinds=bytes([1, 2])))
     again = order_of(msgspec.msgpack.decode(msgspec.msgpack.encode(form), type=OrderForm))
     assert (again.ramps, again.kinds) == (ramps, bytes([1, 2]))

@@ -1,4 +1,4 @@
-"""Orders over a connection: each arrives as it was, each reply finds whoever waits for it, and an end is noticed."""
+"""Orders over a connection: they arrive unchanged, replies reach their callers, and a lost connection is noticed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,10 +11,10 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.transport.connection import SMALL, MessageConnection
-from deployments.transport.frames import LONGEST, buffers, frame
-from deployments.transport.guarded import KEY_BYTES, Key
-from deployments.transport.holdings import Held, LostError, Share
+from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
+from deployments.transport.connection import SHARED_BUFFER_BYTES, MessageConnection
+from deployments.transport.frames import MESSAGE_LIMIT_BYTES, buffers, frame
+from deployments.transport.holdings import Claim, LostError, Share
 from deployments.transport.orders import (
     Departed,
     Failed,
@@ -31,7 +31,7 @@ from deployments.transport.orders import (
 )
 from deployments.transport.packed import Packed, pack
 from deployments.transport.replica_connection import (
-    MOST_STRANGERS,
+    UNAUTHORIZED_LIMIT,
     EndIfStuck,
     OrderServer,
     ReplicaAddress,
@@ -43,17 +43,17 @@ from profiles.model import Batch, Exits
 from tests.helpers.travelling_batches import batches, same
 
 WIRE = Wire("127.0.0.1")
-HELD = Held(4, "10.0.0.7:4242", "7f3a", 8, 1000)
+HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
 
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is shown out is so at once, however long this process has to wait for a processor."""
-    monkeypatch.setattr("deployments.transport.guarded.KEY_WITHIN_S", 600.0)
+    """Give peers enough time to send the key, however long this process has to wait for a processor."""
+    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 600.0)
 
 
 class Ear(MessageConnection):
-    """Hears what a connection would, in pieces of any size."""
+    """Receives messages as a connection does, in pieces of any size."""
 
     messages = msgspec.msgpack.Decoder(OrderForm | ReplyForm)
 
@@ -62,7 +62,7 @@ class Ear(MessageConnection):
         self.replies: list[Reply] = []
         self.connection_made(Silent())
 
-    def heard(self, message: OrderForm | ReplyForm) -> Any:
+    def on_message(self, message: OrderForm | ReplyForm) -> Any:
         if isinstance(message, OrderForm):
             order = order_of(message)
             yield from buffers(order.parts)
@@ -105,17 +105,17 @@ def test_orders_arrive_as_they_were_in_pieces_of_any_size(parts: list[list[Packe
         for left, right in zip(came.parts, order.parts, strict=True):
             if isinstance(right, Share):
                 assert isinstance(left, Share)
-                assert (left.held, left.rows.tolist()) == (right.held, right.rows.tolist())
+                assert (left.claim, left.rows.tolist()) == (right.claim, right.rows.tolist())
             else:
                 assert isinstance(left, Packed)
                 assert same(left, right)
 
 
-def test_what_is_large_arrives_too() -> None:
-    hidden = np.arange(3 * SMALL, dtype=np.float32).reshape(3, SMALL)
+def test_large_arrays_arrive() -> None:
+    hidden = np.arange(3 * SHARED_BUFFER_BYTES, dtype=np.float32).reshape(3, SHARED_BUFFER_BYTES)
     order = Order(4, frozenset(), (pack(Batch(2, {"hidden": hidden}, np.zeros((3, 1), np.float32))),) * 2)
     ear = Ear()
-    ear.hear(bytes_of_frame(*message_of_order(0, order)) * 2, [10**6, SMALL - 1])
+    ear.hear(bytes_of_frame(*message_of_order(0, order)) * 2, [10**6, SHARED_BUFFER_BYTES - 1])
     assert len(ear.orders) == 2
     for came in ear.orders:
         assert all(same(left, right) for left, right in zip(came.parts, order.parts, strict=True))  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int], of_words: b
 
 
 class Replica:
-    """Runs what it is given in the order that a test wants, and remembers what it was told."""
+    """Answers orders in the order that a test chooses, and records what it received."""
 
     def __init__(self) -> None:
         self.gates: dict[int, asyncio.Event] = {}
@@ -176,11 +176,11 @@ Scene = Callable[[Replica, ReplicaConnection, list[str]], Awaitable[Any]]
 
 
 def play(scene: Scene) -> None:
-    """On the event loop of the standard library, and on the one that Ray uses."""
+    """On asyncio's own event loop, and on uvloop, which Ray uses."""
 
     async def act() -> None:
         replica, losses = Replica(), list[str]()
-        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.door.key)
+        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.gate.key)
         connection = await connect_to(WIRE, where, lambda: losses.append("lost"))
         await asyncio.wait_for(scene(replica, connection, losses), 60)
         connection.retire()
@@ -205,7 +205,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_replies_find_whoever_waits_for_them_and_come_as_soon_as_they_are_known() -> None:
+def test_replies_reach_their_callers_as_soon_as_they_are_known() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         early: list[float] = []
 
@@ -226,7 +226,7 @@ def test_replies_find_whoever_waits_for_them_and_come_as_soon_as_they_are_known(
     play(scene)
 
 
-def test_a_failure_says_what_it_is_and_the_line_lives_on() -> None:
+def test_a_failure_has_its_reason_and_the_connection_stays() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         with pytest.raises(LaunchError, match="ValueError: no such block"):
             await replies(connection, 0)
@@ -239,7 +239,7 @@ def test_a_failure_says_what_it_is_and_the_line_lives_on() -> None:
     play(scene)
 
 
-def test_an_end_of_the_connection_fails_what_is_under_way() -> None:
+def test_the_end_of_a_connection_fails_its_orders() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         asked = [asyncio.ensure_future(replies(connection, stop)) for stop in (2, 3)]
         await eventually(lambda: len(replica.gates) == 2)
@@ -263,31 +263,31 @@ class ShortWire(Wire):
         return connection
 
 
-def test_a_connection_that_is_lost_while_it_is_made_is_none() -> None:
+def test_a_connection_that_ends_while_it_is_made_raises() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
-        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.door.key)
+        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.gate.key)
         with pytest.raises(ConnectionError, match="has gone"):
             await connect_to(ShortWire("127.0.0.1"), where, lambda: None)
 
     play(scene)
 
 
-def test_a_line_that_is_retired_ends_with_its_last_reply() -> None:
+def test_a_retired_connection_ends_with_its_last_reply() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         asked = asyncio.ensure_future(replies(connection, 2))
         await eventually(lambda: 2 in replica.gates)
         connection.retire()
         await asyncio.sleep(0.02)
-        assert len(replica.server.door.guests) == 1
+        assert len(replica.server.gate.authorized) == 1
         replica.gates[2].set()
         assert await asked == [2, 2]
-        await eventually(lambda: not replica.server.door.guests)
+        await eventually(lambda: not replica.server.gate.authorized)
         assert losses == []
 
     play(scene)
 
 
-def test_whoever_gave_up_is_not_told() -> None:
+def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         asked = asyncio.ensure_future(replies(connection, 2))
         await eventually(lambda: 2 in replica.gates)
@@ -314,7 +314,7 @@ def test_whoever_gave_up_is_not_told() -> None:
         b"\xff" * 64,
     ],
 )
-def test_strangers_are_shown_out(noise: bytes) -> None:
+def test_connections_without_the_key_are_ended(noise: bytes) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
         writer.write(noise + bytes_of_frame(*message_of_order(0, order(2))))
@@ -330,8 +330,8 @@ async def stranger(replica: Replica) -> tuple[asyncio.StreamReader, asyncio.Stre
     return await asyncio.open_connection(host, int(port))
 
 
-@pytest.mark.parametrize("length", [KEY_BYTES + 1, LONGEST])
-def test_a_stranger_cannot_make_a_replica_set_memory_aside(length: int) -> None:
+@pytest.mark.parametrize("length", [KEY_MESSAGE_LIMIT_BYTES + 1, MESSAGE_LIMIT_BYTES])
+def test_a_peer_without_the_key_cannot_make_a_replica_allocate_memory(length: int) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
         writer.write(length.to_bytes(4, "little"))
@@ -341,16 +341,16 @@ def test_a_stranger_cannot_make_a_replica_set_memory_aside(length: int) -> None:
     play(scene)
 
 
-def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
+def test_many_connections_without_the_key_cost_little_and_keep_no_front_out() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         address = await replica.server.open(WIRE)
         host, _, port = address.rpartition(":")
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(MOST_STRANGERS + 20)]
-        another = await connect_to(WIRE, ReplicaAddress("r1", address, replica.server.door.key), lambda: None)
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(UNAUTHORIZED_LIMIT + 20)]
+        another = await connect_to(WIRE, ReplicaAddress("r1", address, replica.server.gate.key), lambda: None)
         replica.gates[3] = asyncio.Event()
         replica.gates[3].set()
         assert await replies(another, 3) == [3, 3]
-        assert len(replica.server.door.strangers) <= MOST_STRANGERS
+        assert len(replica.server.gate.unauthorized) <= UNAUTHORIZED_LIMIT
         assert await asyncio.wait_for(silent[0][0].read(), 60) == b"", "the one that waited longest had to go"
         for _, writer in silent:
             writer.close()
@@ -359,8 +359,8 @@ def test_many_strangers_cost_little_and_keep_nobody_out() -> None:
     play(scene)
 
 
-def test_a_stranger_that_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.guarded.KEY_WITHIN_S", 1.0)
+def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 1.0)
 
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)

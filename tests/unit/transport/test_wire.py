@@ -1,4 +1,4 @@
-"""Where a process listens, who is let in, and how soon it notices that nobody is there any more."""
+"""Ports, TLS, and how soon a vanished peer is noticed."""
 
 import asyncio
 import ctypes
@@ -23,9 +23,9 @@ from cluster.serving.ports import is_free
 from deployments.config import parse
 from deployments.transport.connection import MessageConnection
 from deployments.transport.exchange import Exchange
-from deployments.transport.holdings import Holdings, LostError, Share, place
+from deployments.transport.holdings import Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, pack
-from deployments.transport.wire import Certificates, Wire, contexts
+from deployments.transport.wire import Certificates, Wire, tls_contexts
 from profiles.errors import UserError
 from profiles.model import Batch
 
@@ -35,7 +35,7 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
 class Listener(MessageConnection):
-    """Hears numbers, and when the connection ends."""
+    """Records the numbers that it receives, and the end of the connection."""
 
     messages = msgspec.msgpack.Decoder(int)
 
@@ -43,7 +43,7 @@ class Listener(MessageConnection):
         self.came: list[int] = []
         self.ended = asyncio.Event()
 
-    def heard(self, message: int) -> Iterator[memoryview]:
+    def on_message(self, message: int) -> Iterator[memoryview]:
         self.came.append(message)
         yield from ()
 
@@ -52,7 +52,7 @@ class Listener(MessageConnection):
 
 
 def deaf(connection: MessageConnection) -> None:
-    """Let the kernel throw away all that comes for this socket, unconfirmed, as a cut network does."""
+    """Let the kernel discard everything that arrives for this socket, without acknowledgement, as in a cut network."""
     nothing = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0")  # one instruction: return 0
     program = struct.pack("=HxxxxxxQ", 1, ctypes.addressof(nothing))
     ours: Any = connection._transport.get_extra_info("socket")
@@ -60,7 +60,7 @@ def deaf(connection: MessageConnection) -> None:
 
 
 def between(wire: Wire, scene: Callable[[Listener, Listener], Awaitable[Any]], loop: Any = LOOPS[0]) -> None:
-    """Play a scene with both ends of a connection."""
+    """Run a scene with both ends of a connection."""
 
     async def act() -> None:
         listening: list[Listener] = []
@@ -84,28 +84,28 @@ def between(wire: Wire, scene: Callable[[Listener, Listener], Awaitable[Any]], l
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_peer_that_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool) -> None:
-    """Whichever end listens, and whether anything was on its way; by itself the kernel takes a quarter of an hour."""
-    monkeypatch.setattr("deployments.transport.wire.SILENT_S", 1)
+def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool) -> None:
+    """At both ends, with or without bytes on their way. By default the kernel would take a quarter of an hour."""
+    monkeypatch.setattr("deployments.transport.wire.SILENCE_LIMIT_S", 1)
 
     async def scene(here: Listener, there: Listener) -> None:
         deaf(here)
         deaf(there)
         if busy:
-            here.say(1)
-            there.say(1)
+            here.send(1)
+            there.send(1)
         await asyncio.gather(here.ended.wait(), there.ended.wait())
         assert here.came == there.came == []
 
     between(Wire(HOST), scene, loop)
 
 
-def test_a_peer_that_has_nothing_to_say_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.wire.SILENT_S", 1)
+def test_an_idle_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.transport.wire.SILENCE_LIMIT_S", 1)
 
     async def scene(here: Listener, there: Listener) -> None:
         await asyncio.sleep(2.5)
-        here.say(1)
+        here.send(1)
         while not there.came:
             await asyncio.sleep(0.001)
 
@@ -115,7 +115,7 @@ def test_a_peer_that_has_nothing_to_say_is_kept(monkeypatch: pytest.MonkeyPatch)
 # Ports
 
 
-def test_ports_are_taken_from_the_range_and_a_full_one_is_one_sentence() -> None:
+def test_ports_are_taken_from_the_range_and_a_full_range_is_reported() -> None:
     host = "127.0.0.78"  # where no other test listens, and from which none connects
     first = free_row(2, host)
     wire = Wire(host, range(first, first + 2))
@@ -132,13 +132,13 @@ def test_ports_are_taken_from_the_range_and_a_full_one_is_one_sentence() -> None
 
 
 def free_row(count: int, host: str) -> int:
-    """The first of so many free ports in a row."""
+    """The first of `count` free ports in a row."""
     rows = (range(first, first + count) for first in range(24_000, 30_000, count))
     return next(row[0] for row in rows if all(is_free(host, port) for port in row))
 
 
 @pytest.mark.parametrize("wrong", ["24000", "24001-24000", "80-90", "24000-70000", "a-b", "-1-5"])
-def test_a_wrong_range_is_one_sentence(wrong: str) -> None:
+def test_a_wrong_range_is_reported(wrong: str) -> None:
     with pytest.raises(UserError, match="must be FIRST-LAST"):
         parse({"ports": wrong})
 
@@ -147,7 +147,7 @@ def test_a_wrong_range_is_one_sentence(wrong: str) -> None:
 
 
 def authority(folder: Path, name: str) -> Callable[[str], Certificates]:
-    """An authority, which signs whatever it is asked to."""
+    """A certificate authority that signs every certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     own = _signed(name, key, name, key, is_authority=True)
     (folder / f"{name}.pem").write_bytes(own.public_bytes(serialization.Encoding.PEM))
@@ -186,12 +186,12 @@ def _signed(name: str, key: Any, issuer: str, issuers: Any, is_authority: bool =
 
 
 def secured(files: Certificates) -> Wire:
-    return Wire(HOST, (0,), *contexts(files))
+    return Wire(HOST, (0,), *tls_contexts(files))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_with_certificates_survivors_travel_encrypted(tmp_path: Path, loop: Any) -> None:
-    """All rows arrive as they were, large ones too, and nothing on the wire is what they are made of."""
+def test_with_certificates_survivors_are_sent_encrypted(tmp_path: Path, loop: Any) -> None:
+    """All rows arrive unchanged, and their bytes do not appear on the wire."""
     certify = authority(tmp_path, "ours")
 
     async def act() -> None:
@@ -204,7 +204,7 @@ def test_with_certificates_survivors_travel_encrypted(tmp_path: Path, loop: Any)
             (part,) = await here.gather([Share(held, np.array([7, 0]))])
             assert isinstance(part, Packed)
             assert (part.arrays["hidden"] == hidden[[7, 0]]).all()
-        host, _, port = place(there._holdings.address).rpartition(":")
+        host, _, port = public_address(there._holdings.address).rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"\x05\0\0\0 plain")
         assert b"plain" not in await asyncio.wait_for(reader.read(), 60), "whoever speaks no TLS is shown out"
@@ -217,7 +217,7 @@ def test_with_certificates_survivors_travel_encrypted(tmp_path: Path, loop: Any)
         runner.run(act())
 
 
-def test_whoever_has_no_certificate_of_the_same_authority_gets_nothing(tmp_path: Path) -> None:
+def test_a_peer_with_a_certificate_of_another_authority_gets_nothing(tmp_path: Path) -> None:
     ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
 
     async def act() -> None:
@@ -229,7 +229,7 @@ def test_whoever_has_no_certificate_of_the_same_authority_gets_nothing(tmp_path:
             await stranger.open(secured(files))
             with pytest.raises(LostError):
                 await stranger.gather([Share(held, np.array([0]))])
-        assert not there.door.guests
+        assert not there.gate.authorized
         there.close()
         stranger.close()
         await asyncio.sleep(0.05)
@@ -237,7 +237,7 @@ def test_whoever_has_no_certificate_of_the_same_authority_gets_nothing(tmp_path:
     asyncio.run(act())
 
 
-def test_missing_certificates_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_certificates_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.ray_facts import wire_of
 
     monkeypatch.setattr("deployments.ray_facts.node_address", lambda: HOST)
