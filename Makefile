@@ -31,15 +31,9 @@ llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing need
 # Hundreds of processes start in turn: what the first compiles serves all, also where Python is told to keep nothing.
 test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =
 
-# Two tests at a time, then those that failed, one by one: only what fails alone as well is a fault of
-# the code. What passes alone was disturbed by its neighbours on this machine, and its name stands in the output.
-tested = $(BIN)/python -m pytest -n 2 $(1) \
-	|| { test $$? = 1 && echo "once more, one by one: what failed just now" && \
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
-
 test: setup  ## run all tests on two cores: those without Ray, then the others, each half on a Ray of its own
-	$(call tested,--dist worksteal tests/unit)
-	$(call tested,--dist loadgroup -m "not cluster" tests/integration tests/perf tests/fuzz)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not cluster" tests/integration tests/perf tests/fuzz
 	@echo "all tests passed: unit, integration, perf, fuzz"
 
 test-cluster: setup  ## run the tests of several nodes on this machine, which make test leaves out: they take minutes

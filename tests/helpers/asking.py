@@ -11,12 +11,17 @@ from urllib.parse import urlsplit
 T = TypeVar("T")
 
 
-def eventually(found: Callable[[], T], within_s: float = 90.0) -> T:
-    """What it finds as soon as that is true, or the last that it found. A slow machine may need all of the time."""
+def eventually(condition: Callable[[], T], within_s: float = 90.0) -> T:
+    """Return the condition's value as soon as it is true; fail when it is still false after `within_s`.
+
+    The time is generous because a slow machine may need all of it.
+    """
     until_s = time.monotonic() + within_s
-    while not (answer := found()) and time.monotonic() < until_s:
+    while not (value := condition()):
+        if time.monotonic() > until_s:
+            raise AssertionError(f"still {value!r} after {within_s:g} s")
         time.sleep(0.05)
-    return answer
+    return value
 
 
 def ask(base: str, method: str, path: str, body: object = None) -> tuple[int, Any]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,22 +17,9 @@ from tests.helpers.toy_graph import cut_at
 from tests.helpers.toy_model import RAMPS, left_at
 from tests.integration.conftest import Put
 
-SLOWER = 4.0
-BOUNDS = {"goodput_per_s": 0.1, "p50_ms": 0.25, "p99_ms": 0.4}  # three requests make a p99 here
-LATE = 0.2  # of an answer's time: a load generator that is further behind than this shows itself, not the graph
-VARY = 0.3  # of an answer's time: lone answers that vary by more show what else the machine does
-TRIES = 3  # whatever else runs for some seconds disturbs one of them, a wrong simulator fails all
-
-
-@dataclass(frozen=True)
-class Try:
-    errors: dict[str, float]
-    disturbed: float  # above 1, these errors say nothing
-    seen: object
-
-    @property
-    def agrees(self) -> bool:
-        return all(abs(self.errors[name]) < bound for name, bound in BOUNDS.items())
+SLOWER = 4.0  # launches take four times as long as in the bench, so that a busy machine weighs little beside them
+GOODPUT_ERROR = 0.1  # of the live figure; Poisson arrivals are the same in both
+P50_ERROR = 0.5  # of the live figure, with other tests on the same cores; `make bench-fidelity` has the true error
 
 
 def test_pipelines_side_by_side_answer_as_one(leisurely: str, lead: Callable[[Plan], None]) -> None:
@@ -50,23 +36,12 @@ def test_pipelines_side_by_side_answer_as_one(leisurely: str, lead: Callable[[Pl
 
 
 def test_the_simulator_says_what_the_live_graph_does(deployed: Put, tmp_path: Path) -> None:
-    """As `make bench-fidelity`, but on devices so slow that a slow machine weighs little beside them."""
+    """As `make bench-fidelity`, but on slower devices and with wider bounds."""
     plan, facts = PLANS["2 splits, mixed"], profile(SLOWER)
     case = Case("2 splits, mixed", "poisson", load=0.8, seconds=5.0, slo_s=SLOWER * SLO_S)
     file = json.loads(serve_file(tmp_path, plan, facts, 1e3 * case.slo_s).read_text())
     url, promised = f"{deployed(*file['applications'])}/predict", promise_per_s(plan, facts)
-
-    def tried() -> Try:
-        calibrated = calibration([measured(url, plan, facts, promised)])
-        row = compare(live(case, url, promised), plan, facts_for(facts, plan.devices()), calibrated)
-        disturbed = max(calibrated.jitter / VARY, row.sent_late_ms / (LATE * row.live.p50_ms))
-        return Try({name: row.error(name) for name in BOUNDS}, disturbed, (row.live, calibrated))
-
-    tries: list[Try] = []
-    while len(tries) < TRIES and not any(each.agrees for each in tries):
-        tries.append(tried())
-    if not any(each.agrees for each in tries):
-        calmest = min(tries, key=lambda each: each.disturbed)
-        if calmest.disturbed > 1:
-            pytest.skip(f"this machine is too busy: its answers vary {calmest.disturbed:.1f} times more than they may")
-        pytest.fail(f"the simulator is wrong by {calmest.errors}: {calmest.seen}")
+    calibrated = calibration([measured(url, plan, facts, promised)])
+    row = compare(live(case, url, promised), plan, facts_for(facts, plan.devices()), calibrated)
+    assert abs(row.error("goodput_per_s")) < GOODPUT_ERROR, row
+    assert abs(row.error("p50_ms")) < P50_ERROR, row

@@ -54,10 +54,12 @@ def held(replica: Any) -> int:
     """Batches of survivors that are held in its process; none in one that still starts, or that has ended."""
     import ray
 
-    # Straight into Serve's actor: a call through a handle would go to any replica.
-    count = replica.__ray_call__.remote(
-        lambda actor: len(getattr(actor._replica_impl._user_callable_wrapper._callable, "_holdings", ()))
-    )
+    def count_held(actor: Any) -> int:
+        """Runs inside Serve's actor itself: a call through a handle would go to any replica."""
+        split = actor._replica_impl._user_callable_wrapper._callable
+        return 0 if split is None else len(split._holdings)  # None: the replica is still starting
+
+    count = replica.__ray_call__.remote(count_held)
     try:
         return int(ray.get(count, timeout=30))
     except ray.exceptions.ActorDiedError:
