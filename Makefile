@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results dashboards arguments chaos soak browser pictures clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house dashboards arguments chaos soak browser pictures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -63,6 +63,9 @@ dashboards: setup  ## write cluster/grafana: what `isobatch dashboards` gives to
 
 arguments: setup  ## write docs/arguments.md: every field of a Serve file's args:, as the code has it
 	$(BIN)/python -m tests.helpers.arguments_page
+
+house: setup  ## print lines by folder, words of docs, and how many files answer each question of docs/design.md
+	$(BIN)/python -m tests.helpers.house
 
 chaos: setup  ## break a live application 30 times, and see how it recovers
 	$(BIN)/python -m experiments.bench chaos

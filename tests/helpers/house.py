@@ -1,0 +1,92 @@
+"""Prints how large the house is: `make house`."""
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("profiles", "optimizer", "deployments", "cluster")
+DESIGN = ROOT / "docs" / "design.md"
+
+
+def main() -> None:
+    folders = (*PRODUCT, "experiments", "tests")
+    lines = {folder: _lines(sources(folder)) for folder in folders}
+    for folder, count in lines.items():
+        print(f"{count:8,}  lines of {folder}/")
+    print(f"{sum(lines[folder] for folder in PRODUCT):8,}  lines of product")
+    pages = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
+    print(f"{sum(pages.values()):8,}  words in {len(pages)} pages of docs")
+    for name in ("README.md", "CHANGELOG.md"):
+        print(f"{len((ROOT / name).read_text().split()):8,}  words of {name}")
+    print(f"{len(circles(PRODUCT)):8}  circles of imports between modules")
+    print(f"{len(circles(PRODUCT, by_folder=True)):8}  circles of imports between folders")
+    decoders = [path for folder in PRODUCT for path in sources(folder) if "decod" in path.read_text()]
+    print(f"{len(decoders):8}  files with 'decod'")
+    for question, files in where_is():
+        print(f"{len(files):8}  files: {question}")
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def _lines(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def where_is() -> list[tuple[str, list[str]]]:
+    """The questions of docs/design.md with the files that answer them."""
+    _, _, table = DESIGN.read_text().partition("## Where is")
+    rows = re.findall(r"^\| ([^|]+) \| (.*`[^|]+`.*) \|$", table.partition("\n## ")[0], re.M)
+    return [(question, re.findall(r"`([^`]+\.py)`", files)) for question, files in rows]
+
+
+def circles(packages: Iterable[str], by_folder: bool = False) -> list[list[str]]:
+    """Modules, or folders, that import each other in a circle of any length; imports inside functions count."""
+    modules = {_module(path): path for package in packages for path in sources(package)}
+    nodes = {name: name.rpartition(".")[0] if by_folder else name for name in modules}
+    numbers = {name: number for number, name in enumerate(sorted(set(nodes.values())))}
+    edges = [
+        (numbers[nodes[name]], numbers[nodes[imported]])
+        for name, path in modules.items()
+        for imported in _imports(path)
+        if imported in modules
+    ]
+    rows, columns = np.array(edges).T
+    graph = csr_matrix((np.ones(len(edges)), (rows, columns)), (len(numbers), len(numbers)))
+    _, part = connected_components(graph, connection="strong")
+    members = [[name for name, number in numbers.items() if part[number] == each] for each in np.unique(part)]
+    return [names for names in members if len(names) > 1]
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imports(path: Path) -> Iterable[str]:
+    """What a file imports when it runs: not under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+if __name__ == "__main__":
+    main()
