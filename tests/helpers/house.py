@@ -24,8 +24,9 @@ def main() -> None:
     print(f"{sum(pages.values()):8,}  words in {len(pages)} pages of docs")
     for name in ("README.md", "CHANGELOG.md"):
         print(f"{len((ROOT / name).read_text().split()):8,}  words of {name}")
-    print(f"{len(circles(PRODUCT)):8}  circles of imports between modules")
-    print(f"{len(circles(PRODUCT, by_folder=True)):8}  circles of imports between folders")
+    print(f"{len(circles(PRODUCT)):8}  circles of imports")
+    ignored = (ROOT / "pyproject.toml").read_text().count(" -> ")
+    print(f"{ignored:8}  imports that the layers of pyproject.toml leave out")
     decoders = [path for folder in PRODUCT for path in sources(folder) if "decod" in path.read_text()]
     print(f"{len(decoders):8}  files with 'decod'")
     for question, files in where_is():
@@ -47,16 +48,15 @@ def where_is() -> list[tuple[str, list[str]]]:
     return [(question, re.findall(r"`([^`]+\.py)`", files)) for question, files in rows]
 
 
-def circles(packages: Iterable[str], by_folder: bool = False) -> list[list[str]]:
-    """Modules, or folders, that import each other in a circle of any length; imports inside functions count."""
+def circles(packages: Iterable[str]) -> list[list[str]]:
+    """Modules that import each other in a circle of any length; imports inside functions count."""
     modules = {_module(path): path for package in packages for path in sources(package)}
-    nodes = {name: name.rpartition(".")[0] if by_folder else name for name in modules}
-    numbers = {name: number for number, name in enumerate(sorted(set(nodes.values())))}
+    numbers = {name: number for number, name in enumerate(modules)}
     edges = [
-        (numbers[nodes[name]], numbers[nodes[imported]])
+        (numbers[name], numbers[imported])
         for name, path in modules.items()
         for imported in _imports(path)
-        if imported in modules
+        if imported in numbers
     ]
     rows, columns = np.array(edges).T
     graph = csr_matrix((np.ones(len(edges)), (rows, columns)), (len(numbers), len(numbers)))
