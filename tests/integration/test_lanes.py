@@ -5,8 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from experiments.fidelity.calibration import calibration, measured
 from experiments.fidelity.compare import compare, live
 from experiments.fidelity.suite import PLANS, SLO_S, Case, profile
