@@ -1,6 +1,6 @@
-"""What the controller asks of a running application, and the application on Ray Serve that answers it.
+"""The interface of an application to its controller, and the application on Ray Serve that implements it.
 
-The simulated application (`cluster/simulator/replanning.py`) answers the same three calls.
+The simulated application (`cluster/simulator/replanning.py`) implements the same three calls.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from optimizer.plan import Plan
 
 
 class RolloutError(Exception):
-    """A plan could not be rolled out. The plan from before runs again.
+    """A plan could not be rolled out, and the previous plan runs again.
 
-    `no_devices`: those that it needs are not there any more, which says nothing against the plan.
+    `no_devices`: devices of the plan are gone, which says nothing against the plan itself.
     """
 
     def __init__(self, reason: str, no_devices: bool = False) -> None:
@@ -28,29 +28,29 @@ class RolloutError(Exception):
 
 
 class Application(Protocol):
-    """An application that serves requests by a plan and can change to another plan meanwhile."""
+    """An application that serves requests by a plan and can change to another plan while it serves."""
 
     async def observe(self, devices: bool = True) -> Observed:
-        """What happened since the last call (at first: since the application began), and the devices of now.
+        """The counts since the last call, or since the start of the application, and the present devices.
 
-        Without `devices` none are counted, which takes longest.
+        Without `devices` these are not counted: counting them takes longest.
         """
         ...
 
     async def plan(self) -> Plan:
-        """The plan that runs, whoever rolled it out."""
+        """The plan that runs, even if another client rolled it out."""
         ...
 
     async def roll_out(self, plan: Plan) -> None:
-        """Returns when the plan runs and the one from before takes no more work.
+        """Returns when the plan runs and the previous plan takes no more work.
 
-        Raises RolloutError when the plan could not be rolled out: then the plan from before was restored.
+        Raises RolloutError when the plan could not be rolled out and the previous plan was restored.
         """
         ...
 
 
 def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:
-    """The devices that plans may count on: replicas that are too slow are none.
+    """The devices without those of replicas that were benched because they are too slow.
 
     >>> without({"v100": 4}, {"app#1": "v100"})
     {'v100': 3}
@@ -59,11 +59,11 @@ def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str,
     return {kind: max(0, count - slow[kind]) for kind, count in devices.items()}
 
 
-KEEP_SILENT = 100  # fronts that did not answer: most are gone for good, but one may answer again
+KEEP_SILENT = 100  # silent fronts whose counts are remembered: most are gone for good, but one may answer again
 
 
 class News:
-    """What fronts counted since each of them answered last. They themselves count from their start."""
+    """The counts of fronts since each of them answered last. Fronts themselves count from their start."""
 
     def __init__(self) -> None:
         self._before: dict[str, Observed] = {}  # by front, the longest silent first
@@ -85,9 +85,8 @@ def leader_of(application: str) -> str:
 class RunningApplication:
     """The application of this name on the Serve that this process is connected to; used from one event loop.
 
-    `leader` is the deployment that is asked.
-
-    The caller remembers what it was told before, so several may ask, and fronts and deployers need not know them.
+    `leader` is the deployment that answers the calls. This side remembers the last counts, so that several clients may
+    observe one application and fronts need not know their clients.
     """
 
     def __init__(self, name: str, inventory: Callable[[], Mapping[str, int]] = dict, leader: str = DEPLOYER) -> None:
@@ -100,7 +99,7 @@ class RunningApplication:
         self._benched: Mapping[str, str] = {}
 
     async def observe(self, devices: bool = True) -> Observed:
-        """Of all fronts that answer. What a front counted since it answered last is lost when it dies."""
+        """The counts of all fronts that answer. When a front dies, its counts since its last answer are lost."""
         now: dict[str, Observed] = await self._deployer.counted.remote()
         if not now:
             raise ConnectionError("no front of the application answers")
@@ -109,12 +108,12 @@ class RunningApplication:
         return replace(observed, devices=without(self._inventory(), self._benched)) if devices else observed
 
     async def config(self) -> AppConfig | DecoderConfig:
-        """As it is deployed now."""
+        """The configuration that is deployed now."""
         config: AppConfig | DecoderConfig = await self._deployer.config.remote()
         return config
 
     async def is_as(self, config: AppConfig | DecoderConfig) -> bool:
-        """Whether it is still deployed so. It is not where another deployment leads it: this one is gone for good."""
+        """Whether this configuration is still deployed. It is gone where another deployment leads the application."""
         try:
             return await self.config() == config
         except Exception:
@@ -127,12 +126,12 @@ class RunningApplication:
         return plan
 
     async def roll_out(self, plan: Plan) -> None:
-        """Returns when all fronts follow the plan. The roll-out is finished even if the caller ends meanwhile."""
+        """Returns when all fronts follow the plan. The roll-out goes on even if the caller ends before that."""
         await self.apply(plan)
 
     async def apply(self, plan: Plan) -> Moved:
-        """The same as `roll_out`, and how it went."""
-        benched = {"benched": self._benched} if self._benched else {}  # which only a deployer knows of
+        """The same as `roll_out`, but returns what moved."""
+        benched = {"benched": self._benched} if self._benched else {}  # only a deployer takes this argument
         ended: Moved | Undone = await self._deployer.apply.remote(plan, **benched)
         if isinstance(ended, Undone):
             raise RolloutError(ended.reason, ended.no_devices)

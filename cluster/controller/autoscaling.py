@@ -1,7 +1,7 @@
-"""What Ray's autoscaler is asked for: devices that the cheapest plan needs and that are not there. Pure, like the core.
+"""Requests for devices of Ray's autoscaler: those that the cheapest plan needs and that are not present. Pure code.
 
-Nobody waits for them: plans are rolled out on what is there. Devices that do not come in time are not counted on for a
-while.
+No decision waits for them: plans are rolled out on the devices that are present. A kind of which devices do not arrive
+in time is left out of plans for a while.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,114 +10,117 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """Of one kind there should be `count` devices. `had` were there when that was asked, `here` are now.
+    """A request to have `count` devices of one kind.
 
-    `since_s` is when the last of them came, or when it was asked.
+    `before` of them were present when the request was made, `present` are now. `since_s` is when the last of them
+    arrived, or when the request was made.
     """
 
     count: int
-    had: int
-    here: int
+    before: int
+    present: int
     since_s: float
 
     @property
     def missing(self) -> int:
-        return max(0, self.count - self.here)
+        return max(0, self.count - self.present)
+
+    def updated(self, present: int, now_s: float) -> "DeviceRequest":
+        progressed = not self.missing or present > self.present or present >= self.count
+        since_s = now_s if progressed else self.since_s
+        return replace(self, before=min(self.before, present), present=present, since_s=since_s)
 
 
 class DeviceRequests:
-    """`most` are the devices that there may be of each kind that may come, those that are there included.
+    """The open requests by kind. `most` holds how many devices of each kind there may be, present ones included.
 
-    >>> growth = DeviceRequests({"k80": 4}, come_within_s=600.0, again_after_s=1800.0)
-    >>> here = {"v100": 1, "k80": 1}
-    >>> growth.hoped(here, now_s=0.0)
+    >>> requests = DeviceRequests({"k80": 4}, come_within_s=600.0, again_after_s=1800.0)
+    >>> present = {"v100": 1, "k80": 1}
+    >>> requests.possible(present, now_s=0.0)
     {'v100': 1, 'k80': 4}
-    >>> growth.ask({"v100": 1, "k80": 3}, here, now_s=0.0)
-    >>> growth.asked, growth.told(now_s=40.0)
-    ({'k80': 3}, 'asked for 2 k80 (0 of 2 came, 40 s)')
-    >>> growth.look(here, now_s=600.0)
-    '2 k80 have not come in 600 s'
-    >>> growth.asked, growth.hoped(here, now_s=700.0)
+    >>> requests.request({"v100": 1, "k80": 3}, present, now_s=0.0)
+    >>> requests.counts, requests.waiting_text(now_s=40.0)
+    ({'k80': 3}, 'requested 2 k80 (0 of 2 arrived in 40 s)')
+    >>> requests.update(present, now_s=600.0)
+    '2 k80 have not arrived within 600 s'
+    >>> requests.counts, requests.possible(present, now_s=700.0)
     ({'k80': 1}, {'v100': 1, 'k80': 1})
     """
 
     def __init__(self, most: Mapping[str, int], come_within_s: float, again_after_s: float) -> None:
         self.most = dict(most)
         self._come_within_s, self._again_after_s = come_within_s, again_after_s
-        self._wishes: dict[str, DeviceRequest] = {}
-        self._not_before_s: dict[str, float] = {}  # of kinds that did not come
+        self._requests: dict[str, DeviceRequest] = {}
+        self._not_before_s: dict[str, float] = {}  # when a kind that did not arrive may be requested again
 
     @property
-    def asked(self) -> dict[str, int]:
-        """How many devices of each kind the autoscaler is asked to have, those that are there included."""
-        return {kind: wish.count for kind, wish in self._wishes.items()}
+    def counts(self) -> dict[str, int]:
+        """How many devices of each kind are requested, present ones included."""
+        return {kind: request.count for kind, request in self._requests.items()}
 
-    def beyond_those_used(self, uses: Mapping[str, int], here: Mapping[str, int]) -> dict[str, int]:
-        """What the autoscaler must be told, since nodes that are used stay by themselves.
+    def beyond_use(self, uses: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
+        """The requests that the autoscaler must know.
 
-        It may keep any nodes that have what it was told, idle ones beside those that are used.
+        Nodes in use stay without a request. For a request, the autoscaler may keep idle nodes beside those in use.
         """
-        return {kind: count for kind, count in self.asked.items() if count > min(uses.get(kind, 0), here[kind])}
+        return {kind: count for kind, count in self.counts.items() if count > min(uses.get(kind, 0), present[kind])}
 
-    def of_those(self, devices: Mapping[str, int]) -> dict[str, int]:
-        """The same, of the kinds that may come."""
+    def of_growing_kinds(self, devices: Mapping[str, int]) -> dict[str, int]:
+        """The same counts, of the kinds that may grow."""
         return {kind: devices.get(kind, 0) for kind in self.most}
 
-    def hoped(self, here: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """The devices that there are, and those that may come."""
-        coming = {kind: most for kind, most in self.most.items() if now_s >= self._not_before_s.get(kind, now_s)}
-        return {**here, **{kind: max(most, here.get(kind, 0)) for kind, most in coming.items()}}
+    def possible(self, present: Mapping[str, int], now_s: float) -> dict[str, int]:
+        """The devices that are present or may arrive."""
+        growing = {kind: most for kind, most in self.most.items() if now_s >= self._not_before_s.get(kind, now_s)}
+        return {**present, **{kind: max(most, present.get(kind, 0)) for kind, most in growing.items()}}
 
-    def ask(self, devices: Mapping[str, int], here: Mapping[str, int], now_s: float) -> None:
-        """Have so many devices there, of the kinds that may come; those beyond are given back.
+    def request(self, devices: Mapping[str, int], present: Mapping[str, int], now_s: float) -> None:
+        """Request this many devices of the kinds that may grow, and give back those beyond.
 
-        The time until the missing ones count as overdue begins only once, however often their number changes.
+        The time after which missing devices are late begins once, however often their number changes.
         """
         for kind, most in self.most.items():
-            count, there = min(most, devices.get(kind, 0)), here.get(kind, 0)
-            before = self._wishes.get(kind)
+            count, has = min(most, devices.get(kind, 0)), present.get(kind, 0)
+            before = self._requests.get(kind)
             waits = before is not None and before.missing
-            self._wishes[kind] = (
-                replace(before, count=count) if before and waits else DeviceRequest(count, there, there, now_s)
+            self._requests[kind] = (
+                replace(before, count=count) if before and waits else DeviceRequest(count, has, has, now_s)
             )
 
-    def look(self, here: Mapping[str, int], now_s: float) -> str:
-        """Note which devices are there; what has not come in time, in words, is asked for no longer."""
-        self._wishes = {kind: _seen(wish, here.get(kind, 0), now_s) for kind, wish in self._wishes.items()}
-        overdue = {
-            kind: wish
-            for kind, wish in self._wishes.items()
-            if wish.missing and now_s - wish.since_s >= self._come_within_s
+    def update(self, present: Mapping[str, int], now_s: float) -> str:
+        """Note which devices are present, and give up requests that are late; the text names these, if any."""
+        self._requests = {
+            kind: request.updated(present.get(kind, 0), now_s) for kind, request in self._requests.items()
         }
-        for kind, wish in overdue.items():
+        late = {
+            kind: request
+            for kind, request in self._requests.items()
+            if request.missing and now_s - request.since_s >= self._come_within_s
+        }
+        for kind, request in late.items():
             self._not_before_s[kind] = now_s + self._again_after_s
-            self._wishes[kind] = replace(wish, count=wish.here)
-        told = _counted((kind, wish.missing) for kind, wish in overdue.items())
-        return f"{told} have not come in {self._come_within_s:g} s" if told else ""
+            self._requests[kind] = replace(request, count=request.present)
+        missing = _counted((kind, request.missing) for kind, request in late.items())
+        return f"{missing} have not arrived within {self._come_within_s:g} s" if missing else ""
 
-    def told(self, now_s: float) -> str | None:
-        """What is waited for, in words."""
+    def waiting_text(self, now_s: float) -> str | None:
+        """The devices that were requested and have not arrived."""
         waits = [
-            f"{wish.count - wish.had} {kind} ({wish.here - wish.had} of {wish.count - wish.had} came, "
-            f"{now_s - wish.since_s:.0f} s)"
-            for kind, wish in self._wishes.items()
-            if wish.missing
+            f"{request.count - request.before} {kind} ({request.present - request.before} of "
+            f"{request.count - request.before} arrived in {now_s - request.since_s:.0f} s)"
+            for kind, request in self._requests.items()
+            if request.missing
         ]
-        return f"asked for {', '.join(waits)}" if waits else None
+        return f"requested {', '.join(waits)}" if waits else None
 
 
-def beyond(devices: Mapping[str, int], here: Mapping[str, int]) -> str:
-    """The devices that are not there, in words.
+def absent_devices(devices: Mapping[str, int], present: Mapping[str, int]) -> str:
+    """The devices that are not present, as text.
 
-    >>> beyond({"v100": 1, "k80": 3}, {"v100": 1, "k80": 1})
+    >>> absent_devices({"v100": 1, "k80": 3}, {"v100": 1, "k80": 1})
     '2 k80'
     """
-    return _counted((kind, count - here.get(kind, 0)) for kind, count in devices.items())
-
-
-def _seen(wish: DeviceRequest, here: int, now_s: float) -> DeviceRequest:
-    begins = not wish.missing or here > wish.here or here >= wish.count
-    return replace(wish, had=min(wish.had, here), here=here, since_s=now_s if begins else wish.since_s)
+    return _counted((kind, count - present.get(kind, 0)) for kind, count in devices.items())
 
 
 def _counted(devices: Iterable[tuple[str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""What a user may write under `args:` of the controller's application."""
+"""The `args:` of the controller's application in a Serve file."""
 
 from typing import Literal, Self
 
@@ -8,54 +8,54 @@ from deployments.config import LogFormat
 
 
 class Patience(BaseModel):
-    """When to look, when to move, and when to take it back."""
+    """When to look, when to change the plan, and when to take a change back."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    replan_every_s: float = Field(120.0, gt=0, description="A window: what was seen in one decides what runs next.")
+    replan_every_s: float = Field(120.0, gt=0, description="The length of a window, at whose end a plan is chosen.")
     look_every_s: float = Field(
-        5.0, gt=0, description="How often devices are counted and surprises looked for, inside a window."
+        5.0, gt=0, description="How often devices are counted and inputs compared with the forecast."
     )
     react_every_s: float = Field(
         1.0,
         gt=0,
-        description="How often refusals are looked for: a plan of more goodput on the same devices runs at once.",
+        description="How often refusals are looked for, after which a plan of more goodput runs at once.",
     )
-    enough_inputs: int = Field(100, ge=1, description="Answers of the last 15 windows without which nothing moves.")
+    enough_inputs: int = Field(100, ge=1, description="Answers in the last 15 windows that a change of plan needs.")
     least_gain: float = Field(
         0.03,
         gt=0,
-        description="The share of goodput a change must promise; from the third of late on, each doubles it.",
+        description="The share of goodput that a change must gain; from the third recent change on, each doubles it.",
     )
     notice: float = Field(
         0.1,
         gt=0,
         le=1,
-        description="The share of the SLO by which answers must come sooner for a plan to be worth less goodput than "
-        "the devices can.",
+        description="The share of the SLO by which a plan must answer sooner to be worth less goodput than the devices "
+        "can sustain.",
     )
     hold_windows: int = Field(
-        15, ge=1, description="How long a plan is expected to stay right: what moving costs is set against this."
+        15, ge=1, description="For how many windows a plan should hold: the cost of a change is spread over them."
     )
-    start_s: float = Field(10.0, ge=0, description="What a replica takes to start, until it was measured.")
+    start_s: float = Field(10.0, ge=0, description="Seconds that a replica takes to start, until a start was measured.")
     least_loss: float = Field(
-        0.1, gt=0, lt=1, description="A new plan that falls behind the old one by this share is rolled back."
+        0.1, gt=0, lt=1, description="A new plan that falls this share behind the old one is rolled back."
     )
     learn: float = Field(
         0.6,
         ge=0,
         le=1,
-        description="How fast launches of busy devices correct the tables: the share per window; 0: never.",
+        description="How fast measured launches of busy devices correct the tables: the share per window; 0: never.",
     )
     come_within_s: float = Field(
         600.0,
         gt=0,
-        description="A kind of which devices were asked for and none came in this time is not counted on for "
+        description="If requested devices of a kind do not arrive within this time, the kind is not requested for "
         "hold_windows.",
     )
 
 
-# What the controller of a decoder has no use for: it has the devices of the start, and TTFT and TPOT of the plan.
+# Fields without effect for a decoder, which keeps its first devices and the TTFT and TPOT of its plan.
 OF_CLASSIFIERS = frozenset(
     (
         "goal", "devices", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",
@@ -65,41 +65,41 @@ OF_CLASSIFIERS = frozenset(
 
 
 class ControllerConfig(Patience):
-    """The controller of one application, whose network and plan it steers. All fields have defaults.
+    """The controller of one application. All fields have defaults.
 
-    A key is not taken over: where the application asks for one, its controller is told the same.
+    The API key of the application is not taken over: `api_key_variable` must be set here as well.
     """
 
     application: str = Field("isobatch", description="The name of the application it controls.")
     goal: Literal["goodput", "latency", "cost"] = Field(
         "goodput",
-        description="The most goodput of all devices; or latency: the quickest answers of all plans that sustain twice "
-        "what is expected, which gives up goodput for bursts until inputs are refused; or cost: the fewest dollars, at "
-        "the catalogue's prices, that sustain the inputs that are expected.",
+        description="goodput: the most goodput of all devices; latency: the quickest answers of a plan that sustains "
+        "twice the expected rate, which gives up goodput for bursts until inputs are refused; cost: the fewest dollars, at "
+        "the catalogue's prices, that sustain the expected rate.",
     )
     reserve: float = Field(
         0.1,
         ge=0,
-        description="With goal: cost, the share by which a plan must sustain more than is expected, or devices "
+        description="With goal: cost, the share by which a plan must sustain more than the expected rate, or devices "
         "are added.",
     )
     devices: dict[str, PositiveInt] | None = Field(
-        None, description="The most that plans may use, as KIND: COUNT; none: what the application began with."
+        None, description="The most devices that plans may use, as KIND: COUNT; none: the devices of the first plan."
     )
     grow_to: dict[str, PositiveInt] = Field(
         {},
-        description="How many devices of each kind there may be, as KIND: COUNT, those that are there included: Ray's "
-        "autoscaler is asked for what the cheapest plan needs of them (goal: cost). None: nobody is asked.",
+        description="How many devices of each kind there may be, as KIND: COUNT, present ones included: Ray's "
+        "autoscaler is asked for those that the cheapest plan needs (goal: cost). None: no device is requested.",
     )
-    slo_ms: float | None = Field(None, gt=0, description="What plans must keep; none: the application's slo_ms.")
+    slo_ms: float | None = Field(None, gt=0, description="The SLO of plans; none: the application's slo_ms.")
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
-    max_batch: int = Field(64, ge=1, description="No larger batches than this.")
+    max_batch: int = Field(64, ge=1, description="The largest batch of a plan.")
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
     side_by_side: bool = Field(True, description="Kinds of devices may serve in pipelines of their own.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
     memory: str | None = Field(
         None,
-        description="Folder of what outlives a restart: windows seen, decisions made; none: `isobatch/controller` "
+        description="The folder of windows and decisions, which outlive a restart; none: `isobatch/controller` "
         "under XDG_CACHE_HOME, or `~/.cache`.",
     )
     under_load: float | None = Field(
@@ -110,7 +110,7 @@ class ControllerConfig(Patience):
     )
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
     api_key_variable: str | None = Field(
-        None, description="Environment variable with the key that requests must show; none: whoever reaches the port."
+        None, description="Environment variable with the key that requests must show; none: no key is needed."
     )
 
     @model_validator(mode="after")

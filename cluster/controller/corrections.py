@@ -1,10 +1,10 @@
-"""Corrects latency tables by what replicas measure: slowly, and within bounds.
+"""Corrects latency tables by the launch times that replicas measure: slowly, and within bounds.
 
-A factor belongs to one block on one kind of device, so that it stays true when cuts move. What is measured is a launch
-over several blocks; all of them move towards its ratio to the table. What a device waits between two launches while
-inputs wait for it belongs to every launch on its kind.
+A factor belongs to one block on one kind of device, so that it stays valid when cuts move. A measured launch runs
+several blocks; the factors of all of them move towards its ratio to the table. The time that a device waits between two
+launches while inputs wait for it is added to every launch on its kind.
 
-Launches of busy devices count for more: those of idle ones are small, and tell little of how long full ones take.
+Launches of busy devices weigh more: launches of idle devices are small and say little about full ones.
 """
 
 from collections import defaultdict
@@ -22,19 +22,20 @@ from optimizer.problem import Problem
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 
-LEAST, MOST = 0.5, 2.0
-TRUSTED = 20  # launches that weigh half of what any number of them would
-FULLY_BUSY = 0.5  # a share of the time: launches of devices that work for more of it count in full
-MOST_BETWEEN_S = 0.05  # between two launches: what is more is no property of the device
+LEAST_FACTOR = 0.5  # a smaller factor would mean that the table is of another device
+MOST_FACTOR = 2.0  # the same for a larger factor
+HALF_WEIGHT = 20  # launches in a window that move a factor half as fast as any number of them
+FULLY_BUSY = 0.5  # the share of the time that devices work, from which on their launches weigh in full
+MOST_BETWEEN_S = 0.05  # a longer wait between two launches is no property of the device
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """`factors[kind][k]`: how many times longer block k takes there than the table says.
+    """`factors[kind][k]`: how many times longer block k takes on this kind than the table says.
 
-    `between_s[kind]`: how much longer a device stands still before a launch there than plans count on.
+    `between_s[kind]`: how many seconds longer a device waits before a launch than plans assume.
 
-    >>> Corrections({"v100": (1.0, 1.0, 1.25)}).told
+    >>> Corrections({"v100": (1.0, 1.0, 1.25)}).as_json
     {'v100': {'2': 1.25}}
     """
 
@@ -44,15 +45,15 @@ class Corrections:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     @property
-    def told(self) -> dict[str, dict[str, float]]:
-        """By kind, then by blocks that share a factor; what is as the table says is left out."""
-        told: dict[str, dict[str, float]] = {}
+    def as_json(self) -> dict[str, dict[str, float]]:
+        """The factors by kind, then by blocks that share one; factors of 1 are left out."""
+        by_kind: dict[str, dict[str, float]] = {}
         for kind, factors in self.factors.items():
             for factor, run in groupby(range(len(factors)), key=lambda k: round(factors[k], 2)):
                 blocks = list(run)
                 if factor != 1:
-                    told.setdefault(kind, {})[blocks_text(blocks[0], blocks[-1])] = factor
-        return told
+                    by_kind.setdefault(kind, {})[blocks_text(blocks[0], blocks[-1])] = factor
+        return by_kind
 
     def applied(self, profile: Profile) -> Profile:
         """The profile with its tables corrected."""
@@ -64,69 +65,73 @@ class Corrections:
         launch_s = scaled.launch_s + self.between_s.get(table.kind, 0.0)
         return replace(scaled, launch_s=launch_s, stop_s=scaled.each_stop_s)
 
-    def learned(self, seen: Observed, plan: Plan, facts: Problem, rate: float) -> "Corrections":
-        """The corrections after a window by `plan`; `facts` hold the profile's own tables, and who survived."""
+    def learned(self, observed: Observed, plan: Plan, facts: Problem, rate: float) -> "Corrections":
+        """The corrections after a window by `plan`; `facts` hold the uncorrected tables and the survival."""
         factors, between_s = {kind: list(each) for kind, each in self.factors.items()}, dict(self.between_s)
-        if not seen.launches:
+        if not observed.launches:
             return self
-        rates = {kind: rate * min(1.0, busy / FULLY_BUSY) for kind, busy in busy_shares(seen, plan).items()}
-        for (kind, split), (count, took_s, expected_s) in _compared(seen.launches, plan, facts).items():
+        rates = {kind: rate * min(1.0, busy / FULLY_BUSY) for kind, busy in busy_shares(observed, plan).items()}
+        for (kind, split), (count, took_s, expected_s) in _compared(observed.launches, plan, facts).items():
             row = factors.setdefault(kind, [1.0] * facts.num_blocks)
-            ratio = min(max(took_s / expected_s, LEAST), MOST)
+            ratio = min(max(took_s / expected_s, LEAST_FACTOR), MOST_FACTOR)
             for block in range(split.start, split.stop):
                 row[block] += _weight(rates[kind], count) * (ratio - row[block])
-        for kind, (count, stands_s) in _between(seen.launches, plan, facts).items():
+        for kind, (count, stands_s) in _between(observed.launches, plan, facts).items():
             before_s = between_s.get(kind, 0.0)
             between_s[kind] = before_s + _weight(rates[kind], count) * (min(stands_s, MOST_BETWEEN_S) - before_s)
         return Corrections({kind: tuple(each) for kind, each in factors.items()}, between_s)
 
 
 def _weight(rate: float, launches: int) -> float:
-    return rate * launches / (launches + TRUSTED)
+    return rate * launches / (launches + HALF_WEIGHT)
 
 
-def busy_shares(seen: Observed, plan: Plan) -> dict[str, float]:
+def busy_shares(observed: Observed, plan: Plan) -> dict[str, float]:
     """The share of the time in which the plan's devices of each kind computed, or went from one launch to the next."""
     seconds: dict[str, float] = defaultdict(float)
-    for launched, took in seen.launches.items():
+    for launched, took in observed.launches.items():
         seconds[launched.kind] += took.seconds + took.between_s
-    return {kind: seconds[kind] / (count * seen.seconds) for kind, count in plan.devices().items()}
+    return {kind: seconds[kind] / (count * observed.seconds) for kind, count in plan.devices().items()}
 
 
 def _between(measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Problem) -> dict[str, tuple[int, float]]:
-    """By kind: launches that waited for another, and how long their devices stood still, beyond what plans count on."""
-    found = dict[str, tuple[int, float]]()
+    """By kind: launches that followed another one, and the wait of their devices beyond what plans assume."""
+    waits = dict[str, tuple[int, float]]()
     for kind in plan.devices():
         of_kind = [took for launched, took in measured.items() if launched.kind == kind]
         if followed := sum(took.followed for took in of_kind):
             placements = [each for pipeline in plan.pipelines for each in pipeline.placements if each.kind == kind]
             take_turns = all(each.local and len(each.splits) > 1 for each in placements)
             stands_s = sum(took.between_s for took in of_kind) / followed - (facts.turn_s(kind) if take_turns else 0.0)
-            found[kind] = followed, max(0.0, stands_s)
-    return found
+            waits[kind] = followed, max(0.0, stands_s)
+    return waits
 
 
 def _compared(
     measured: Mapping[LaunchShape, LaunchTimes], plan: Plan, facts: Problem
 ) -> dict[tuple[str, Split], tuple[int, float, float]]:
-    """For every split of the plan that was measured: launches, their seconds, and what the tables say they take."""
-    found: dict[tuple[str, Split], tuple[int, float, float]] = defaultdict(lambda: (0, 0.0, 0.0))
+    """For every measured split of the plan: launches, their seconds, and their seconds by the tables."""
+    totals: dict[tuple[str, Split], tuple[int, float, float]] = defaultdict(lambda: (0, 0.0, 0.0))
     splits = _splits(plan, facts) if measured else {}
     for launched, took in measured.items():
-        here = splits.get((launched.kind, launched.start, launched.stop))
-        if here and took.times:
-            split, reach = here
+        match = splits.get((launched.kind, launched.start, launched.stop))
+        if match and took.times:
+            split, reach = match
             each_s = work(replace(split, batch_size=launched.size), facts, launched.kind, None, reach).launch_s
-            count, seconds, expected_s = found[launched.kind, split]
-            found[launched.kind, split] = (count + took.times, seconds + took.seconds, expected_s + took.times * each_s)
-    return found
+            count, seconds, expected_s = totals[launched.kind, split]
+            totals[launched.kind, split] = (
+                count + took.times,
+                seconds + took.seconds,
+                expected_s + took.times * each_s,
+            )
+    return totals
 
 
 def _splits(plan: Plan, facts: Problem) -> dict[tuple[str, int, int], tuple[Split, float]]:
     """Every split of every pipeline, and the share of all inputs that enters it.
 
-    Where pipelines share a kind, a launch does not say which one it was of. So blocks that they run alike, but with
-    other ramps or behind other exits, are left out.
+    Where pipelines share a kind, a launch does not say to which pipeline it belongs. So blocks that two pipelines run
+    with different ramps, or behind different exits, are left out.
     """
     splits: dict[tuple[str, int, int], tuple[Split, float]] = {}
     unclear = set()
@@ -143,7 +148,7 @@ def _splits(plan: Plan, facts: Problem) -> dict[tuple[str, int, int], tuple[Spli
 
 
 def _scaled(table: LatencyTable, factors: tuple[float, ...]) -> LatencyTable:
-    """Launching is as much slower or faster as the blocks are on average."""
+    """The table with scaled blocks; the cost of a launch is scaled by the mean factor."""
     by = np.asarray(factors)
     block_s, ramp_s, block_p95_s = (
         tuple(tuple(float(each) for each in np.asarray(row) * by) for row in rows)

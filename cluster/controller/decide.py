@@ -1,7 +1,7 @@
-"""Decides whether another plan is worth the change: both are judged by the same cost model, under the same forecast.
+"""Decides whether another plan is worth the change: both are scored by the same cost model, under the same forecast.
 
-`weigh` compares goodput, `weigh_quick` what a quicker plan gains and gives up, `weigh_dollars` cost. `Trial` finds out
-afterwards whether the new plan was a mistake.
+`weigh` compares goodput, `weigh_quick` compares the time that a quicker plan saves with the goodput that it gives up,
+`weigh_dollars` compares cost. `Trial` measures after a change whether the new plan was a mistake.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,33 +10,33 @@ from math import sqrt
 
 from cluster.controller.config import Patience
 from cluster.controller.record import TrackRecord, unpromised
-from cluster.controller.sentences import is_content, milliseconds, rate
+from cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
 from deployments.front.observed import Observed, merged
 from optimizer import Objective, Plan, Problem, Score
 from optimizer.answers import answered_s
 from profiles.forecast import Forecast
 
-REFUSED_SHARE, LEAST_REFUSED = 0.02, 3  # of a second's inputs: more refusals mean that the plan is overloaded
-# Times `least_gain` that a change must gain: where new replicas start though all is well, and where a message is enough
-# and inputs are missed.
-HEADROOM, URGENT = 3, 1 / 3
-FREE_CHANGES = 2  # recent changes that make the next one no harder
-LEAST_PER_S = 1e-9
-SAME = 1e-6  # a gain below this is a rounding error
+REFUSED_SHARE = 0.02  # the share of a second's inputs whose refusal means that the plan is overloaded
+LEAST_REFUSED = 3  # refused inputs, below which the share says little
+HEADROOM = 3  # times `least_gain`: for a change that starts replicas although all inputs are answered in time
+URGENT = 1 / 3  # times `least_gain`: for a change that starts no replica while inputs are late or refused
+FREE_CHANGES = 2  # recent changes after which the next one is still as easy
+LEAST_PER_S = 1e-9  # a goodput that is never divided by
+SAME = 1e-6  # a smaller gain is a rounding error
 
-SURGE = 1.5  # where dollars count, a plan is made for so many times the expected arrivals at most
-LEAST_KEPT = 0.5  # of a promise: without it, what is planned for would grow without end
-MANY_ARRIVALS = 100  # in one look, which tell the rate well enough
-TENFOLD = 10.0  # times the expected arrivals that a quicker plan must sustain
+SURGE = 1.5  # times the expected rate: the cheapest plan is made for no more than this
+LEAST_KEPT = 0.5  # the smallest kept share that is planned with: a smaller one would make plans grow without end
+MANY_ARRIVALS = 100  # inputs in one look, from which the rate is known to about 10 %
+TENFOLD = 10.0  # times the expected rate that a quicker plan must sustain, so that bursts are answered
 TWICE = 2.0  # the same where the user's goal is latency
 
-TRIAL_ARRIVALS = 50  # before a trial can be judged
-BUSY = 0.9  # of what the old plan sustained: with fewer arrivals no gain can be seen, only a loss
+TRIAL_ARRIVALS = 50  # inputs before a trial is judged
+BUSY = 0.9  # the share of the old plan's goodput that must arrive for a gain to show; with less, only a loss shows
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to change the plan, and the sentence that says why. `must`: the running plan cannot go on as it is."""
+    """Whether to change the plan, and the sentence that says why. `must`: the running plan has lost devices."""
 
     moves: bool
     why: str
@@ -46,27 +46,27 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a plan is expected to do: the cost model's score, and the share of such promises that was kept so far."""
+    """The cost model's score of a plan, and the share of such promises that plans have kept so far."""
 
     plan: Plan
     score: Score
-    kept: float
+    kept_share: float
 
     @property
     def goodput_per_s(self) -> float:
-        return self.score.goodput_per_s * self.kept
+        return self.score.goodput_per_s * self.kept_share
 
     def gain_over(self, other: "Expectation") -> float:
         return self.goodput_per_s / max(other.goodput_per_s, LEAST_PER_S) - 1
 
 
 @dataclass(frozen=True)
-class Moving:
-    """What a change takes: `starts` of the new plan's `replicas` are not running yet.
+class PlanChange:
+    """The cost of a change: `starts` of the new plan's `replicas` are not running yet.
 
-    >>> Moving(starts=0, replicas=4).lost_share(start_s=10, hold_s=100)
+    >>> PlanChange(starts=0, replicas=4).lost_share(start_s=10, hold_s=100)
     0.0
-    >>> Moving(starts=2, replicas=4).lost_share(start_s=10, hold_s=100)  # half is missing for a tenth of the time
+    >>> PlanChange(starts=2, replicas=4).lost_share(start_s=10, hold_s=100)  # half is missing for a tenth of the time
     0.05
     """
 
@@ -74,100 +74,101 @@ class Moving:
     replicas: int
 
     @property
-    def in_words(self) -> str:
-        return f"for which {self.starts} of {self.replicas} replicas start" if self.starts else "without new replicas"
+    def text(self) -> str:
+        return f"that starts {self.starts} of {self.replicas} replicas" if self.starts else "without new replicas"
 
     def lost_share(self, start_s: float, hold_s: float) -> float:
-        """Of the goodput while the new plan holds: a device brings nothing before its replica has started."""
+        """The lost share of the goodput while the new plan holds: a device answers nothing until its replica starts."""
         return min(1.0, start_s / hold_s) * self.starts / self.replicas
 
 
-def moving(before: Plan, after: Plan) -> Moving:
-    """A replica may run any block, so all of a kind are alike: only how many there are takes time."""
+def plan_change(before: Plan, after: Plan) -> PlanChange:
+    """A replica may run any block, so replicas of a kind are alike: only additional ones must start."""
     has, wants = before.devices(), after.devices()
     starts = sum(max(0, count - has.get(kind, 0)) for kind, count in wants.items())
-    return Moving(starts, sum(wants.values()))
+    return PlanChange(starts, sum(wants.values()))
 
 
 def expected_best(
     best: Plan, running: Expectation, record: TrackRecord, score: Callable[[Plan], Score], objective: Objective,
     counts: Mapping[str, int],
 ) -> Expectation:  # fmt: skip
-    """The planner's best, or a plan that ran lately and kept more of its promise.
+    """The planner's best plan, or a plan that ran recently and kept a larger share of its promise.
 
-    A plan that never ran is expected to keep as much as others did, unless the running one falls short because it is
-    late, which the new one will not be.
+    A plan that never ran is expected to keep the same share as others did, unless the running plan falls short because
+    it is late, which the new plan would not be.
     """
-    hopeful = is_late(running.score, objective) and unpromised(best) not in record.plans
-    candidates = [Expectation(best, score(best), 1.0 if hopeful else record.kept(best))]
-    known = (plan for plan in record.plans if not lacking(plan, counts))
-    candidates += [Expectation(plan, score(plan), record.kept(plan)) for plan in known]
+    not_late = is_late(running.score, objective) and unpromised(best) not in record.plans
+    candidates = [Expectation(best, score(best), 1.0 if not_late else record.kept_share(best))]
+    known = (plan for plan in record.plans if not lost_devices(plan, counts))
+    candidates += [Expectation(plan, score(plan), record.kept_share(plan)) for plan in known]
     return max(candidates, key=lambda each: each.goodput_per_s)
 
 
 def weigh(
     running: Expectation, better: Expectation, objective: Objective, patience: Patience, *, changes: int,
-    start_s: float, counts: Mapping[str, int], content: bool, chance: float,
+    start_s: float, counts: Mapping[str, int], in_time: bool, chance: float,
 ) -> Verdict:  # fmt: skip
     """Change for more goodput.
 
-    `changes` are the recent ones: from the third on, each doubles what the next one has to promise, so that none
-    follow without end. `content`: every input is answered in time as it is, so that only headroom can be gained, which
-    must be more than may seem to be gained by `chance`.
+    `changes` counts the recent changes: from the third on, each doubles the gain that the next one must promise, so
+    that plans do not change without end. `in_time`: nearly all inputs are answered in time, so that a change gains
+    headroom only, which must be more than `chance` could pretend.
     """
-    if missing := lacking(running.plan, counts):
-        return Verdict(True, f"{missing}: the plan for what is left", must=True)
+    if lost := lost_devices(running.plan, counts):
+        return Verdict(True, f"{lost}: the best plan for the remaining devices", must=True)
     gain = better.gain_over(running)
-    if same(running.plan, better.plan) or gain < SAME:
-        best = f"no plan on these devices sustains more than the running one, {rate(running.goodput_per_s)}"
-        return Verdict(False, _too_late(running.score, objective) + best, max(0.0, gain))
-    change = moving(running.plan, better.plan)
-    lost = change.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
-    times = (HEADROOM if content else 1) if change.starts else (1 if content else URGENT)
-    needed = max(asked_of(times * patience.least_gain, changes) + lost, chance if content else 0.0)
+    if served_alike(running.plan, better.plan) or gain < SAME:
+        best = f"no plan on these devices sustains more than the running plan ({rate(running.goodput_per_s)})"
+        return Verdict(False, _late_text(running.score, objective) + best, max(0.0, gain))
+    change = plan_change(running.plan, better.plan)
+    lost_share = change.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
+    times = (HEADROOM if in_time else 1) if change.starts else (1 if in_time else URGENT)
+    needed = max(required_gain(times * patience.least_gain, changes) + lost_share, chance if in_time else 0.0)
     moves = gain >= needed
     compared = (
-        f"{rate(better.goodput_per_s)} can be sustained in place of {rate(running.goodput_per_s)}, {gain:.1%} more"
+        f"another plan sustains {rate(better.goodput_per_s)}, {gain:.1%} more than the running plan "
+        f"({rate(running.goodput_per_s)})"
     )
-    limit = f"a change {change.in_words}{_of_late(changes)} must bring {needed:.1%}"
-    why = f"{_too_late(running.score, objective)}{compared}: {'worth it' if moves else 'not worth it'}, as {limit}"
-    return Verdict(moves, why, gain)
+    limit = f"a change {change.text}{_recent_text(changes)} must gain {needed:.1%}"
+    worth = "worth it" if moves else "not worth it"
+    return Verdict(moves, f"{_late_text(running.score, objective)}{compared}: {worth}, because {limit}", gain)
 
 
-def asked_of(least_gain: float, changes: int) -> float:
-    """The gain that a change must promise, if moving costs nothing.
+def required_gain(least_gain: float, changes: int) -> float:
+    """The gain that a change must promise, if the change itself costs nothing.
 
-    >>> [round(asked_of(0.03, changes), 2) for changes in (0, 2, 3, 4)]
+    >>> [round(required_gain(0.03, changes), 2) for changes in (0, 2, 3, 4)]
     [0.03, 0.03, 0.06, 0.12]
     """
     return least_gain * 2.0 ** max(0, changes - FREE_CHANGES)
 
 
-def chance(seen: Observed) -> float:
-    """What a plan may seem to gain by chance: as survival is known to about so much after so many answers."""
-    return 1 / sqrt(max(1, seen.answered))
+def chance_gain(observed: Observed) -> float:
+    """The gain that chance could pretend: n answers measure survival to about 1 / sqrt(n)."""
+    return 1 / sqrt(max(1, observed.answered))
 
 
-def is_idle(seen: Observed) -> bool:
-    """Whether nobody asked, for as long as was looked."""
-    return seen.seconds > 0 and not seen.arrivals
+def is_idle(observed: Observed) -> bool:
+    """Whether no input arrived in the observed time."""
+    return observed.seconds > 0 and not observed.arrivals
 
 
-def is_refusing(seen: Observed) -> bool:
-    """Whether inputs are refused that a plan of more goodput might answer: more than a few, and a noticeable share."""
-    return seen.refused >= max(LEAST_REFUSED, REFUSED_SHARE * seen.arrivals)
+def is_refusing(observed: Observed) -> bool:
+    """Whether more than a few inputs, and a noticeable share of all, were refused."""
+    return observed.refused >= max(LEAST_REFUSED, REFUSED_SHARE * observed.arrivals)
 
 
-def same(one: Plan, other: Plan) -> bool:
-    """Whether two plans are served alike, whatever was promised of them."""
-    return unpromised(one) == unpromised(other)
+def served_alike(plan: Plan, other: Plan) -> bool:
+    """Whether two plans are equal except for their promises and thresholds."""
+    return unpromised(plan) == unpromised(other)
 
 
-def lacking(plan: Plan, counts: Mapping[str, int]) -> str:
-    """Which devices of a plan are not there, or nothing.
+def lost_devices(plan: Plan, counts: Mapping[str, int]) -> str:
+    """The devices of a plan that are not present, as text; empty if all are.
 
     >>> from optimizer import Placement, Split
-    >>> lacking(Plan((Placement("v100", 4, (Split(0, 6, 8),)),)), {"v100": 3})
+    >>> lost_devices(Plan((Placement("v100", 4, (Split(0, 6, 8),)),)), {"v100": 3})
     '1 of 4 v100 are gone'
     """
     gone = {kind: used - counts.get(kind, used) for kind, used in plan.devices().items()}
@@ -175,59 +176,57 @@ def lacking(plan: Plan, counts: Mapping[str, int]) -> str:
 
 
 def is_late(score: Score, objective: Objective) -> bool:
-    """Whether a plan uses more than half of the slack: below that, none is changed for a few microseconds."""
+    """Whether a plan uses more than half of the slack: using less is no reason to change."""
     return objective.slo_s is not None and score.latency_s > objective.slo_s * (1 - objective.slack / 2)
 
 
-def _too_late(score: Score, objective: Objective) -> str:
-    if not is_late(score, objective):
+def _late_text(score: Score, objective: Objective) -> str:
+    if not (is_late(score, objective) and objective.slo_s):
         return ""
-    return f"answers of the running plan may take {score.latency_s * 1e3:.0f} ms; "
+    taken = f"{milliseconds(score.latency_s)} of an SLO of {milliseconds(objective.slo_s)}"
+    return f"answers of the running plan may take {taken}; "
 
 
-def _of_late(changes: int) -> str:
+def _recent_text(changes: int) -> str:
     """
-    >>> _of_late(0), _of_late(1), _of_late(3)
-    ('', ', the 2nd of late,', ', the 4th of late,')
+    >>> _recent_text(0), _recent_text(1), _recent_text(3)
+    ('', ' after 1 recent change', ' after 3 recent changes')
     """
-    return f", the {changes + 1}{ {1: 'nd', 2: 'rd'}.get(changes, 'th') } of late," if changes else ""
-
-
-# How many inputs are expected, and what a plan must sustain that is not the one of most goodput
+    return f" after {changes} recent change{'s' if changes > 1 else ''}" if changes else ""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Inputs per second: those that are expected, the upper end of the forecast, and the largest rate of a day."""
+    """Inputs per second: the expected rate, the upper end of the forecast, and the largest rate of the last day."""
 
     expected_per_s: float
     high_per_s: float
     peak_per_s: float
 
-    def for_dollars(self, reserve: float, kept: float) -> float:
-        """The goodput that the cheapest plan must promise, if it keeps as large a share of that as the running one."""
+    def for_dollars(self, reserve: float, kept_share: float) -> float:
+        """The goodput that the cheapest plan must promise, if it keeps the same share of it as the running plan."""
         wanted = min(SURGE * self.expected_per_s, max(self.high_per_s, (1 + reserve) * self.expected_per_s))
-        return max(wanted, LEAST_PER_S) / max(kept, LEAST_KEPT)
+        return max(wanted, LEAST_PER_S) / max(kept_share, LEAST_KEPT)
 
 
-def demand(forecast: Forecast | None, seen: Observed, peak_per_s: float, window_s: float) -> Demand:
-    """The demand of the next window. After a whole window without any input, none is expected."""
-    if is_idle(seen) and seen.seconds >= window_s * (1 - 1e-9):
+def demand(forecast: Forecast | None, observed: Observed, peak_per_s: float, window_s: float) -> Demand:
+    """The demand of the next window. After a full window without any input, no input is expected."""
+    if is_idle(observed) and observed.seconds >= window_s * (1 - 1e-9):
         return Demand(0.0, 0.0, peak_per_s)
     likely, high = (forecast.arrivals_per_s, forecast.arrivals_high_per_s) if forecast else (0.0, 0.0)
-    return Demand(max(likely, seen.arrivals_per_s), high, max(peak_per_s, seen.arrivals_per_s))
+    return Demand(max(likely, observed.arrivals_per_s), high, max(peak_per_s, observed.arrivals_per_s))
 
 
 @dataclass(frozen=True)
 class QuickTerms:
-    """What a plan must do to run in place of the one of most goodput: sustain `needed_per_s` and answer sooner.
+    """The terms on which a quicker plan replaces the plan of most goodput.
 
-    Answers are compared at the rate that is expected. They must come `least_saved_s` sooner.
+    It must sustain `needed_per_s`, and its answers must come `least_saved_s` sooner at the expected rate.
     """
 
     expected_per_s: float
     needed_per_s: float
-    needed_for: str  # in words
+    needed_for: str  # the reason for `needed_per_s`, as text
     least_saved_s: float
 
     def answer_s(self, plan: Expectation) -> float:
@@ -238,25 +237,25 @@ class QuickTerms:
         sooner_s = self.answer_s(most) - self.answer_s(plan)
         return plan.goodput_per_s >= self.needed_per_s and sooner_s >= self.least_saved_s
 
-    def in_words(self, quick: Expectation, slow: Expectation, most: Expectation) -> str:
-        """What a quicker plan brings, and what it gives up."""
+    def text(self, quick: Expectation, slow: Expectation, most: Expectation) -> str:
+        """The time that a quicker plan saves, and the goodput that it gives up."""
         sooner = f"answers take {milliseconds(self.answer_s(quick))} instead of {milliseconds(self.answer_s(slow))}"
-        bursts = f"the plan sustains {rate(quick.goodput_per_s)}, more than {self.needed_for}"
-        given_up = f"given up: {1 - quick.goodput_per_s / most.goodput_per_s:.0%} of {rate(most.goodput_per_s)}"
-        return f"{sooner} at {rate(self.expected_per_s)}; {bursts}; {given_up}"
+        bursts = f"the quicker plan sustains {rate(quick.goodput_per_s)}, more than {self.needed_for}"
+        given_up = f"given up: {1 - quick.goodput_per_s / most.goodput_per_s:.0%} of the {rate(most.goodput_per_s)}"
+        return f"{sooner} at {rate(self.expected_per_s)}; {bursts}; {given_up} that these devices can sustain"
 
 
 def quick_terms(expected: Demand, most: Expectation, slo_s: float, notice: float) -> QuickTerms:
-    """For the most goodput: a user must notice the time that is saved, and bursts must be answered all the same."""
+    """For the most goodput: a user must notice the saved time, and bursts must still be answered."""
     tenfold, most_per_s = TENFOLD * expected.expected_per_s, most.goodput_per_s
-    rates = ((expected.peak_per_s, "the largest rate of the last day"), (tenfold, "ten times what is expected"))
-    needed_per_s, needed_for = min(max(rates), (most_per_s, "all that the devices can"))
+    rates = ((expected.peak_per_s, "the largest rate of the last day"), (tenfold, "ten times the expected rate"))
+    needed_per_s, needed_for = min(max(rates), (most_per_s, "all that these devices can sustain"))
     return QuickTerms(expected.expected_per_s, needed_per_s, needed_for, notice * slo_s)
 
 
 def latency_terms(expected: Demand, running: Expectation, least_gain: float) -> QuickTerms:
-    """Where the goal is latency: twice what is expected is enough, and a share of the answer's own time counts."""
-    rates = expected.expected_per_s, TWICE * expected.expected_per_s, "twice what is expected (goal: latency)"
+    """For the goal latency: twice the expected rate is enough, and the saved share of the answer's time counts."""
+    rates = expected.expected_per_s, TWICE * expected.expected_per_s, "twice the expected rate (goal: latency)"
     return QuickTerms(*rates, HEADROOM * least_gain * running.score.answer_s(expected.expected_per_s))
 
 
@@ -268,66 +267,67 @@ def weigh_quick(
     to_most: Verdict,
     changes: int,
 ) -> tuple[Expectation, Verdict]:
-    """The plan of most goodput, by the verdict `to_most`, unless a quicker one is worth what it gives up."""
-    if quick and not same(quick.plan, running.plan) and terms.stands_in(quick, most):
+    """The plan of most goodput, by the verdict `to_most`, unless a quicker plan is worth the goodput it gives up."""
+    if quick and not served_alike(quick.plan, running.plan) and terms.stands_in(quick, most):
         saved_s = terms.answer_s(running) - terms.answer_s(quick)
-        if saved_s >= asked_of(terms.least_saved_s, changes):
-            return quick, Verdict(True, terms.in_words(quick, running, most), quick.gain_over(running))
-    if terms.stands_in(running, most) and not same(running.plan, most.plan):
-        return running, Verdict(False, terms.in_words(running, most, most), 0.0)
-    if to_most.moves or not quick or same(quick.plan, running.plan):
+        if saved_s >= required_gain(terms.least_saved_s, changes):
+            return quick, Verdict(True, terms.text(quick, running, most), quick.gain_over(running))
+    if terms.stands_in(running, most) and not served_alike(running.plan, most.plan):
+        return running, Verdict(False, terms.text(running, most, most), 0.0)
+    if to_most.moves or not quick or served_alike(quick.plan, running.plan):
         return most, to_most
     saved_s = max(0.0, terms.answer_s(running) - terms.answer_s(quick))
     sooner = f"the quickest plan that sustains {rate(terms.needed_per_s)} ({terms.needed_for}) would answer"
-    asked = f"{milliseconds(saved_s)} sooner; a change needs {milliseconds(asked_of(terms.least_saved_s, changes))}"
-    return most, Verdict(False, f"{to_most.why}; {sooner} {asked}", to_most.gain)
+    needed = milliseconds(required_gain(terms.least_saved_s, changes))
+    saved = f"{milliseconds(saved_s)} sooner: not worth it, because a change must save {needed}"
+    return most, Verdict(False, f"{to_most.why}; {sooner} {saved}", to_most.gain)
 
 
 def weigh_answers(running: Plan, better: Plan, facts: Problem, least_gain: float, changes: int) -> Verdict:
     """Where answers are early: other ramps, if inputs are answered clearly sooner with them on average."""
-    if same(running, better):
+    if served_alike(running, better):
         return Verdict(False, "no other ramps within the budget answer sooner", 0.0)
     before_s, after_s = answered_s(running, facts), answered_s(better, facts)
-    saved, needed = 1 - after_s / before_s, asked_of(least_gain, changes)
-    times = f"launches answer after {1e3 * before_s:.4g} ms on average, with other ramps after {1e3 * after_s:.4g}"
-    return Verdict(saved >= needed, f"{times}; {needed:.1%} less time is asked", saved)
+    saved, needed = 1 - after_s / before_s, required_gain(least_gain, changes)
+    times = f"launches answer after {1e3 * before_s:.4g} ms on average, with other ramps after {1e3 * after_s:.4g} ms"
+    worth = "worth it" if saved >= needed else "not worth it"
+    return Verdict(saved >= needed, f"{times}: {worth}, because a change must save {needed:.1%}", saved)
 
 
-def is_swamped(seen: Observed, sustained_per_s: float) -> bool:
+def is_overloaded(observed: Observed, sustained_per_s: float) -> bool:
     """Whether more inputs arrive than the running plan can answer in time."""
-    return not is_content(seen) and seen.arrivals >= MANY_ARRIVALS and seen.arrivals_per_s > sustained_per_s
+    if nearly_all_in_time(observed) or observed.arrivals < MANY_ARRIVALS:
+        return False
+    return observed.arrivals_per_s > sustained_per_s
 
 
 def weigh_dollars(
     running: Expectation, better: Expectation, expected: Demand, patience: Patience, reserve: float, changes: int
 ) -> Verdict:
     """Change to sustain what is expected; else for clearly fewer dollars, or for clearly more goodput at no cost."""
-    if same(running.plan, better.plan):
-        return Verdict(False, "the running plan is the cheapest there is", 0.0)
+    if served_alike(running.plan, better.plan):
+        return Verdict(False, "no plan that sustains the expected rate is cheaper than the running plan", 0.0)
     if running.goodput_per_s < (1 + reserve) * expected.expected_per_s:
         gain = better.gain_over(running)
-        sustains = f"the running plan sustains {rate(running.goodput_per_s)}, and {rate(expected.expected_per_s)}"
-        why = f"{sustains} with a reserve of {reserve:.0%} are needed: {gain:.1%} more goodput"
+        sustains = f"the running plan sustains {rate(running.goodput_per_s)}, but {rate(expected.expected_per_s)}"
+        why = f"{sustains} and a reserve of {reserve:.0%} are needed: another plan sustains {gain:.1%} more"
         return Verdict(gain >= patience.least_gain, why, gain)
     dollars = running.score.cost_per_hour
     saved = 1 - better.score.cost_per_hour / dollars if dollars else 0.0
-    needed = asked_of(HEADROOM * patience.least_gain, changes)
+    needed = required_gain(HEADROOM * patience.least_gain, changes)
     gain = better.gain_over(running)
     if abs(saved) < SAME and gain >= needed:
-        return Verdict(True, f"{gain:.1%} more goodput costs nothing on the same devices", gain)
+        return Verdict(True, f"another plan on the same devices sustains {gain:.1%} more for the same price", gain)
     moves = saved >= needed
-    kept = f"it sustains {rate(better.goodput_per_s)}, and {rate(expected.expected_per_s)} are expected"
+    sustains = f"it sustains {rate(better.goodput_per_s)}, and {rate(expected.expected_per_s)} are expected"
     costs = f"another plan costs {abs(saved):.1%} {'less' if saved > 0 else 'more'}"
     worth = "worth it" if moves else "not worth it"
-    return Verdict(moves, f"{costs}: {worth}, as {needed:.1%} less are asked; {kept}", saved)
-
-
-# After a change
+    return Verdict(moves, f"{costs}: {worth}, because a change must save {needed:.1%}; {sustains}", saved)
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial found. `gain` is None where too few inputs came to see one."""
+    """The result of a trial. `gain` is None where too few inputs arrived to measure a gain."""
 
     gain: float | None
     failed: bool
@@ -336,33 +336,33 @@ class TrialResult:
 
 @dataclass
 class Trial:
-    """Judges whether the new plan is at least as good as the one before would have been, for the same arrivals.
+    """Judges whether the new plan answers as many inputs in time as the previous plan would have, of the same arrivals.
 
-    The old plan would have done what the cost model says of it now, times `kept`, the share of its promise that it kept
-    while it ran. So neither harder inputs nor a quieter hour speak against the new plan. `number` is that of the event
-    which tells of the change.
+    The estimate for the previous plan is the cost model's present score, times `kept_share`, the share of its promise
+    that it kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. `number` is that
+    of the event that records the change.
     """
 
     number: int
     before: Plan
-    kept: float
-    seen: Observed | None = None
-    moved: bool = False  # the first look still saw the old plan, and the change itself
+    kept_share: float
+    observed: Observed | None = None
+    moved: bool = False  # the first look is left out, because it still covers the old plan and the change
 
     def add(self, observed: Observed) -> None:
         if not self.moved:
             self.moved = True
             return
-        self.seen = merged([self.seen, observed]) if self.seen else observed
+        self.observed = merged([self.observed, observed]) if self.observed else observed
 
-    def judge(self, sustained: Callable[[Plan], float], least_loss: float) -> TrialResult | None:
-        """`sustained` is the cost model, for the inputs and the tables of now. None: too early to say."""
-        if self.seen is None or self.seen.arrivals < TRIAL_ARRIVALS:
+    def judge(self, sustained_per_s: Callable[[Plan], float], least_loss: float) -> TrialResult | None:
+        """`sustained_per_s` is the present cost model. None: too few inputs arrived to judge."""
+        if self.observed is None or self.observed.arrivals < TRIAL_ARRIVALS:
             return None
-        arrivals, achieved = self.seen.arrivals_per_s, self.seen.goodput_per_s
-        would = self.kept * min(arrivals, sustained(self.before))
-        gain = achieved / would - 1 if would else 0.0
-        chance = 2 / (would * self.seen.seconds) ** 0.5 if would else 1.0  # two standard deviations of a count
+        arrivals, achieved = self.observed.arrivals_per_s, self.observed.goodput_per_s
+        expected = self.kept_share * min(arrivals, sustained_per_s(self.before))
+        gain = achieved / expected - 1 if expected else 0.0
+        chance = 2 / (expected * self.observed.seconds) ** 0.5 if expected else 1.0  # two deviations of a count
         failed = -gain > least_loss + chance
-        told = f"{achieved:.4g} in time per second; the plan before would have made {would:.4g} of the same arrivals"
-        return TrialResult(gain if failed or arrivals > BUSY * sustained(self.before) else None, failed, told)
+        why = f"{rate(achieved)} were answered in time; that plan would have answered {rate(expected)}"
+        return TrialResult(gain if failed or arrivals > BUSY * sustained_per_s(self.before) else None, failed, why)

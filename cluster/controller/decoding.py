@@ -1,4 +1,4 @@
-"""What the controller asks of decoders: the same as of other networks, where an input is a token that is written."""
+"""The planning problem of a decoder. Its inputs are the tokens that are written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from cluster.decoding.choice import plan_on_all, sustains
 from deployments.decoding.config import OFF, DecoderConfig
 from deployments.decoding.scheduler import DEEP_SHARE
 from deployments.front.observed import Observed
-from optimizer import Objective, Plan, Score
+from optimizer import Objective, Plan, Problem, Score
 from optimizer.decoding import DecodingGoal
 from optimizer.decoding_plans import exits_of, on_terms, terms_of
 from optimizer.plan import DecodingTerms, Split
@@ -20,22 +20,50 @@ from profiles.exits import ExitProfile
 
 
 @dataclass(frozen=True)
-class DecoderFacts:
-    """The network on its devices, and the texts that are expected."""
+class DecoderCosts:
+    """Scores plans by simulating them with the expected texts."""
 
     profile: DecoderProfile
+    fleet: tuple[Device, ...]
     goal: DecodingGoal
+
+    @property
+    def facts(self) -> Problem:
+        raise AssertionError("This is a bug: a decoder has no latency tables to plan with.")
 
     @property
     def ramp_blocks(self) -> list[int]:
         return [] if self.goal.exits == OFF else [block for block, _ in self.profile.workload.survival]
 
+    def score(self, plan: Plan) -> Score:
+        """The tokens per second that a plan sustains in the simulator, of texts that begin and go on in time."""
+        tokens_per_s = sustains(plan, self.profile, self.goal) * self.profile.workload.output
+        cost = sum(device.count * device.price_per_hour for device in self.fleet)
+        return Score((), tokens_per_s, self.goal.ttft_s, cost, ())
+
+    def with_all_ramps(self, plan: Plan) -> Plan:
+        """The same plan, cut behind every ramp."""
+        first, *others = (self._cut_at_ramps(each) for each in plan.pipelines)
+        return replace(first, beside=tuple(others))
+
+    def _cut_at_ramps(self, plan: Plan) -> Plan:
+        (placement,), splits = plan.placements, plan.splits
+        residents = splits[0].batch_size
+        deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
+        edges = [0, *(block + 1 for block in self.ramp_blocks), plan.num_blocks]
+        cut = tuple(
+            Split(start, stop, deep if start else residents, (stop - 1,) if stop < plan.num_blocks else ())
+            for start, stop in pairwise(edges)
+        )
+        placements = (replace(placement, splits=cut, local=len(cut) > 1),)
+        return replace(plan, placements=placements, decoding=replace(terms_of(plan), exits=self.goal.exits))
+
 
 @dataclass(frozen=True)
 class DecoderPlanningProblem:
-    """Asks the planner of decoders. What a running replica cannot change is as it is: `running` says it.
+    """A decoder and its limits. Settings that a running replica cannot change are those of the plan `running`.
 
-    `lengths` are those of the latest texts, of their prompts and of what was written; none: those of the profile.
+    `lengths` are the lengths of the latest prompts and outputs; empty: those of the profile.
     """
 
     profile: DecoderProfile
@@ -44,60 +72,58 @@ class DecoderPlanningProblem:
     running: Plan
     lengths: tuple[tuple[int, int], ...] = ()
 
-    objective = Objective()  # TTFT and TPOT are kept or not: no plan is preferred for being quicker
+    objective = Objective()  # without an SLO: TTFT and TPOT are limits, and no plan is preferred for being quicker
     cheapest = quickest = answers_early = False
     reserve = 0.0
 
     @cached_property
     def prior(self) -> ExitProfile:
-        """The share of tokens that enter each block, as far as `isobatch prepare` knows."""
+        """The share of tokens that enter each block, as `isobatch prepare` measured it."""
         workload, entering = self.profile.workload, [1.0]
         for block in range(self.profile.num_blocks - 1):
             entering.append(min(entering[-1], workload.after(block)))
         return ExitProfile(tuple(entering))
 
-    def counted_as(self, plan: Plan) -> "DecoderPlanningProblem":
-        """Tokens are always counted alike."""
+    def in_units_of(self, plan: Plan) -> "DecoderPlanningProblem":
+        """The same problem: every plan counts single tokens."""
         return self
 
-    def seeing(self, seen: Observed) -> "DecoderPlanningProblem":
-        """The same for texts like the latest."""
-        return replace(self, lengths=seen.lengths) if len(seen.lengths) >= LEAST_OBSERVED else self
+    def updated_by(self, observed: Observed) -> "DecoderPlanningProblem":
+        """The same problem for texts like the latest."""
+        return replace(self, lengths=observed.lengths) if len(observed.lengths) >= LEAST_OBSERVED else self
 
-    def of_texts(self, tokens_per_text: float | None) -> "DecoderPlanningProblem":
-        """The same for texts that become so long on average."""
-        if tokens_per_text is None or not self.lengths:
+    def with_text_length(self, inputs_per_text: float | None) -> "DecoderPlanningProblem":
+        """The same problem for outputs of this mean length, in tokens."""
+        if inputs_per_text is None or not self.lengths:
             return self
-        times, reads = tokens_per_text * len(self.lengths) / sum(output for _, output in self.lengths), self._reads
-        longer = tuple((prompt, max(1, min(round(times * output), reads(prompt)))) for prompt, output in self.lengths)
+        times, most = inputs_per_text * len(self.lengths) / sum(output for _, output in self.lengths), self._most_output
+        longer = tuple((prompt, max(1, min(round(times * output), most(prompt)))) for prompt, output in self.lengths)
         return replace(self, lengths=longer)
 
-    def _reads(self, prompt: int) -> int:
-        """How much may be written after a prompt."""
+    def _most_output(self, prompt: int) -> int:
+        """The largest number of tokens that may be written after a prompt."""
         held = [terms_of(each).max_context or self.profile.reads for each in self.running.pipelines]
         most = min(held)
         return most - 1 if self.profile.has_encoder else most - prompt
 
-    def facts(self, survival: Sequence[float], corrections: Corrections) -> DecoderFacts:
-        """Tables of decoders are not corrected: a plan that keeps less than they say shows in what it kept."""
+    def cost_model(self, survival: Sequence[float], corrections: Corrections) -> DecoderCosts:
+        """Tables of decoders are not corrected: the kept share of a promise shows launches that are slower."""
         workload = self.profile.workload
         entering = tuple((block, survival[block + 1]) for block, _ in workload.survival)
         workload = replace(workload, survival=entering)
         if self.lengths:
             prompts, outputs = zip(*self.lengths, strict=True)
             workload = replace(workload, prompts=prompts, outputs=outputs)
-        return DecoderFacts(replace(self.profile, workload=workload), self.goal)
+        return DecoderCosts(replace(self.profile, workload=workload), self.fleet, self.goal)
 
-    def score(self, plan: Plan, facts: DecoderFacts) -> Score:
-        """The tokens per second that a plan keeps when played, of texts that begin and go on in time."""
-        profile = facts.profile
-        tokens_per_s = sustains(plan, profile, facts.goal) * profile.workload.output
-        cost = sum(device.count * device.price_per_hour for device in self.fleet)
-        return Score((), tokens_per_s, facts.goal.ttft_s, cost, ())
+    def corrected(
+        self, corrections: Corrections, observed: Observed, plan: Plan, survival: Sequence[float], rate: float
+    ) -> Corrections:
+        return corrections
 
     def best(self, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]) -> Plan:
-        """What `isobatch plan` would choose. While nobody asks, beliefs stay, and nothing is sought again."""
-        facts = self.facts(survival, corrections)
+        """The plan that `isobatch plan` would choose. It is cached, so that the same survival is not searched again."""
+        facts = self.cost_model(survival, corrections)
         stay = {each.placements[0].kind: terms_of(each) for each in self.running.pipelines}
 
         def as_it_is(pipeline: Plan) -> DecodingTerms:
@@ -106,29 +132,15 @@ class DecoderPlanningProblem:
 
         return on_terms(plan_on_all(facts.profile, self.fleet, facts.goal), as_it_is)
 
-    def carrying(self, *_: object) -> None:
-        """None is sought that is quicker: where more goodput is not needed, more of it must be gained."""
-
-    def opened(self, plan: Plan, facts: DecoderFacts) -> Plan:
-        """The same plan, cut behind every ramp."""
-        first, *others = (self._opened(each, facts) for each in plan.pipelines)
-        return replace(first, beside=tuple(others))
-
-    def _opened(self, plan: Plan, facts: DecoderFacts) -> Plan:
-        (placement,), splits = plan.placements, plan.splits
-        residents = splits[0].batch_size
-        deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
-        edges = [0, *(block + 1 for block in facts.ramp_blocks), plan.num_blocks]
-        cut = tuple(
-            Split(start, stop, deep if start else residents, (stop - 1,) if stop < plan.num_blocks else ())
-            for start, stop in pairwise(edges)
-        )
-        opened = replace(placement, splits=cut, local=len(cut) > 1)
-        return replace(plan, placements=(opened,), decoding=replace(terms_of(plan), exits=self.goal.exits))
+    def sustaining(
+        self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
+    ) -> Plan | None:
+        """None: no plan is preferred for being quicker or cheaper."""
+        return None
 
 
-def decoder_question(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderPlanningProblem:
-    """The question for a decoder of this configuration, which runs by this plan."""
+def decoder_problem(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderPlanningProblem:
+    """The problem of a decoder with this configuration, which runs this plan."""
     terms = terms_of(running)
     held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
     exits = exits_of(running)

@@ -1,4 +1,4 @@
-"""Counts the devices that are there: how many of those that may be used fit on the nodes of Ray."""
+"""Counts the devices that are present: how many of those that plans may use fit on the nodes of Ray."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -6,17 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from deployments.resources import Resources, declared, first_fit
 from profiles.devices import Device
 
-FRONT: Resources = {"CPU": 1.0}
+FRONT: Resources = {"CPU": 1.0}  # a front takes one CPU of some node
 
 
 class Inventory:
-    """Counts devices when called. `most` are the devices that may be used, `needs` what a replica on a kind asks for.
+    """Counts devices when called. `most` holds the devices that plans may use, `needs` the resources of a replica.
 
-    `nodes` tells what there is for this application, on each node.
+    `nodes` lists the resources of each node for this application.
 
-    Where nodes declare a resource by the name of a kind (`ray start --resources '{"v100": 2}'`), they hold so many of
-    it: that is how virtual devices belong to a node, and are lost with it. Of `known` kinds it is so
-    though no node that has them is there yet.
+    A node may declare devices as a resource with the name of the kind (`ray start --resources '{"v100": 2}'`). So
+    virtual devices belong to a node and are lost with it. Nodes that may still join declare the kinds in `known`.
     """
 
     def __init__(
@@ -27,7 +26,7 @@ class Inventory:
         known: Collection[str] = (),
     ) -> None:
         self._most, self._needs, self._nodes = dict(most), needs, nodes
-        self._declared: dict[str, Resources] = {kind: {kind: 1.0} for kind in known}  # kept when the nodes are gone
+        self._declared: dict[str, Resources] = {kind: {kind: 1.0} for kind in known}  # kept when nodes are gone
 
     def __call__(self) -> dict[str, int]:
         nodes = self._nodes()
@@ -37,7 +36,7 @@ class Inventory:
 
 
 def fitting(most: Mapping[str, int], needs: Mapping[str, Resources], nodes: Iterable[Resources]) -> dict[str, int]:
-    """How many of each kind fit on the nodes beside a front, if nothing else runs there.
+    """How many devices of each kind fit on the nodes beside a front, if nothing else runs there.
 
     >>> gpu = {"GPU": 1.0, "accelerator_type:V100": 0.001}
     >>> fitting({"v100": 4}, {"v100": gpu}, [{"CPU": 8, "GPU": 2, "accelerator_type:V100": 1}, {"CPU": 8, "GPU": 4}])
@@ -49,14 +48,13 @@ def fitting(most: Mapping[str, int], needs: Mapping[str, Resources], nodes: Iter
     return {kind: counts[kind] for kind in most}
 
 
-class Present:
-    """The devices that are believed to be there, from one look to the next.
+class PresentDevices:
+    """The devices that decisions count on, from one look to the next.
 
-    A device that is gone is believed gone at once; one that came back is believed when it is still there one look
-    later.
+    A lost device is left out at once. A device that came back counts when it is still present one look later.
 
-    >>> here = Present((Device("v100", 4, 1, 0.0),))
-    >>> [here.look({"v100": seen}) for seen in (4, 3, 4, 4)], here.counts
+    >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
+    >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts
     ([False, True, False, True], {'v100': 4})
     """
 
@@ -65,9 +63,9 @@ class Present:
         self._before = dict(self._most)
         self.counts = dict(self._most)
 
-    def look(self, devices: Mapping[str, int]) -> bool:
-        """Whether the belief has changed. A kind that nobody counted is believed to be there."""
-        seen = {kind: min(most, devices.get(kind, most if not devices else 0)) for kind, most in self._most.items()}
-        believed = {kind: min(count, self._before[kind]) for kind, count in seen.items()}
-        changed, self.counts, self._before = believed != self.counts, believed, seen
+    def update(self, devices: Mapping[str, int]) -> bool:
+        """Whether the counts have changed. Without any counts, all devices count as present."""
+        now = {kind: min(most, devices.get(kind, most if not devices else 0)) for kind, most in self._most.items()}
+        steady = {kind: min(count, self._before[kind]) for kind, count in now.items()}
+        changed, self.counts, self._before = steady != self.counts, steady, now
         return changed

@@ -1,65 +1,90 @@
-"""What the controller knows: how many inputs survive, how long launches take, what plans keep of their promises."""
+"""What the controller has learned: survival, corrections of launch times, and how plans keep their promises."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
-from cluster.controller.beliefs import Beliefs
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.planning import AnyQuestion
+from cluster.controller.problem import CostModel, PlanningProblem
 from cluster.controller.record import Events, TrackRecord
+from cluster.controller.sentences import nearly_all_in_time
+from cluster.controller.survival import SurvivalEstimate
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.windows import History
 
 
-class Knowledge:
-    """Grows window by window. A restart reads it from the history and from the events."""
+class CurrentWindow:
+    """The looks since the last decision, which become one window of the history."""
 
-    def __init__(
-        self, question: AnyQuestion, patience: Patience, history: History, events: Events, running: Plan
-    ) -> None:
-        self.question = question.counted_as(running)
-        self.record = TrackRecord(events, patience)
-        self.corrections = events.last.corrections if events.last else Corrections()
-        prior = self.question.prior
-        ramps = self.question.facts(prior.survival, self.corrections).ramp_blocks
-        self.beliefs = Beliefs(history, prior, ramps)
-        self._patience = patience
+    def __init__(self, now_s: float) -> None:
+        self.latest: Observed | None = None  # the last look, which may belong to the window before
+        self.start(now_s)
 
-    def count_as(self, running: Plan) -> None:
-        """From now on inputs are counted as this plan counts them."""
-        self.question = self.question.counted_as(running)
+    def start(self, now_s: float) -> None:
+        self.began_s, self.looks = now_s, list[Observed]()
+
+    def add(self, observed: Observed) -> None:
+        self.looks.append(observed)
+        self.latest = observed
 
     @property
-    def asked(self) -> AnyQuestion:
-        """The question for texts as long as they will be."""
-        return self.question.of_texts(self.beliefs.inputs_per_text)
+    def observed(self) -> Observed:
+        return merged(self.looks) if self.looks else Observed(self.began_s, 0.0, 0, 0, ())
 
-    def facts(self) -> Any:
-        """The cost model for the inputs and the tables of now."""
-        return self.asked.facts(self.beliefs.carried, self.corrections)
+    @property
+    def rush_per_s(self) -> float:
+        """The rate at which inputs arrived before the last look, if some were late or refused; else 0."""
+        return 0.0 if self.latest is None or nearly_all_in_time(self.latest) else self.latest.arrivals_per_s
+
+
+class Knowledge:
+    """Grows window by window. A controller that restarts reads it from the history and the events."""
+
+    def __init__(
+        self, problem: PlanningProblem, patience: Patience, history: History, events: Events, running: Plan
+    ) -> None:
+        self.problem = problem.in_units_of(running)
+        self.record = TrackRecord(events, patience)
+        self.corrections = events.last.corrections if events.last else Corrections()
+        prior = self.problem.prior
+        ramps = self.problem.cost_model(prior.survival, self.corrections).ramp_blocks
+        self.estimate = SurvivalEstimate(history, prior, ramps)
+        self._patience = patience
+
+    def count_in_units_of(self, running: Plan) -> None:
+        self.problem = self.problem.in_units_of(running)
+
+    @property
+    def next_problem(self) -> PlanningProblem:
+        """The problem with texts as long as they are expected to be."""
+        return self.problem.with_text_length(self.estimate.inputs_per_text)
+
+    def cost_model(self) -> CostModel:
+        """The cost model for the expected inputs and the corrected tables."""
+        return self.next_problem.cost_model(self.estimate.carried, self.corrections)
 
     def promises_per_s(self, plan: Plan) -> float:
-        """The goodput by the cost model."""
-        return self.question.score(plan, self.facts()).goodput_per_s
+        """The goodput of a plan by the cost model."""
+        return self.cost_model().score(plan).goodput_per_s
 
     def sustains_per_s(self, plan: Plan) -> float:
-        """The goodput as far as launches, and what was answered under load, tell."""
-        return self.promises_per_s(plan) * self.record.kept(plan)
+        """The goodput by the cost model, times the share of such promises that the plan kept under load."""
+        return self.promises_per_s(plan) * self.record.kept_share(plan)
 
     def learn(
-        self, looks: Sequence[Observed], running: Plan, ramps: Collection[int], latest: Observed | None = None
+        self, window: CurrentWindow, running: Plan, ramps: Collection[int], latest: Observed | None = None
     ) -> bool:
-        """A window has ended; returns whether it had anything to tell.
+        """Learn from a window that has ended; returns whether any input was answered in it.
 
-        `latest` is the part of it that contradicts the forecast, where there is one.
+        `latest` is the part of the window that contradicts the forecast, if any does.
         """
-        if not looks or (seen := merged(looks)).seconds <= 0 or not (seen.answered or seen.full):
+        observed = window.observed
+        if observed.seconds <= 0 or not (observed.answered or observed.full):
             return False
-        self.beliefs.close(seen, ramps, latest, max(look.arrivals_per_s for look in looks))
-        self.question = self.question.seeing(seen)
-        by_tables: Any = self.asked.facts(self.beliefs.carried, Corrections())
-        self.corrections = self.corrections.learned(seen, running, by_tables, self._patience.learn)
-        self.record.keep(looks, running, self.promises_per_s(running))
+        self.estimate.close(observed, ramps, latest, max(look.arrivals_per_s for look in window.looks))
+        self.problem = self.problem.updated_by(observed)
+        self.corrections = self.next_problem.corrected(
+            self.corrections, observed, running, self.estimate.carried, self._patience.learn
+        )
+        self.record.add_window(window.looks, running, self.promises_per_s(running))
         return True

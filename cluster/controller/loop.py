@@ -9,8 +9,8 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 from cluster.controller.application import Application, RolloutError
-from cluster.controller.core import Controller, NextStep
-from cluster.controller.record import Event
+from cluster.controller.core import Controller
+from cluster.controller.record import Event, NextStep
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Runs something that takes long where requests do not wait for it."""
+    """Runs a function that takes long where requests do not wait for it."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Coroutine[Any, Any, T]: ...
 
 
 async def at_once(function: Callable[..., T], /, *arguments: Any) -> T:
-    """An `Offload` for callers that have nothing else to do meanwhile."""
+    """An `Offload` for callers that have nothing else to do while they wait."""
     return function(*arguments)
 
 
 @dataclass
 class Spent:
-    """What the controller itself costs."""
+    """The time that the controller itself takes."""
 
     windows: int = 0
     looks: int = 0
@@ -40,9 +40,9 @@ class Spent:
 
 
 class ControlLoop:
-    """One step is one look. `clock` is the time of day, `stopwatch` measures what steps cost.
+    """One step is one look. `clock` is the time of day, `stopwatch` measures the cost of steps.
 
-    `ask` tells Ray's autoscaler how many devices should be there.
+    `report` is called with every decision; `request` asks Ray's autoscaler for devices.
     """
 
     def __init__(
@@ -52,30 +52,28 @@ class ControlLoop:
         clock: Callable[[], float],
         stopwatch: Callable[[], float],
         offload: Offload = at_once,
-        told: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
-        ask: Callable[[Mapping[str, int]], None] = lambda devices: None,
+        report: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
+        request: Callable[[Mapping[str, int]], None] = lambda devices: None,
     ) -> None:
         self.controller, self.spent = controller, Spent()
-        self.decided: Counter[str] = Counter()  # decisions, by what they were
+        self.decided: Counter[str] = Counter()  # decisions by the kind of their event
         self.trouble: str | None = None  # why the last look failed
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
-        self._told, self._ask = told, ask
-        self._asked: Mapping[str, int] | None = None  # what the autoscaler was told last
-        self._unseen, self._looked_s = (
-            list[Observed](),
-            -inf,
-        )  # what was observed since the last look, and when that was
-        self._turn = asyncio.Lock()  # a person may ask while the loop looks
-        self._thinking = asyncio.Lock()  # while the controller thinks, nobody tells it anything
-        self._asked_for = set[asyncio.Task[Any]]()  # by persons, and under way
+        self._report, self._request = report, request
+        self._requested: Mapping[str, int] | None = None  # the last request to the autoscaler
+        self._pending = list[Observed]()  # observations since the last look
+        self._looked_s = -inf
+        self._turn = asyncio.Lock()  # a person may send a command while the loop looks
+        self._deciding = asyncio.Lock()  # the controller is not thread-safe
+        self._commands = set[asyncio.Task[Any]]()  # commands of persons that are being executed
 
     def go_on_from(self, before: "ControlLoop") -> None:
-        """The application was deployed anew while that one looked: what it counted is counted on."""
+        """Continue the counts of the loop that ran before the application was deployed with another configuration."""
         self.spent, self.decided = before.spent, before.decided
         self.controller.deployed_anew(before.controller, self._clock())
 
     async def run(self, stays: Callable[[], Awaitable[bool]]) -> None:
-        """Look for as long as the application stays what it was. Whatever fails in one look, the next one comes."""
+        """Look until the application has another configuration. A look that fails is logged, and the next follows."""
         while True:
             await asyncio.sleep(self.controller.patience.react_every_s)
             try:
@@ -90,81 +88,81 @@ class ControlLoop:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much time has passed since the last look that the next one is due, at about this moment."""
+        """Whether the next regular look is due at about this time."""
         patience, since_s = self.controller.patience, self._clock() - self._looked_s
         return since_s < 0 or since_s >= patience.look_every_s - patience.react_every_s / 2
 
     async def step(self) -> None:
-        """Look, if that is due, or if inputs are refused and something can be done about it."""
+        """Look, if a look is due, or if inputs are refused and another plan could help."""
         async with self._turn:
             due = self.is_due
-            self._unseen.append(await self._application.observe(devices=due))
-            observed = merged(self._unseen)
+            self._pending.append(await self._application.observe(devices=due))
+            observed = merged(self._pending)
             if due or self.controller.must_look(observed, self._clock()):
                 await self._look(observed)
 
     async def _look(self, observed: Observed) -> None:
         plan = await self._application.plan()
-        self._unseen, self._looked_s = [], self._clock()
+        self._pending, self._looked_s = [], self._clock()
         self.controller.follow(plan, self._clock())
         begun_s = self._stopwatch()
-        step = await self._think(self.controller.look, observed, self._clock())
+        step = await self._call(self.controller.look, observed, self._clock())
         self._count(step is not None, self._stopwatch() - begun_s)
         try:
-            await self._tell_autoscaler(self.controller.requested, anew=step is not None)
-        finally:  # if it cannot be asked, what can be done without it is done
+            await self._request_devices(self.controller.requested, anew=step is not None)
+        finally:  # a decision is executed even if the autoscaler cannot be reached
             if step:
-                await self._take(step)
+                await self._execute(step)
 
-    async def _tell_autoscaler(self, devices: Mapping[str, int], anew: bool) -> None:
-        """Again at every decision, as a Ray that was restarted has forgotten it."""
-        if anew or devices != self._asked:
-            self._asked = None
-            await self._offload(self._ask, devices)
-            self._asked = devices
+    async def _request_devices(self, devices: Mapping[str, int], anew: bool) -> None:
+        """Repeat the request at every decision, because a restarted Ray has forgotten it."""
+        if anew or devices != self._requested:
+            self._requested = None
+            await self._offload(self._request, devices)
+            self._requested = devices
 
     async def force(self) -> Event:
-        """Close the window now, and take the best plan there is. A look with all ramps open is ended before."""
+        """Close the window now, and take the best plan. A peek is ended before."""
         return await self._to_its_end(self._force())
 
-    async def would(self) -> Event:
-        """What would be decided now."""
-        return await self._to_its_end(self._would())
+    async def preview(self) -> Event:
+        """The decision that would be made now; nothing changes."""
+        return await self._to_its_end(self._preview())
 
     async def pause(self, paused: bool) -> None:
-        """What is being thought about is not done any more; a roll-out that has begun goes on."""
+        """A decision in the making is not executed any more; a roll-out that has begun goes on."""
         await self._to_its_end(self._pause(paused))
 
-    async def _to_its_end(self, asked: Coroutine[Any, Any, T]) -> T:
-        """What a person asked for, even if that person goes away meanwhile."""
-        task = asyncio.create_task(asked)
-        self._asked_for.add(task)
-        task.add_done_callback(self._asked_for.discard)
+    async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
+        """Execute a command of a person, even if the connection to that person is closed."""
+        task = asyncio.create_task(command)
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
         return await asyncio.shield(task)
 
     async def _force(self) -> Event:
         async with self._turn:
-            self._unseen.append(await self._application.observe())
-            await self._look(merged(self._unseen))
+            self._pending.append(await self._application.observe())
+            await self._look(merged(self._pending))
             self.controller.follow(await self._application.plan(), self._clock())
-            return await self._take(await self._think(self.controller.force, self._clock()))
+            return await self._execute(await self._call(self.controller.force, self._clock()))
 
-    async def _would(self) -> Event:
+    async def _preview(self) -> Event:
         async with self._turn:
-            step = await self._think(self.controller.would, self._clock())
+            step = await self._call(self.controller.preview, self._clock())
         return step.event
 
     async def _pause(self, paused: bool) -> None:
-        async with self._thinking:
+        async with self._deciding:
             self.controller.pause(self._clock(), paused)
 
-    async def _think(self, function: Callable[..., T], *arguments: Any) -> T:
-        async with self._thinking:
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        async with self._deciding:
             return await self._offload(function, *arguments)
 
-    async def _take(self, step: NextStep) -> Event:
+    async def _execute(self, step: NextStep) -> Event:
         self.decided[step.event.what] += 1
-        self._told(step.event)
+        self._report(step.event)
         if step.plan and self.controller.record.paused and step.event.what != "looked":
             self.controller.failed(step, "the controller was paused meanwhile", self._clock(), blameless=True)
         elif step.plan:
@@ -176,10 +174,10 @@ class ControlLoop:
         try:
             await self._application.roll_out(plan)
         except RolloutError as error:
-            log.warning("the plan from before runs again: %s", error)
+            log.warning("the previous plan runs again: %s", error)
             self.controller.failed(step, str(error), self._clock(), blameless=error.no_devices)
         else:
-            await self._think(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
+            await self._call(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
 
     def _count(self, window: bool, seconds: float) -> None:
         if window:

@@ -1,8 +1,8 @@
-"""Where a controller keeps what it knows: a folder for each deployment of its application, `APPLICATION/DEPLOYMENT`.
+"""The memory of a controller: a folder for each deployment of its application, `APPLICATION/DEPLOYMENT`.
 
 A deployment is one application with one configuration on one Ray, for as long as that Ray runs. Ray itself remembers
-which one it is, so a controller that Serve restarts, on any node, finds its folder again; another configuration and
-another Ray begin with an empty one. A deployment is called by when it began.
+the name of the deployment, so a controller that Serve restarts on any node opens the same folder. Another configuration
+or another Ray begins with an empty folder. The name of a deployment is the time at which it began.
 """
 
 import fcntl
@@ -30,16 +30,16 @@ from profiles.evidence import EVIDENCE
 from profiles.promise import RULES
 from profiles.windows import History
 
-KEEP = 5  # deployments that have ended
-SHOWN = 20  # decisions of those, in all
-_DEPLOYED = "deployed:"  # and the name of an application: the key of which deployment it is
+KEEP = 5  # ended deployments whose folders are kept
+SHOWN = 20  # decisions of ended deployments that `/status` lists in all
+_DEPLOYED = "deployed:"  # prefix of the key under which Ray remembers the deployment of an application
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{6}")
 _BEGAN = "%Y%m%dT%H%M%SZ"
 _WITHOUT_EFFECT = {"application", "memory", "log_format", "api_key_variable"}  # fields that change no decision
 
 
 def deployment_of(application: str, configuration: str, now_s: float) -> str:
-    """What the deployment of an application with this configuration is called; a new one where Ray knows another."""
+    """The name of the deployment with this configuration; a new name where Ray remembers another configuration."""
     key = f"{_DEPLOYED}{application}"
     known = json.loads(ray_facts.recall(key) or "{}")
     if known.get("configuration") != configuration:
@@ -50,18 +50,18 @@ def deployment_of(application: str, configuration: str, now_s: float) -> str:
 
 
 def configuration_of(config: ControllerConfig, app_config: AppConfig | DecoderConfig) -> str:
-    """A hash of all that is said of the application, and of its controller's decisions, with the contents of files.
+    """A hash of the configurations of application and controller, and of the files that they name.
 
-    The profile knows the weights, so they are not read.
+    Weights are not read, because the profile has their hash.
     """
-    said = [app_config.model_dump_json(), config.model_dump_json(exclude=_WITHOUT_EFFECT)]
+    configurations = [app_config.model_dump_json(), config.model_dump_json(exclude=_WITHOUT_EFFECT)]
     contents = [path.read_bytes() if path.is_file() else b"" for path in _files(app_config)]
-    parts = [*(each.encode() for each in said), *contents]
+    parts = [*(each.encode() for each in configurations), *contents]
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()
 
 
 def _files(app_config: AppConfig | DecoderConfig) -> Iterator[Path]:
-    """What the configuration names and decisions depend on."""
+    """The files of the configuration that decisions depend on."""
     if app_config.plan:
         yield Path(app_config.plan)
     if isinstance(app_config, DecoderConfig):
@@ -83,9 +83,9 @@ class Earlier:
 
 
 class Memory:
-    """The folder of one deployment: this process alone writes there, as it holds the lock until it is closed.
+    """The folder of one deployment. Only this process writes there, because it holds the lock until it is closed.
 
-    `earlier` are those of the same application that ended before, the latest first. The oldest are deleted.
+    `earlier` are the ended deployments of the same application, the latest first. The oldest are deleted.
     """
 
     def __init__(self, root: str | None, application: str, deployment: str) -> None:
@@ -112,7 +112,7 @@ class Memory:
 
 
 def _lock(folder: Path) -> IO[str] | None:
-    """It ends with the process, at the latest. None where another one holds it."""
+    """The lock of a folder, which is free again when the process ends. None where another process holds it."""
     lock = (folder / "lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,21 +126,21 @@ def _lock(folder: Path) -> IO[str] | None:
 
 
 def _earlier(folder: Path) -> tuple[Earlier, ...]:
-    """What deployments before this one left. One that still runs, on another Ray, is none of them, and is kept."""
+    """The ended deployments before this one. A deployment that still runs, on another Ray, is left alone."""
     before = [each for each in folder.parent.iterdir() if _NAME.fullmatch(each.name) and each.name < folder.name]
-    found = list[tuple[float, list[Event]]]()
+    ended = list[tuple[float, list[Event]]]()
     for each in sorted(before, reverse=True):
-        with suppress(OSError):  # another process has just deleted it, or it is somebody else's
+        with suppress(OSError):  # another process has just deleted the folder, or another user owns it
             if (lock := _lock(each)) is None:
                 continue
             with lock:
-                if len(found) < KEEP:
-                    found.append((_began_s(each), _decided(each)))
+                if len(ended) < KEEP:
+                    ended.append((_began_s(each), _decided(each)))
                 else:
                     rmtree(each, ignore_errors=True)
-    most = SHOWN // len(found) if found else 0
+    most = SHOWN // len(ended) if ended else 0
     return tuple(
-        Earlier(began_s, events[-1].at_s if events else began_s, tuple(events[-most:])) for began_s, events in found
+        Earlier(began_s, events[-1].at_s if events else began_s, tuple(events[-most:])) for began_s, events in ended
     )
 
 
@@ -149,7 +149,7 @@ def _began_s(folder: Path) -> float:
 
 
 def _decided(folder: Path) -> list[Event]:
-    """Its decisions; the last of those that say the same again."""
+    """The decisions of a deployment; of those that repeat, the last."""
     try:
         events = Events(folder / "events.jsonl").all
     except UserError:  # of another version of isobatch

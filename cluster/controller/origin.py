@@ -1,4 +1,4 @@
-"""Refuses requests that a foreign web page sends from the browser of somebody who can reach the controller."""
+"""Refuses requests that a foreign web page sends from a browser that can reach the controller."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -6,14 +6,14 @@ from ipaddress import ip_address
 from deployments.front.answers import shown
 from deployments.front.headers import page_refusal
 
-_OURS = (".localhost", ".local", ".internal")  # names that nobody else can have
+_LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # names that no public host can have
 
 
 def foreign(headers: Mapping[str, str]) -> str | None:
-    """Why a request comes from a page that is none of ours: browsers let any page send one, even to this machine.
+    """Why a request is refused as foreign; None: it is not. Browsers let any page send requests, even to this machine.
 
-    A page of ours says by `Origin` that it comes from here; `Host` must be a name that no page elsewhere can have, or
-    one could be called that and be moved here.
+    The `Origin` of a page must be this server. `Host` must be a name that no public page can have: otherwise a public
+    name could be pointed at this machine.
 
     >>> foreign({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}) is None
     True
@@ -31,4 +31,4 @@ def _is_local(name: str) -> bool:
     try:
         return bool(ip_address(name.strip("[]")))
     except ValueError:
-        return bool(name) and ("." not in name or name.endswith(_OURS))
+        return bool(name) and ("." not in name or name.endswith(_LOCAL_ENDINGS))

@@ -1,12 +1,12 @@
 """Keeps a promise of agreement with the full network: thresholds tighten when it breaks, and loosen on trial only.
 
-Audits are watched, and bet on, as profiles/agreement.py says. Where inputs are doubted, thresholds that were tuned for
-the plan, and so lose nearly all that is allowed of inputs as they were, are given up.
+Audits are tested as profiles/agreement.py describes. Thresholds that were tuned for the plan lose nearly all that the
+promise allows; they are given up as soon as inputs leave elsewhere than before.
 
-How thresholds tighten is read from the exit table of `isobatch prepare`, which knows what each choice of them loses.
-Audits tell how many times more than that is lost now: that factor, `worse`, is all that is remembered. It is larger for
-tighter thresholds, as inputs that have drifted are wrong where the table is sure; so when a promise breaks again within
-minutes, it is taken to be larger than audits of the thresholds before could tell.
+Tighter thresholds come from the exit table of `isobatch prepare`, which holds the loss of each choice. Audits measure
+how many times as much is lost now. This factor, `worse`, is all that is remembered. It grows with tighter thresholds,
+because drifted inputs are wrong where the table is sure. So when a promise breaks again within minutes, the factor is
+set larger than the audits of the previous thresholds show.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,20 +32,21 @@ from profiles.evidence import Evidence
 from profiles.exits import carried, survival_after
 from profiles.losses import Indices
 
-AIM = 0.5  # of what is allowed is what new thresholds should lose, as far as is known
-LITTLE = 1.25  # a change by this factor is not worth one
-AGAIN = 4.0  # by this factor it is worse than it seems, for each time that the promise broke again
-STEP = 2.0  # thresholds loosen by this factor at a time, at most
-MOST_DOUBLED = 6  # times that the wait for the next trial doubles
-CROWDED, SERVED = 0.95, 0.99  # of the inputs are answered in time: fewer are a crowd, and it is over with more
+AIM = 0.5  # the share of the allowed loss that new thresholds should lose, so that chance does not break the promise
+LITTLE = 1.25  # a smaller change of `worse` is not worth new thresholds
+AGAIN = 4.0  # times the measured `worse`, for each time that the promise broke again within minutes
+STEP = 2.0  # thresholds loosen by at most this factor of `worse` at a time
+MOST_DOUBLED = 6  # the wait for the next trial doubles at most this often: 64 windows
+CROWDED = 0.95  # the share of inputs answered in time below which thresholds give way
+SERVED = 0.99  # the share of inputs answered in time above which the crowd is over
 
 
 @dataclass(frozen=True)
 class AgreementTerms:
-    """What is promised, and by what thresholds change: the exit table (none: they stay) and the checkpoint's own.
+    """The promised agreement, the exit table by which thresholds change (None: they stay), and the prepared thresholds.
 
-    `under_load`: the agreement that is enough while inputs are refused. `strict`: where nobody watches, the
-    checkpoint's own thresholds are back. `answers_early`: thresholds gain no goodput, but time until the answer.
+    `under_load`: the agreement that is enough while inputs are refused. `strict`: without audits, the checkpoint's own
+    thresholds are restored. `answers_early`: thresholds gain no goodput, but time until the answer.
     """
 
     agreement: float
@@ -72,21 +73,20 @@ class PromiseKeeper:
         self.terms, self.worse, self.least_gain = terms, worse, least_gain
         self.crowded = False  # thresholds are those of `under_load`
         self._watch = PromiseWatch()
-        self._broke_s, self._again = -inf, 0  # when it broke last, and how often within minutes of the time before
-        self._refusing = 0  # looks, one after the other
+        self._broke_s = -inf  # when the promise broke last
+        self._again = 0  # how often it broke again within minutes
+        self._refusing = 0  # consecutive looks in which inputs were refused
         self.tuned = False  # thresholds are those for the plan's own ramps
         self._audited_s: float | None = None  # when audits were last seen
-        self._complained_s = -inf  # when it was last said that nothing can be done
+        self._complained_s = -inf  # when a broken promise without an exit table was last reported
         self._before = self._stance
 
-    # What is known
-
     def agreement(self, now_s: float) -> Agreement | None:
-        """Of the last minutes, since thresholds changed."""
+        """The agreement of the last minutes, since thresholds changed."""
         return self.lately(now_s).agreement
 
     def lately(self, now_s: float) -> RecentAgreement:
-        """The same, and what is known of the promise."""
+        """The same, with the state of the promise."""
         return recent_agreement([self._watch], now_s, self.promised)
 
     @property
@@ -95,7 +95,7 @@ class PromiseKeeper:
         return (self.terms.under_load or self.terms.agreement) if self.crowded else self.terms.agreement
 
     def thresholds(self, plan: Plan, facts: Problem) -> Thresholds:
-        """Those that a plan should be rolled out with; none: the checkpoint's own."""
+        """The thresholds that a plan should be rolled out with; empty: the checkpoint's own."""
         evidence, ramps = self.terms.evidence, opened(plan)
         if evidence is None or (self.worse <= 1.0 and not self.crowded and not self.tuned):
             return ()
@@ -104,24 +104,22 @@ class PromiseKeeper:
         allowed = AIM * (1 - self.promised) / self.worse
         return evidence.thresholds(evidence.agreeing_candidates(ramps, costs_of(plan, facts), allowed), ramps)
 
-    # What changes
-
-    def go_on(self, worse: float, running: Plan) -> None:
-        """After a restart of the controller: what was remembered, and the plan that runs."""
+    def resume(self, worse: float, running: Plan) -> None:
+        """Continue after a restart of the controller."""
         self.worse, self.tuned = worse, worse <= 1.0 and bool(running.thresholds)
 
     def restart(self) -> None:
-        """Thresholds have changed: what was seen before tells nothing of them."""
+        """Forget the audits of the thresholds before."""
         self._watch.restart()
 
     def watch(self, seen: Observed) -> None:
-        """Count a look in, and change nothing."""
+        """Count a look, and change nothing."""
         self._watch.count(seen.audits, seen.ended_s, self.promised)
         if any(seen.audited) or self._audited_s is None:
             self._audited_s = seen.ended_s
 
     def take_back(self) -> None:
-        """Thresholds are what they were before the latest change: it could not be rolled out."""
+        """Undo the latest change, which could not be rolled out."""
         self.worse, self.crowded, self.tuned, self._broke_s, self._again = self._before
         self._refusing = 0
 
@@ -130,7 +128,7 @@ class PromiseKeeper:
         return self.worse, self.crowded, self.tuned, self._broke_s, self._again
 
     def look(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
-        """Thresholds that tighten at once, or give way to a crowd."""
+        """Thresholds that must change at once: because the promise is broken, or because inputs are refused."""
         self._before = self._stance
         self.watch(seen)
         if self._watch.is_alarmed:
@@ -139,19 +137,20 @@ class PromiseKeeper:
             self._watch.doubt(seen.ended_s)
             if self.tuned and self.worse <= 1.0 and not self.crowded:
                 self.tuned = False
-                return self._change("tightened", f"{moved}; thresholds are no longer those for the plan", plan, facts)
+                return self._change("tightened", f"{moved}; thresholds tuned for the plan are given up", plan, facts)
         if self.terms.strict and (self.crowded or self.tuned) and self._is_unwatched(seen):
             self.crowded = self.tuned = False
-            return self._change("recovered", "no audit has ended for ten minutes: nobody watches", plan, facts)
+            why = "no audit has ended for ten minutes, so the agreement is unknown"
+            return self._change("recovered", why, plan, facts)
         return self._given_way(seen, plan, facts) if self.terms.under_load else None
 
     def window(
         self, seen: Observed, plan: Plan, facts: Problem, windows: float, tightened: int, full_share: float = 0.0
     ) -> ThresholdChange | None:
-        """At a window's end: thresholds that loosen on trial.
+        """Thresholds that loosen on trial at the end of a window.
 
-        `windows` have passed since they changed, and they were `tightened` so many times of late: each doubles the
-        wait. Thresholds change nothing for `full_share` of the inputs, which ask for the whole network.
+        `windows` have passed since thresholds changed. They were tightened `tightened` times recently, each of which
+        doubles the wait. The share `full_share` of inputs asks for the whole network and is not affected.
         """
         self._before, agreement = self._stance, self.agreement(seen.ended_s)
         if self.crowded and self._is_enough(seen, plan, facts, full_share):
@@ -166,33 +165,34 @@ class PromiseKeeper:
         if agreement and agreement.audits >= MIN_AUDITS:
             least = self._least(1 - agreement.share, plan)
         elif sum(seen.exits[:-1]) > 0.01 * seen.answered:
-            return None  # inputs leave early, and nobody knows how well
+            return None  # inputs leave early, and too few audits show how well
         if 1.0 < least > self.worse / LITTLE:
             return None
         self.worse = max(least, self.worse / STEP)
-        why = f"on trial: {agreement or 'nobody has left early'}, promise {100 * self.promised:.4g} %"
+        why = f"on trial: {agreement or 'no input left early'}, promised {100 * self.promised:.4g} %"
         return self._change("loosened", why, plan, facts)
 
     def _tightened(self, plan: Plan, facts: Problem, now_s: float) -> ThresholdChange | None:
         agreement = self._watch.scored.agreement()
         assert agreement, "This is a bug: nothing was bet."
         self._watch.reset_score()
-        broken = f"{agreement}, promise {100 * self.promised:.4g} %: broken"
+        broken = f"{agreement}, promised {100 * self.promised:.4g} %: broken"
         evidence = self.terms.evidence
         if evidence is None:
             if now_s - self._complained_s < WATCHED_S:
                 return None
             self._complained_s = now_s
             return ThresholdChange(
-                "stayed", f"{broken}; thresholds stay, as no exit table stands beside the checkpoint", ()
+                "stayed", f"{broken}; thresholds stay, because there is no exit table beside the checkpoint", ()
             )
         self._again = self._again + 1 if now_s - self._broke_s < WATCHED_S else 0
         self._broke_s = now_s
         self._watch.doubt(now_s)
         seems = (1 - agreement.share) / self._expected(plan)
-        shut = AIM * (1 - self.promised) / evidence.smallest_share  # where it is worse than this, nobody leaves early
+        shut = AIM * (1 - self.promised) / evidence.smallest_share  # with a larger factor, no input leaves early
         self.worse = min(max(LITTLE * self.worse, AGAIN**self._again * seems), STEP * shut)
-        return self._change("tightened", f"{broken}; {self.worse:.1f} times what 'isobatch prepare' saw", plan, facts)
+        why = f"{broken}; answers disagree {self.worse:.1f} times as often as 'isobatch prepare' measured"
+        return self._change("tightened", why, plan, facts)
 
     def _given_way(self, seen: Observed, plan: Plan, facts: Problem) -> ThresholdChange | None:
         is_crowd = seen.arrivals > 0 and seen.in_time < CROWDED * seen.arrivals
@@ -204,7 +204,7 @@ class PromiseKeeper:
         return self._change("gave way", f"{why}: agreement of {100 * self.promised:.4g} % is enough", plan, facts)
 
     def _is_enough(self, seen: Observed, plan: Plan, facts: Problem, full_share: float) -> bool:
-        """Whether a plan would serve what arrives with the thresholds from before the crowd, too."""
+        """Whether the plan would also sustain the arrivals with the thresholds from before the crowd."""
         evidence = self.terms.evidence
         if evidence is None or seen.in_time < SERVED * seen.arrivals:
             return False
@@ -214,11 +214,11 @@ class PromiseKeeper:
         survival = survival_after(facts.survival, now, then, full_share)
         return evaluate(plan, facts.surviving(survival)).goodput_per_s >= seen.arrivals_per_s
 
-    def _least(self, seen: float, plan: Plan) -> float:
-        """How many times worse it is now; 1 where the checkpoint's own thresholds would keep the promise, too."""
+    def _least(self, disagreement: float, plan: Plan) -> float:
+        """The measured `worse`; 1 where the checkpoint's own thresholds would keep the promise."""
         evidence = self.terms.evidence
         assert evidence
-        times = seen / self._expected(plan)
+        times = disagreement / self._expected(plan)
         own = times * evidence.disagreement(self._chosen(replace(plan, thresholds=())))
         return 1.0 if own <= DOUBT_ALLOWANCE * (1 - self.promised) else max(1.0, times)
 
@@ -228,7 +228,7 @@ class PromiseKeeper:
     def _for_plan(
         self, agreement: Agreement | None, plan: Plan, facts: Problem, full_share: float
     ) -> ThresholdChange | None:
-        """Thresholds that spend what is allowed at the plan's own ramps only, where that gains and is watched."""
+        """Thresholds that spend the allowed loss at the plan's own ramps, where this gains and audits watch."""
         evidence = self.terms.evidence
         is_watched = agreement is not None and agreement.verdict(self.promised) == "kept"
         if evidence is None or self.tuned or self.crowded or not is_watched:
@@ -243,7 +243,7 @@ class PromiseKeeper:
     def _gain(
         self, plan: Plan, facts: Problem, now: tuple[float, ...], then: tuple[float, ...], full_share: float
     ) -> float:
-        """By how much a plan is better with thresholds by which others survive, as the exit table tells of both."""
+        """The gain of a plan when survival changes from `now` to `then`, two survivals by the exit table."""
         if self.terms.answers_early:
             before_s, after_s = (answered_s(plan, facts.surviving(carried(each, full_share))) for each in (now, then))
             return before_s / after_s - 1
@@ -255,12 +255,12 @@ class PromiseKeeper:
         return ThresholdChange(what, why, self.thresholds(plan, facts))
 
     def _chosen(self, plan: Plan) -> Indices:
-        """The candidates at the ramps of a plan, as it runs."""
+        """The candidates of the exit table at the ramps of a plan, by its thresholds."""
         assert self.terms.evidence
-        told = self.terms.prepared | dict(plan.thresholds)
-        return self.terms.evidence.nearest({ramp: told[ramp] for ramp in opened(plan) if ramp in told})
+        thresholds = self.terms.prepared | dict(plan.thresholds)
+        return self.terms.evidence.nearest({ramp: thresholds[ramp] for ramp in opened(plan) if ramp in thresholds})
 
     def _expected(self, plan: Plan) -> float:
-        """The disagreement that the exit table expects of a plan as it runs."""
+        """The disagreement of a plan by the exit table."""
         assert self.terms.evidence
         return self.terms.evidence.disagreement(self._chosen(plan))

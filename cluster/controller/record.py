@@ -1,4 +1,4 @@
-"""What the controller remembers: its decisions as events, and what follows from them. A restart reads it all again."""
+"""The decisions of a controller as events, and what past events say about plans. A restart reads them again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,18 +10,18 @@ from pydantic import TypeAdapter
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections, busy_shares
-from cluster.controller.sentences import CONTENT
+from cluster.controller.sentences import NEARLY_ALL
 from deployments.front.observed import Observed, merged
 from optimizer.plan import Plan
 from profiles.journal import Journal
 
-KEEP_EVENTS = 1000
-KEEP_PLANS = 4
+KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
+KEEP_PLANS = 4  # plans whose kept share is remembered: older measurements are of other inputs
 NEWEST = 0.5  # the weight of the newest value in a running average
-LEAST_INPUTS = 50  # of a window, before it tells what its plan keeps of its promise
-MOST_KEPT = 1.2  # of a promise: more is chance
-WORKING = 0.8  # a share of the time: where devices work for less, not they are why inputs are refused
-THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # only these changed
+LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
+MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
+WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
+THRESHOLDS = ("tightened", "loosened", "tuned", "gave way", "recovered")  # events that change thresholds only
 CHANGES = ("rolled out", "rolled back", "failed")
 
 What = Literal[
@@ -56,16 +56,16 @@ class Event:
     after: Plan | None = None
     forced: bool = False  # the running plan could not go on
     gain_promised: float | None = None
-    gain_seen: float | None = None  # against what the plan before would have done meanwhile
+    gain_seen: float | None = None  # measured against the estimate for the previous plan in the same time
     took_s: float | None = None
     starts: int = 0  # replicas that had to start
     arrivals_per_s: float | None = None  # of the window that led to it
     achieved_per_s: float | None = None  # goodput in that window
-    expected_per_s: float | None = None  # what the running plan should have made of these arrivals
+    expected_per_s: float | None = None  # the goodput that the running plan promised for these arrivals
     p99_ms: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
     worse: float = 1.0  # how many times more answers disagree with the full network's than `isobatch prepare` saw
-    asked: Mapping[str, int] = field(default_factory=dict)  # devices that Ray's autoscaler is asked to have there
+    asked: Mapping[str, int] = field(default_factory=dict)  # devices that are requested from Ray's autoscaler
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -74,16 +74,16 @@ class Event:
         event: Event = _EVENTS.validate_python(fields)
         return event
 
-    def after_seeing(self, seen: Observed, sustained_per_s: float) -> "Event":
-        """The same, with the figures of the window that led to it; `sustained_per_s` is the cost model's."""
-        if not seen.seconds:
+    def with_figures(self, observed: Observed, sustained_per_s: float) -> "Event":
+        """The event with the figures of the window that led to it; `sustained_per_s` is by the cost model."""
+        if not observed.seconds:
             return self
-        p99_s = seen.quantile_s(0.99)
+        p99_s = observed.quantile_s(0.99)
         return replace(
             self,
-            arrivals_per_s=seen.arrivals_per_s,
-            achieved_per_s=seen.goodput_per_s,
-            expected_per_s=min(seen.arrivals_per_s, sustained_per_s),
+            arrivals_per_s=observed.arrivals_per_s,
+            achieved_per_s=observed.goodput_per_s,
+            expected_per_s=min(observed.arrivals_per_s, sustained_per_s),
             p99_ms=None if p99_s is None else 1e3 * p99_s,
         )
 
@@ -95,10 +95,18 @@ class Event:
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 
+@dataclass(frozen=True)
+class NextStep:
+    """`plan` is the plan that should run from now on, None where the plan stays; the event says why."""
+
+    plan: Plan | None
+    event: Event
+
+
 class Events:
     """All decisions, oldest first, kept in a file.
 
-    What becomes known of an event later is written as another line with the same number, which replaces the first.
+    When an event is completed later, another line with the same number replaces the first.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -128,12 +136,12 @@ class Events:
 
 
 class TrackRecord:
-    """What past events say of plans: what they kept of their promises, which are barred, how long starting takes."""
+    """What past events say about plans: the kept shares of promises, barred plans, and how long a start takes."""
 
     def __init__(self, events: Events, patience: Patience) -> None:
         self.events, self._patience = events, patience
-        self._kept: dict[Plan, float] = {}  # the share of its promise that each of the latest plans kept
-        self.start_s = patience.start_s  # what a roll-out takes in which replicas start
+        self._kept_shares: dict[Plan, float] = {}  # of the promises of the latest plans
+        self.start_s = patience.start_s  # the duration of a roll-out in which replicas start
         self.barred = Barred()
         for event in events.all:
             self._learn(event)
@@ -145,8 +153,8 @@ class TrackRecord:
 
     @property
     def paused(self) -> bool:
-        said = [event.what for event in self.events.all if event.what in ("paused", "resumed")]
-        return said[-1:] == ["paused"]
+        switches = [event.what for event in self.events.all if event.what in ("paused", "resumed")]
+        return switches[-1:] == ["paused"]
 
     def changes(self, now_s: float) -> int:
         """Recent changes that were not forced by lost devices."""
@@ -158,30 +166,30 @@ class TrackRecord:
         return now_s - max((event.at_s for event in self.events.all if event.what in THRESHOLDS), default=-inf)
 
     def tightened(self, now_s: float) -> int:
-        """How often thresholds had to be tightened, of late."""
+        """How often thresholds were tightened recently."""
         since_s = now_s - 4 * self._patience.hold_windows * self._patience.replan_every_s
         return sum(event.what == "tightened" and event.at_s >= since_s for event in self.events.all)
 
-    def objection(self, plan: Plan, evidence: int, now_s: float) -> str | None:
-        """Why not to change to a plan yet, however good it is. `evidence`: inputs that were seen lately."""
-        if evidence < self._patience.enough_inputs:
-            return f"{evidence} inputs were seen, {self._patience.enough_inputs} are needed"
+    def objection(self, plan: Plan, recent_answers: int, now_s: float) -> str | None:
+        """Why not to change to a plan yet, however good it is. `recent_answers` are those of the latest windows."""
+        if recent_answers < self._patience.enough_inputs:
+            return f"{recent_answers} recent inputs were answered, a change needs {self._patience.enough_inputs}"
         if until_s := self.barred.until_s(plan, now_s):
             minutes = (until_s - now_s) / 60
-            return f"the better plan was tried in vain, and is tried again in {minutes:.0f} minutes at best"
+            return f"the better plan failed before and is not tried again for {minutes:.0f} minutes"
         return None
 
     def add(self, event: Event) -> None:
         self.events.add(event)
 
-    def ended(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
+    def complete(self, event: Event, what: What, took_s: float | None, now_s: float, why: str | None = None) -> None:
         """Note how a roll-out went."""
         event = replace(event, what=what, took_s=took_s, at_s=now_s, why=why or event.why)
         self.events.add(event)
         self._learn(event)
 
-    def saw(self, number: int, gain: float | None) -> None:
-        """Note the gain that a change really brought."""
+    def add_gain(self, number: int, gain: float | None) -> None:
+        """Note the measured gain of a change."""
         event = self.events.numbered(number)
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))
@@ -189,36 +197,36 @@ class TrackRecord:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The latest plans that ran and were measured."""
-        return tuple(self._kept)
+        return tuple(self._kept_shares)
 
-    def kept(self, plan: Plan) -> float:
-        """The share of its promise that a plan keeps; of one that never ran it is the mean of those that did."""
-        known = self._kept.values()
-        return self._kept.get(unpromised(plan), sum(known) / len(known) if known else 1.0)
+    def kept_share(self, plan: Plan) -> float:
+        """The share of its promised goodput that a plan reached; for a plan that never ran, the mean of the others."""
+        known = self._kept_shares.values()
+        return self._kept_shares.get(unpromised(plan), sum(known) / len(known) if known else 1.0)
 
-    def keep(self, looks: Sequence[Observed], plan: Plan, sustained_per_s: float) -> None:
-        """Compare a window, look by look, with what its plan should have made of it.
+    def add_window(self, looks: Sequence[Observed], plan: Plan, sustained_per_s: float) -> None:
+        """Compare a window, look by look, with the goodput that its plan promised.
 
-        What is answered while inputs are refused is all that the plan sustains. With few inputs, all that is known is
-        that it sustains as many.
+        While inputs are refused, the answers are all that the plan sustains. With fewer inputs, the window shows only
+        that the plan sustains these.
         """
-        seen, known = merged(looks), self._kept.get(unpromised(plan))
-        expected_per_s = min(seen.arrivals_per_s, sustained_per_s)
-        if expected_per_s * seen.seconds < LEAST_INPUTS:
+        total, known = merged(looks), self._kept_shares.get(unpromised(plan))
+        expected_per_s = min(total.arrivals_per_s, sustained_per_s)
+        if expected_per_s * total.seconds < LEAST_INPUTS:
             return
         if full := overloaded(looks, plan):
             share = sum(look.in_time for look in full) / sum(look.seconds for look in full) / sustained_per_s
-        elif seen.in_time >= CONTENT * seen.arrivals:
-            share = max(1.0 if known is None else known, seen.goodput_per_s / sustained_per_s)
-        elif seen.launches:  # inputs are missed for another reason, such as a client who does not wait
+        elif total.in_time >= NEARLY_ALL * total.arrivals:
+            share = max(1.0 if known is None else known, total.goodput_per_s / sustained_per_s)
+        elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
-        else:  # of decoders nothing is known of launches
-            share = seen.goodput_per_s / expected_per_s
+        else:  # decoders report no launches
+            share = total.goodput_per_s / expected_per_s
             share = share if known is None else known + NEWEST * (share - known)
-        self._kept.pop(unpromised(plan), None)
-        self._kept[unpromised(plan)] = min(MOST_KEPT, share)
-        for oldest in list(self._kept)[:-KEEP_PLANS]:
-            del self._kept[oldest]
+        self._kept_shares.pop(unpromised(plan), None)
+        self._kept_shares[unpromised(plan)] = min(MOST_KEPT, share)
+        for oldest in list(self._kept_shares)[:-KEEP_PLANS]:
+            del self._kept_shares[oldest]
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:
@@ -229,21 +237,21 @@ class TrackRecord:
 
 
 def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
-    """The looks in which inputs were refused from beginning to end while the plan's devices worked.
+    """The looks in which inputs were refused from beginning to end while the devices of the plan worked.
 
-    Inputs are refused for other reasons, too: a client may send more at once than any plan can answer in time.
+    Inputs are also refused for other reasons: a client may send more at once than any plan can answer in time.
     """
 
     def refuses(at: int) -> bool:
         look = looks[at]
-        return look.refused > (1 - CONTENT) * look.arrivals and max(busy_shares(look, plan).values()) >= WORKING
+        return look.refused > (1 - NEARLY_ALL) * look.arrivals and max(busy_shares(look, plan).values()) >= WORKING
 
     refusing = [refuses(at) for at in range(len(looks))]
     return [look for at, look in enumerate(looks) if at and all(refusing[at - 1 : at + 2])]
 
 
 def unpromised(plan: Plan) -> Plan:
-    """The plan without its promise and the thresholds of now: two plans that are the same work are then equal."""
+    """The plan without its promise and its thresholds: two plans that serve alike are then equal."""
     terms = plan.decoding and replace(plan.decoding, tokens_per_s=0.0)
     return replace(plan, promise=None, thresholds=(), decoding=terms)
 
@@ -267,7 +275,7 @@ class Barred:
 
 
 def _shape(plan: Plan) -> object:
-    """What similar plans share: the same cuts on the same kinds, and batches of about the same size."""
+    """The properties that similar plans share: cuts on the same kinds, and batches of about the same size."""
     return frozenset(
         (pipeline, placement.kind, split.start, split.stop, split.ramps, split.batch_size.bit_length())
         for pipeline, each in enumerate(plan.pipelines)

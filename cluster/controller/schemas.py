@@ -1,4 +1,4 @@
-"""What OpenAPI says of the controller: the shape of its answers, made in `status.py`; tests compare the two."""
+"""The OpenAPI schemas of the controller's answers, which `status.py` makes; tests compare the two."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field
 from cluster.controller.record import What
 from deployments.front.schemas import Schema
 
-STATUS_VERSION = 1  # of what `/status` says: it grows when a field changes its meaning or goes; new fields leave it
+STATUS_VERSION = 1  # grows when a field of `/status` changes its meaning or is removed; new fields leave it
 
 
 class PlanStatus(Schema):
@@ -15,21 +15,21 @@ class PlanStatus(Schema):
 
     summary: str
     devices: dict[str, int]
-    ramps: list[int] = Field(description="The open ones, by their blocks.")
+    ramps: list[int] = Field(description="The open ramps, by their blocks.")
     promised_per_s: float | None = Field(description="Goodput.")
     promised_ms: float | None = Field(
         description="Of an input that stays to the last block while every launch is full; of texts: the first token."
     )
-    played_p50_ms: float | None = Field(description="By the simulator, at the promised rate; null: it was not played.")
+    played_p50_ms: float | None = Field(description="By the simulator, at the promised rate; null: not simulated.")
     played_p99_ms: float | None
     played_in_time: float | None = Field(description="The share of all inputs.")
-    sustains_per_s: float = Field(description="Goodput, as far as launches and what was answered under load tell.")
-    shortfall: str | None = Field(description="Why that is less than was promised, in words.")
-    kept: float = Field(description="The share of its promise that it keeps.")
+    sustains_per_s: float = Field(description="Estimated goodput, by measured launches and by the answers under load.")
+    shortfall: str | None = Field(description="Why that is less than was promised, as text.")
+    kept: float = Field(description="The share of its promised goodput that the plan reaches.")
 
 
 class WindowStatus(Schema):
-    """What was seen in the window that has not ended."""
+    """The counts of the window that has not ended."""
 
     seconds: float
     ends_in_s: float
@@ -42,7 +42,7 @@ class WindowStatus(Schema):
 
 
 class ForecastStatus(Schema):
-    """The next window; `low` and `high`: between them it lies, says the forecast."""
+    """The forecast of the next window, with its bounds `low` and `high`."""
 
     survival: list[float]
     low: list[float]
@@ -55,7 +55,7 @@ class ForecastStatus(Schema):
 
 
 class EventStatus(Schema):
-    """One decision, with its plans in words."""
+    """One decision, with its plans as text."""
 
     number: int
     at_s: float = Field(description="Seconds since 1970.")
@@ -63,16 +63,16 @@ class EventStatus(Schema):
     why: str
     before: str
     after: str | None = Field(description="None where the plan stayed.")
-    forced: bool = Field(description="The plan before could not go on.")
+    forced: bool = Field(description="The plan before had lost devices.")
     gain_promised: float | None
-    gain_seen: float | None = Field(description="Against what the plan before would have done meanwhile.")
+    gain_seen: float | None = Field(description="Measured against the estimate for the plan before.")
     took_s: float | None
     starts: int = Field(description="Replicas that had to start.")
     arrivals_per_s: float | None
     achieved_per_s: float | None = Field(description="Goodput in the window that led to it.")
-    expected_per_s: float | None = Field(description="What the plan should have made of these arrivals.")
+    expected_per_s: float | None = Field(description="The goodput that the plan promised for these arrivals.")
     p99_ms: float | None
-    worse: float = Field(description="How many times more answers disagree with the full network's than was prepared.")
+    worse: float = Field(description="How many times as many answers disagree as `isobatch prepare` measured.")
 
 
 class EarlierStatus(Schema):
@@ -84,7 +84,7 @@ class EarlierStatus(Schema):
 
 
 class EffortStatus(Schema):
-    """What the controller itself costs."""
+    """The time that the controller itself takes."""
 
     windows: int
     ms_per_window: float | None
@@ -95,20 +95,22 @@ class EffortStatus(Schema):
 class ControllerStatus(Schema):
     schema_version: Literal[1]
     application: str
-    promise: str = Field(description="What exits lose at most, in words.")
+    promise: str = Field(description="The most that exits may lose, as text.")
     now_s: float = Field(description="Seconds since 1970.")
     paused: bool
     plan: PlanStatus
     window: WindowStatus
-    agreement: str | None = Field(description="How often answers are the full network's, in words.")
-    devices: dict[str, int] = Field(description="Those that plans may use now.")
-    asked: str | None = Field(description="What Ray's autoscaler was asked for and has not brought yet, in words.")
+    agreement: str | None = Field(description="The share of answers that agree with the full network, as text.")
+    devices: dict[str, int] = Field(description="The devices that plans may use now.")
+    asked: str | None = Field(description="Devices requested from Ray's autoscaler that have not arrived, as text.")
     forecast: ForecastStatus | None = Field(description="None until a window has ended.")
     survival: list[float] = Field(description="The share that enters each block, of inputs that may leave at any ramp.")
-    full_share: float = Field(description="Of all inputs; they run to the end, because they ask for it (`X-Full`).")
-    corrections: dict[str, dict[str, float]] = Field(description="By kind and blocks: times what the table says.")
+    full_share: float = Field(description="The share of all inputs that ask for the whole network (`X-Full`).")
+    corrections: dict[str, dict[str, float]] = Field(
+        description="By kind and blocks: measured time over the table's time."
+    )
     events: list[EventStatus] = Field(description="The latest 20 of this deployment, oldest first.")
-    earlier: list[EarlierStatus] = Field(description="The latest 5, the latest first; 20 decisions of them in all.")
+    earlier: list[EarlierStatus] = Field(description="The latest 5, the latest first, with 20 decisions in all.")
     effort: EffortStatus
     trouble: str | None = Field(description="Why the last look failed.")
 

@@ -1,18 +1,20 @@
-"""Words of decisions that several of them have in common: numbers with units, what was seen, why a plan does less."""
+"""Sentences that several decisions share: rates and times with units, arrivals, why a plan falls short."""
 
 from cluster.controller.corrections import Corrections
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 
-CONTENT = 0.98  # of the inputs answered in time: the rest are bursts
-UNDER_WAY = 1  # input that may lack its answer when the window ends, so that it counts against no plan
-SHORT = 0.95  # of its promise: a plan that sustains less has a reason that is told
-SLOW, LONG_S, LOST = 1.03, 0.0005, 0.97  # launches, by the tables; between two of them; of what is left
+NEARLY_ALL = 0.98  # the share of inputs answered in time with which a plan suffices: the rest are bursts
+UNDER_WAY = 1  # inputs that may lack their answer when a window ends, which count against no plan
+SHORT = 0.95  # the share of its promise below which a decision says why a plan sustains less
+SLOW = 1.03  # times the launch times of the tables: slower launches are named as a cause
+LONG_WAIT_S = 0.0005  # a longer wait between two launches is named as a cause
+LOST = 0.97  # a smaller kept share is named as a cause
 
 
-def is_content(seen: Observed) -> bool:
-    """Whether nearly all inputs are answered in time, as where none came: more goodput would serve nobody."""
-    return seen.arrivals - seen.in_time <= max(UNDER_WAY, (1 - CONTENT) * seen.arrivals)
+def nearly_all_in_time(observed: Observed) -> bool:
+    """Whether nearly all inputs, or all of none, were answered in time, so that more goodput would serve nobody."""
+    return observed.arrivals - observed.in_time <= max(UNDER_WAY, (1 - NEARLY_ALL) * observed.arrivals)
 
 
 def rate(per_s: float) -> str:
@@ -31,20 +33,20 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
 
 
-def seen_in_words(seen: Observed) -> str:
+def arrivals_text(observed: Observed) -> str:
     """
-    >>> seen_in_words(Observed(0.0, 10.0, 1040, 720, ()))
-    '104/s came and 72/s were answered in time'
+    >>> arrivals_text(Observed(0.0, 10.0, 1040, 720, ()))
+    '104/s arrived and 72/s were answered in time'
     """
-    if not seen.arrivals:
-        return "no input came"
-    if is_content(seen):
-        return f"{rate(seen.arrivals_per_s)} came and were answered in time"
-    return f"{rate(seen.arrivals_per_s)} came and {rate(seen.goodput_per_s)} were answered in time"
+    if not observed.arrivals:
+        return "no input arrived"
+    if nearly_all_in_time(observed):
+        return f"{rate(observed.arrivals_per_s)} arrived and were answered in time"
+    return f"{rate(observed.arrivals_per_s)} arrived and {rate(observed.goodput_per_s)} were answered in time"
 
 
-def shortfall(plan: Plan, sustains_per_s: float, corrections: Corrections, kept: float) -> str:
-    """Why a plan sustains less than it promised; nothing, where it does not."""
+def shortfall(plan: Plan, sustains_per_s: float, corrections: Corrections, kept_share: float) -> str:
+    """Why a plan sustains less than it promised; empty where it keeps its promise."""
     promised_per_s = plan.promise.goodput_per_s if plan.promise else 0.0
     if sustains_per_s >= SHORT * promised_per_s:
         return ""
@@ -53,9 +55,9 @@ def shortfall(plan: Plan, sustains_per_s: float, corrections: Corrections, kept:
         factors = corrections.factors.get(kind, (1.0,))
         if (slower := sum(factors) / len(factors)) > SLOW:
             causes.append(f"launches on {kind} take {slower:.2f} times what the tables say")
-        if (between_s := corrections.between_s.get(kind, 0.0)) > LONG_S:
+        if (between_s := corrections.between_s.get(kind, 0.0)) > LONG_WAIT_S:
             causes.append(f"{kind} waits {milliseconds(between_s)} between two launches")
-    if kept < LOST:
-        causes.append(f"under load, {kept:.0%} of what the tables predict was answered in time")
-    why = " and ".join(causes) or "inputs go deeper than it was planned for"
+    if kept_share < LOST:
+        causes.append(f"under load, {kept_share:.0%} of what the tables predict was answered in time")
+    why = " and ".join(causes) or "inputs leave at later blocks than the plan expects"
     return f"the plan promised {rate(promised_per_s)} and sustains {rate(sustains_per_s)}: {why}"

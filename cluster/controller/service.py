@@ -1,4 +1,4 @@
-"""The controller of a running application: its start, its loop, and what may be asked of it over HTTP."""
+"""The controller of a running application: its start, its loop, and its HTTP API."""
 
 import asyncio
 import logging
@@ -14,13 +14,14 @@ from fastapi.responses import JSONResponse, Response
 from cluster.controller.application import Application, RunningApplication, leader_of
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
-from cluster.controller.decoding import decoder_question
+from cluster.controller.decoding import decoder_problem
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
 from cluster.controller.metrics import export
 from cluster.controller.origin import foreign
-from cluster.controller.planning import AnyQuestion, allowed, question_of
+from cluster.controller.planning import allowed, classifier_problem
+from cluster.controller.problem import PlanningProblem
 from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from cluster.controller.record import Event
 from cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
@@ -40,30 +41,30 @@ from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
 
-RETRY_S = 1.0
+RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
 
 
 class ControllerService:
-    """The one replica of the controller's application: it runs the loop, and answers questions about it."""
+    """The one replica of the controller's application: it runs the loop and serves the HTTP API."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
         self.loop: ControlLoop | None = None
-        self._ask: Callable[[Mapping[str, int]], None] = nobody
-        self._stays: Callable[[], Awaitable[bool]]  # whether it is deployed as it was when the loop began
+        self._request: Callable[[Mapping[str, int]], None] = request_nothing
+        self._stays: Callable[[], Awaitable[bool]]  # whether the application keeps the configuration of the loop
         self.waits_for, self.promise = "the application to run", NOTHING
         self.earlier: Sequence[Earlier] = ()
         self._memory: Memory | None = None
 
     async def run(self) -> None:
-        """Control the application, and begin anew where it is deployed with another configuration."""
+        """Control the application, and begin again when it is deployed with another configuration."""
         join_serves_log()
         self._metrics = asyncio.create_task(export(lambda: self.loop))
         while True:
             try:
-                begun = await self._begin()
+                loop = await self._begin()
             except Exception as error:
                 self.waits_for = f"the application to run ({type(error).__name__}: {error})"
                 if self.loop:
@@ -71,9 +72,9 @@ class ControllerService:
                 await asyncio.sleep(RETRY_S)
                 continue
             if self.loop:
-                begun.go_on_from(self.loop)
-            self.loop, self.earlier = begun, self._memory.earlier if self._memory else ()
-            await begun.run(self._stays)
+                loop.go_on_from(self.loop)
+            self.loop, self.earlier = loop, self._memory.earlier if self._memory else ()
+            await loop.run(self._stays)
 
     async def _begin(self) -> ControlLoop:
         from ray import serve
@@ -85,7 +86,7 @@ class ControllerService:
         deployed = RunningApplication(self.config.application, leader=leader)
         app_config = await deployed.config()
         self._stays = partial(deployed.is_as, app_config)
-        memory = await asyncio.to_thread(self._remembering, app_config)
+        memory = await asyncio.to_thread(self._memory_for, app_config)
         if isinstance(app_config, DecoderConfig):
             pinned = await serve.get_deployment_handle(leader, self.config.application).pinned.remote()
             await deployed.observe()
@@ -98,16 +99,16 @@ class ControllerService:
         virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
         inventory = Inventory(most, partial(replica_needs, app_config), nodes, virtual)
         application = RunningApplication(self.config.application, inventory)
-        await application.observe()  # what was counted until now may be of hours, and is not of the first window
+        await application.observe()  # counts until now may be of hours and do not belong to the first window
 
-        def ask(devices: Mapping[str, int]) -> None:
+        def request(devices: Mapping[str, int]) -> None:
             ask_autoscaler(self.config.application, [room(kind) for kind in devices for _ in range(devices[kind])])
 
-        self._ask = ask if self.config.grow_to else nobody
-        return loop_of(self.config, app_config, profile, application, running, memory, self._ask)
+        self._request = request if self.config.grow_to else request_nothing
+        return loop_of(self.config, app_config, profile, application, running, memory, self._request)
 
-    def _remembering(self, app_config: AppConfig | DecoderConfig) -> Memory:
-        """What is known of what is deployed now. The memory of another deployment is given up."""
+    def _memory_for(self, app_config: AppConfig | DecoderConfig) -> Memory:
+        """The memory of the present deployment. The memory of another deployment is closed."""
         name = deployment_of(self.config.application, configuration_of(self.config, app_config), time.time())
         if self._memory and self._memory.folder.name != name:
             self._memory.close()
@@ -116,49 +117,51 @@ class ControllerService:
         return self._memory
 
     def end(self) -> None:
-        """Devices that were asked for may go, unless somebody runs there; another controller asks for them anew."""
-        self._ask({})
+        """Give up requested devices: idle ones may go, and the next controller requests them again."""
+        self._request({})
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_api(self)
 
 
-def nobody(devices: Mapping[str, int]) -> None:
-    """Where no devices may come, no autoscaler is asked."""
+def request_nothing(devices: Mapping[str, int]) -> None:
+    """Without `grow_to`, no autoscaler is asked for devices."""
 
 
 def loop_of(
     config: ControllerConfig, app_config: AppConfig, profile: Profile, application: Application, running: Plan,
-    memory: Memory, ask: Callable[[Mapping[str, int]], None] = nobody,
+    memory: Memory, request: Callable[[Mapping[str, int]], None] = request_nothing,
 ) -> ControlLoop:  # fmt: skip
-    """A loop that goes on with what is remembered of this deployment."""
-    question = question_of(config, app_config, profile)
+    """The loop for a classifier, which continues from the memory of its deployment."""
+    problem = classifier_problem(config, app_config, profile)
     pinned = first_plan(app_config, profile) if app_config.pinned else None
     keeper = keeper_of(config, app_config, profile.num_blocks)
-    return _loop_for(question, config, application, running, memory, pinned, keeper, ask)
+    return _loop_for(problem, config, application, running, memory, pinned, keeper, request)
 
 
 def decoders_loop(
     config: ControllerConfig, app_config: DecoderConfig, application: Application, running: Plan, memory: Memory,
     pinned: Plan | None,
 ) -> ControlLoop:  # fmt: skip
-    """The same for a decoder."""
+    """The loop for a decoder, which continues from the memory of its deployment."""
     profile = load_decoder_profile(app_config.profile_path)
-    return _loop_for(decoder_question(app_config, profile, running), config, application, running, memory, pinned)
+    problem = decoder_problem(app_config, profile, running)
+    return _loop_for(problem, config, application, running, memory, pinned)
 
 
 def _loop_for(
-    question: AnyQuestion, config: ControllerConfig, application: Application, running: Plan, memory: Memory,
-    pinned: Plan | None, keeper: PromiseKeeper | None = None, ask: Callable[[Mapping[str, int]], None] = nobody,
+    problem: PlanningProblem, config: ControllerConfig, application: Application, running: Plan, memory: Memory,
+    pinned: Plan | None, keeper: PromiseKeeper | None = None,
+    request: Callable[[Mapping[str, int]], None] = request_nothing,
 ) -> ControlLoop:  # fmt: skip
     history, events = memory.history(), memory.events()
-    controller = Controller(question, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
-    told = partial(_log, config.application)
-    return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, told, ask)
+    controller = Controller(problem, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
+    report = partial(_log, config.application)
+    return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, report, request)
 
 
 def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> PromiseKeeper | None:
-    """What keeps the promise of agreement; None where there is none. Thresholds follow only an exit table."""
+    """The keeper of the promise of agreement; None without a promise. Thresholds change only with an exit table."""
     folder = app_config.prepared_folder
     promised = app_config.agreement or (agreement_in(folder) if folder else None)
     if promised is None:
@@ -176,7 +179,7 @@ def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) 
 
 
 def _log(application: str, event: Event) -> None:
-    """One line for each decision. In JSON it has the figures that led to it, too."""
+    """Write one line for each decision. In JSON it also has the figures that led to the decision."""
     figures = {name: value for name, value in brief(event).items() if value is not None and name != "why"}
     log.log(
         logging.INFO if event.what == "stayed" else logging.WARNING,
@@ -189,13 +192,13 @@ def _log(application: str, event: Event) -> None:
 
 
 class LoopOwner(Protocol):
-    """What the HTTP API needs. `loop` is None while the application has not begun."""
+    """The part of the service that the HTTP API uses. `loop` is None until the application runs."""
 
     name: str  # of the application
     key: bytes | None
     loop: ControlLoop | None
     waits_for: str
-    promise: str  # what the network's exits lose at most
+    promise: str  # the most that the exits of the network may lose
     earlier: Sequence[Earlier]  # the latest first
 
     async def run(self) -> None: ...
@@ -213,7 +216,7 @@ def create_api(service: LoopOwner) -> FastAPI:
         running.cancel()
         service.end()
 
-    about = f"What watches {service.name}, and changes its plan"
+    about = f"Watches {service.name} and changes its plan"
     api = DocumentedApi(title="isobatch controller", description=about, lifespan=life)
     api.key = service.key
     explain(api)
@@ -249,30 +252,30 @@ def _routes(service: LoopOwner) -> APIRouter:
 
     @routes.get("/status", **told(ControllerStatus, *_REFUSALS))
     async def status() -> Response:
-        """The running plan, what it does, the forecast, and the last decisions; those of earlier deployments, too."""
-        said = status_of(loop(), time.time(), service.earlier)
-        return in_json({"application": service.name, "promise": service.promise, **said})
+        """The running plan, its figures, the forecast, and the last decisions, also of earlier deployments."""
+        state = status_of(loop(), time.time(), service.earlier)
+        return in_json({"application": service.name, "promise": service.promise, **state})
 
     @routes.post("/pause", **told(PausedStatus, 403, *_REFUSALS))
     async def pause() -> dict[str, Any]:
-        """Watch, and change nothing, until `resume`."""
+        """Keep watching, but change nothing until `resume`."""
         await loop().pause(True)
         return {"paused": True}
 
     @routes.post("/resume", **told(PausedStatus, 403, *_REFUSALS))
     async def resume() -> dict[str, Any]:
-        """Change again what is worth it."""
+        """Change the plan again where it is worth it."""
         await loop().pause(False)
         return {"paused": False}
 
     @routes.post("/force", **told(EventStatus, 403, *_REFUSALS))
     async def force() -> dict[str, Any]:
-        """Plan again now, and take the best plan there is."""
+        """Plan again now, and roll out the best plan."""
         return brief(await loop().force())
 
     @routes.get("/would", **told(EventStatus, *_REFUSALS))
     async def would() -> dict[str, Any]:
-        """What would be decided now."""
-        return brief(await loop().would())
+        """The decision that would be made now; nothing changes."""
+        return brief(await loop().preview())
 
     return routes

@@ -1,4 +1,4 @@
-"""Makes the JSON in which a controller tells its state, and from which `isobatch status` makes its tables."""
+"""The state of a controller as JSON, from which `isobatch status` makes its tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from optimizer.decoding_plans import tokens_per_s
 from profiles.agreement import agreement_text
 from profiles.forecast import Forecast
 
-EVENTS = 20
+EVENTS = 20  # decisions that `/status` lists
 
 
 def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) -> dict[str, Any]:
-    """The state of the controller, its plan and its last decisions. Numbers that are not known yet are null."""
+    """The state of the controller, its plan and its last decisions. Unknown numbers are null."""
     controller, spent, keeper = loop.controller, loop.spent, loop.controller.keeper
     return {
         "schema_version": STATUS_VERSION,
@@ -28,11 +28,11 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
         "window": _window(controller, now_s),
         "agreement": None if keeper is None else agreement_text(keeper.lately(now_s), keeper.promised),
         "devices": controller.present.counts,
-        "asked": controller.growth.told(now_s),
-        "forecast": _forecast(controller.known.beliefs.forecast, _tokens_of_an_input(controller)),
-        "survival": list(controller.known.beliefs.survival),
-        "full_share": controller.known.beliefs.full_share,
-        "corrections": controller.known.corrections.told,
+        "asked": controller.device_requests.waiting_text(now_s),
+        "forecast": _forecast(controller.known.estimate.forecast, _tokens_of_an_input(controller)),
+        "survival": list(controller.known.estimate.survival),
+        "full_share": controller.known.estimate.full_share,
+        "corrections": controller.known.corrections.as_json,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
         "earlier": [
             {"began_s": each.began_s, "ended_s": each.ended_s, "events": [brief(event) for event in each.events]}
@@ -49,7 +49,7 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
 
 
 def brief(event: Event) -> dict[str, Any]:
-    """An event with its plans in words."""
+    """An event with its plans as text."""
     fields = event.as_json()
     del fields["corrections"], fields["asked"]
     return fields | {
@@ -60,41 +60,39 @@ def brief(event: Event) -> dict[str, Any]:
 
 def _plan(controller: Controller) -> dict[str, Any]:
     promise, decodes = controller.running.promise, controller.running.decoding
-    goodput, played = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
-    sustains_per_s, kept = (
-        controller.known.sustains_per_s(controller.running),
-        controller.record.kept(controller.running),
-    )
+    goodput, simulated = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
+    sustains_per_s = controller.known.sustains_per_s(controller.running)
+    kept_share = controller.record.kept_share(controller.running)
     return {
         "summary": summary(controller.running),
         "devices": controller.running.devices(),
         "ramps": list(controller.running.ramps),
         "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
-        "played_p50_ms": 1e3 * played.p50_s if played else None,
-        "played_p99_ms": 1e3 * played.p99_s if played else None,
-        "played_in_time": played.in_time if played else None,
+        "played_p50_ms": 1e3 * simulated.p50_s if simulated else None,
+        "played_p99_ms": 1e3 * simulated.p99_s if simulated else None,
+        "played_in_time": simulated.in_time if simulated else None,
         "sustains_per_s": sustains_per_s,
-        "shortfall": shortfall(controller.running, sustains_per_s, controller.known.corrections, kept) or None,
-        "kept": kept,
+        "shortfall": shortfall(controller.running, sustains_per_s, controller.known.corrections, kept_share) or None,
+        "kept": kept_share,
     }
 
 
 def _tokens_of_an_input(controller: Controller) -> int | None:
-    """Where plans count them."""
+    """The tokens of one input, where plans count tokens."""
     return 1 if controller.running.decoding else controller.running.length
 
 
 def _window(controller: Controller, now_s: float) -> dict[str, Any]:
-    seen = controller.seen()
-    quantiles_s = {share: seen.quantile_s(share) for share in (0.5, 0.99)}
+    observed = controller.window.observed
+    quantiles_s = {share: observed.quantile_s(share) for share in (0.5, 0.99)}
     return {
-        "seconds": seen.seconds,
-        "ends_in_s": max(0.0, controller.began_s + controller.patience.replan_every_s - now_s),
-        "arrivals_per_s": seen.arrivals_per_s,
+        "seconds": observed.seconds,
+        "ends_in_s": max(0.0, controller.window.began_s + controller.patience.replan_every_s - now_s),
+        "arrivals_per_s": observed.arrivals_per_s,
         "length": controller.running.length,
-        "tokens_per_text": seen.tokens_per_text,
-        "goodput_per_s": seen.goodput_per_s,
+        "tokens_per_text": observed.tokens_per_text,
+        "goodput_per_s": observed.goodput_per_s,
         "p50_ms": None if quantiles_s[0.5] is None else 1e3 * quantiles_s[0.5],
         "p99_ms": None if quantiles_s[0.99] is None else 1e3 * quantiles_s[0.99],
     }

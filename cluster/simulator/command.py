@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.controller.config import ControllerConfig
 from cluster.controller.corrections import Corrections
-from cluster.controller.planning import PlanningProblem, question_of
+from cluster.controller.planning import ClassifierPlanningProblem, classifier_problem
 from cluster.load.traces import trace
 from cluster.load.workloads import Floats, Ints, Mix, arrivals, exit_blocks
 from cluster.simulator.host import HostCosts
@@ -66,14 +66,14 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
 
 
-def controlled_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, PlanningProblem]:
+def controlled_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, ClassifierPlanningProblem]:
     """The same world with all devices that the controller may use, and the question that it asks the planner."""
-    asked = question_of(controller, config, profile_of(config))
-    facts = asked.counted_as(here.plan).facts(here.facts.survival, Corrections())
+    asked = classifier_problem(controller, config, profile_of(config))
+    facts = asked.in_units_of(here.plan).facts(here.facts.survival, Corrections())
     return replace(here, facts=facts.surviving(here.facts.survival) if asked.answers_early else facts), asked
 
 
-def run_controlled(here: World, asked: PlanningProblem, workload: Workload) -> Replanned:
+def run_controlled(here: World, asked: ClassifierPlanningProblem, workload: Workload) -> Replanned:
     """Simulate with a controller that may change the plan."""
     inputs = _inputs(here, workload)
     with Progress(transient=True) as progress:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
-from cluster.controller.decide import moving
+from cluster.controller.decide import plan_change
 from cluster.controller.loop import ControlLoop, Spent
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.controller.promise import PromiseKeeper
 from cluster.controller.record import Event, Events
 from cluster.simulator.devices import TableDevices
@@ -37,7 +37,7 @@ class Simulated:
         return self._simulation.plan
 
     async def roll_out(self, plan: Plan) -> None:
-        if moving(self._simulation.plan, plan).starts:
+        if plan_change(self._simulation.plan, plan).starts:
             self._simulation.run_until(self._simulation.now_s + self._start_s)
         self._simulation.follow(plan)
         self.plans.append((self._simulation.now_s, plan))
@@ -59,7 +59,7 @@ class Replanned:
 
 def replan(
     world: World,
-    asked: PlanningProblem,
+    asked: ClassifierPlanningProblem,
     inputs: Chunks,
     seconds: float,
     *,
@@ -73,7 +73,7 @@ def replan(
     simulation = Simulation(world, inputs, seconds, seed, devices)
     controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)
     application = Simulated(simulation, patience.start_s)
-    loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, told=lambda event: None)
+    loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, report=lambda event: None)
     asyncio.run(_drive(loop, simulation, seconds, patience.react_every_s, progress))
     return Replanned(simulation.finish(), tuple(application.plans), controller.record.events.all, loop.spent)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from http.client import HTTPException
 
 from cluster.controller.application import RolloutError, RunningApplication
-from cluster.controller.decide import same
+from cluster.controller.decide import served_alike
 from experiments.chaos.suite import START
 from experiments.replan.suite import ROUNDS
 from experiments.shared.live import NAME, Live, named
@@ -110,7 +110,7 @@ async def restored(here: Live) -> None:
     async with asyncio.timeout(WITHIN_S):
         while True:
             with contextlib.suppress(Exception):  # the deployer is restarting, or the controller is rolling out a plan
-                if same(await application.plan(), START):
+                if served_alike(await application.plan(), START):
                     return
                 await application.roll_out(START)
             await asyncio.sleep(0.2)

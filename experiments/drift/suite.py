@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.load.workloads import Mix
 from experiments.planner.settings import Network
 from optimizer import Objective, Plan, Problem, evaluate
@@ -47,12 +47,12 @@ class Suite:
         return Mix(EASY.exits, HARD.exits, tuple(zip(self.starts_s, self.easy_shares, strict=True)))
 
     @property
-    def question(self) -> PlanningProblem:
+    def question(self) -> ClassifierPlanningProblem:
         kinds = fleet(self.devices)
         tables = (datasheet_table(EASY.shape, kind.kind, dtype="float32") for kind in kinds)
         slower = tuple(replace(table, launch_s=self.launch_s) for table in tables)
         objective = Objective(slo_s=self.slo_s, max_batch=self.max_batch)
-        return PlanningProblem(Profile("BERT-base", slower, EASY.exits), kinds, objective, gap=self.gap)
+        return ClassifierPlanningProblem(Profile("BERT-base", slower, EASY.exits), kinds, objective, gap=self.gap)
 
     def survival(self, easy: float) -> tuple[float, ...]:
         both = zip(EASY.exits.survival, HARD.exits.survival, strict=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from cluster.load.workloads import arrivals, exit_blocks
 from cluster.simulator.devices import TableDevices
@@ -147,7 +147,7 @@ class Setting:
 
     evidence: Evidence
     others: ExitTable
-    asked: PlanningProblem
+    asked: ClassifierPlanningProblem
     plan: Plan
     promised: float
 
@@ -155,7 +155,7 @@ class Setting:
     def of(cls, evidence: Evidence, others: ExitTable, promised: float = PROMISED) -> "Setting":
         served, survival = fleet_of("demo"), evidence.survival(evidence.prepared)
         profile, kinds = replace(served.profile, exits=ExitProfile(survival)), tuple(fleet(served.devices))
-        asked = PlanningProblem(profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True)
+        asked = ClassifierPlanningProblem(profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True)
         return cls(evidence, others, asked, asked.best(survival, Corrections(), {}), promised)
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.load.traces import trace
 from cluster.load.workloads import Floats, Ints, Mix, following
 from experiments.planner.settings import Network
@@ -38,7 +38,7 @@ LEAST_EASY, MOST_EASY = 0.05, 0.95
 
 
 @dataclass(frozen=True)
-class AskedQuestion(PlanningProblem):
+class AskedQuestion(ClassifierPlanningProblem):
     """The controller's question, which remembers every plan that the planner answered with."""
 
     considered: list[Plan] = field(default_factory=list, compare=False)
@@ -48,10 +48,10 @@ class AskedQuestion(PlanningProblem):
         self.considered.append(plan)
         return plan
 
-    def carrying(
-        self, wanted_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
+    def sustaining(
+        self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
     ) -> Plan | None:
-        plan = super().carrying(wanted_per_s, survival, corrections, counts)
+        plan = super().sustaining(rate_per_s, survival, corrections, counts)
         self.considered.extend([plan] if plan else [])
         return plan
 

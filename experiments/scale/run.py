@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.controller.config import Patience
 from cluster.controller.inventory import Inventory
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from cluster.simulator.replanning import replan
 from cluster.simulator.simulation import World
@@ -48,7 +48,7 @@ def measure(sizes: str = "46,1000,10000", most_per_s: int = 1_000_000) -> dict[s
 
 def at(devices: str, most_per_s: float) -> dict[str, float]:
     """The figures of one fleet. Seconds and microseconds are of processor time."""
-    question = PlanningProblem(BERT_BASE.profile(devices, DTYPE), fleet(devices), OBJECTIVE)
+    question = ClassifierPlanningProblem(BERT_BASE.profile(devices, DTYPE), fleet(devices), OBJECTIVE)
     links = links_between(question.fleet)
     plan, plan_s = timed(partial(optimize, question.profile, question.fleet, links, OBJECTIVE))
     facts = problem(question.profile, question.fleet, links)
@@ -107,7 +107,7 @@ def inventory(devices: tuple[Device, ...]) -> Inventory:
     return Inventory(most, partial(replica_needs, AppConfig()), lambda: nodes)
 
 
-def steered(plan: Plan, facts: Problem, question: PlanningProblem, rate: float) -> dict[str, float]:
+def steered(plan: Plan, facts: Problem, question: ClassifierPlanningProblem, rate: float) -> dict[str, float]:
     """The controller over some windows of few requests: what it does depends on devices and blocks, not on them."""
     seconds = WINDOWS * PATIENCE.replan_every_s + 1
     found = replan(

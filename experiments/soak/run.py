@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.controller.application import RunningApplication
-from cluster.controller.decide import same
+from cluster.controller.decide import served_alike
 from cluster.serving.ports import free_port
 from experiments.chaos.faults import FAULTS
 from experiments.chaos.suite import DEVICES, START
@@ -132,7 +132,7 @@ class Soak:
             with suppress(Exception):  # the deployer is being restarted
                 async with asyncio.timeout(5.0):
                     plan = await running.plan()
-                self._changes += self._plan is not None and not same(plan, self._plan)
+                self._changes += self._plan is not None and not served_alike(plan, self._plan)
                 self._plan = plan
 
     def _tell(self) -> None:

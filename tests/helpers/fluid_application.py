@@ -11,9 +11,9 @@ from cluster.controller.application import RolloutError
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import lacking, moving
+from cluster.controller.decide import lost_devices, plan_change
 from cluster.controller.loop import ControlLoop, Offload, at_once
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.controller.record import Event, Events
 from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from optimizer import Objective, Plan, evaluate
@@ -38,17 +38,19 @@ def table(kind: str, slower: float = 1.0) -> LatencyTable:
     return LatencyTable(kind, sizes, blocks, ramps, slower * 0.010, weights, weights, "made up")
 
 
-def question(survival: tuple[float, ...] = MEDIUM, slo_s: float | None = 2.0, **fleet: int) -> PlanningProblem:
+def question(
+    survival: tuple[float, ...] = MEDIUM, slo_s: float | None = 2.0, **fleet: int
+) -> ClassifierPlanningProblem:
     counts = fleet or {"v100": 4}
     profile = Profile("toy", (table("v100"), table("k80", 2.0)), ExitProfile(survival))
     devices = tuple(Device(kind, count, 10**9, 1.0) for kind, count in counts.items())
-    return PlanningProblem(profile, devices, Objective(slo_s=slo_s, max_batch=8), one_machine=True)
+    return ClassifierPlanningProblem(profile, devices, Objective(slo_s=slo_s, max_batch=8), one_machine=True)
 
 
 class Fluid:
     """Time passes when the controller sleeps, and while a plan is rolled out."""
 
-    def __init__(self, asked: PlanningProblem, plan: Plan, seed: int = 0) -> None:
+    def __init__(self, asked: ClassifierPlanningProblem, plan: Plan, seed: int = 0) -> None:
         self.asked, self.running, self.now_s = asked, plan, 0.0
         self.random = np.random.default_rng(seed)
         self.truth: Callable[[float], tuple[float, ...]] = lambda at_s: MEDIUM
@@ -86,7 +88,7 @@ class Fluid:
         return self.running
 
     async def roll_out(self, plan: Plan) -> None:
-        if moving(self.running, plan).starts:
+        if plan_change(self.running, plan).starts:
             self.now_s += START_S
         if self.fails(plan):
             raise RolloutError("a replica did not start", no_devices=self.devices_vanish)
@@ -97,7 +99,7 @@ class Fluid:
 
     def sustained_per_s(self, plan: Plan) -> float:
         """Inputs per second of a plan; 0 if its devices are gone."""
-        if lacking(plan, self._present()):
+        if lost_devices(plan, self._present()):
             return 0.0
         now = (plan, self._carried(), *self.slower.items())
         if now not in self._sustained:
@@ -187,7 +189,7 @@ def control_loop(
     terms, now_s = Patience(**patience), app.now_s
     controller = Controller(app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to)
     ask = cloud.ask if cloud else lambda devices: None
-    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, told=lambda event: None, ask=ask)
+    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, report=lambda event: None, request=ask)
 
 
 def run(app: Fluid, loop: ControlLoop, seconds: float, look_s: float = 30.0) -> list[Event]:
@@ -208,7 +210,7 @@ def moves(events: list[Event]) -> list[Event]:
     return [event for event in events if event.what in ("rolled out", "rolled back", "failed")]
 
 
-def first_plan(asked: PlanningProblem, survival: tuple[float, ...] | None = None) -> Plan:
+def first_plan(asked: ClassifierPlanningProblem, survival: tuple[float, ...] | None = None) -> Plan:
     exits = asked.profile.exits
     return asked.best(survival or (exits.survival if exits else (1.0,) * BLOCKS), Corrections(), {})
 

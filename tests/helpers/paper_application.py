@@ -104,7 +104,7 @@ class PaperApplication:
             self.running,
             self.now_s,
         )
-        return ControlLoop(self, controller, lambda: self.now_s, lambda: 0.0, told=lambda event: None)
+        return ControlLoop(self, controller, lambda: self.now_s, lambda: 0.0, report=lambda event: None)
 
 
 async def watched(app: PaperApplication, loop: ControlLoop, seconds: float, look_s: float) -> Observed:

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event as Signal
 from typing import Any
 
-from cluster.controller.planning import PlanningProblem
+from cluster.controller.planning import ClassifierPlanningProblem
 from cluster.controller.record import Events
 from optimizer.plan import Plan
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
@@ -14,7 +14,7 @@ from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop
 PATIENCE_S = 10.0
 
 
-class SlowQuestion(PlanningProblem):
+class SlowQuestion(ClassifierPlanningProblem):
     """Plans are sought for as long as a test likes."""
 
     begun, go_on = Signal(), Signal()
@@ -63,7 +63,7 @@ def test_a_plan_that_a_client_forced_is_rolled_out_and_told_though_the_client_go
         client.cancel()
         with suppress(asyncio.CancelledError):
             await client
-        await loop.would()  # which waits for its turn
+        await loop.preview()  # which waits for its turn
 
     asyncio.run(gone_meanwhile())
     (event,) = loop.controller.record.events.all

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.beliefs import PEEKS_PER_HOLD, PeekSchedule
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
+from cluster.controller.peeks import PEEKS_PER_HOLD, PeekSchedule
 from cluster.controller.record import Events
-from cluster.controller.sentences import is_content
+from cluster.controller.sentences import nearly_all_in_time
 from deployments.front.observed import Observed
 from optimizer import Objective, Placement, Plan, Split, evaluate
 from profiles.exits import carried
@@ -84,20 +84,20 @@ def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_car
     app.full = lambda at_s: 0.5 if at_s > 900 else 0.0
     loop = control_loop(app)
     run(app, loop, 900)
-    beliefs = loop.controller.known.beliefs
-    assert beliefs.full_share == 0.0
+    estimate = loop.controller.known.estimate
+    assert estimate.full_share == 0.0
     run(app, loop, 240)  # until the first window that has them all
     for _ in range(2):
-        assert beliefs.survival == pytest.approx(MEDIUM, abs=0.02)
-        assert beliefs.full_share == pytest.approx(0.5, abs=0.02)
-        assert beliefs.carried == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
-        assert loop.controller.known.facts().survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
+        assert estimate.survival == pytest.approx(MEDIUM, abs=0.02)
+        assert estimate.full_share == pytest.approx(0.5, abs=0.02)
+        assert estimate.carried == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
+        assert loop.controller.known.cost_model().facts.survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
         run(app, loop, 3600)
     assert share(app) > 0.95
     app.full = lambda at_s: 0.0
     run(app, loop, 360)
-    assert beliefs.full_share == pytest.approx(0.0, abs=0.02)
-    assert beliefs.survival == pytest.approx(MEDIUM, abs=0.02)
+    assert estimate.full_share == pytest.approx(0.0, abs=0.02)
+    assert estimate.survival == pytest.approx(MEDIUM, abs=0.02)
 
 
 def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
@@ -107,7 +107,7 @@ def test_inputs_that_a_look_behind_closed_ramps_sees_count_once(tmp_path):
     loop = control_loop(app, tmp_path)
     events = run(app, loop, 3600)
     assert sum(event.what == "looked" for event in events) > 3
-    windows, began_s = History(tmp_path / "exits.jsonl").windows, loop.controller.began_s
+    windows, began_s = History(tmp_path / "exits.jsonl").windows, loop.controller.window.began_s
     assert sum(window.answered for window in windows) == sum(good for at_s, good in app.answered if at_s <= began_s)
     ends_s = [window.start_s + window.duration_s for window in windows]
     assert [window.start_s for window in windows[1:]] == pytest.approx(ends_s[:-1]), "nor is any time left out"
@@ -200,7 +200,7 @@ def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
 @pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
 def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(survival):
     asked = question(survival)
-    app = Fluid(asked, quick := asked.carrying(16.0, survival, Corrections(), {}))
+    app = Fluid(asked, quick := asked.sustaining(16.0, survival, Corrections(), {}))
     app.rate, app.truth = lambda at_s: 8.0, lambda at_s: survival
     best = app.best()
     assert app.sustained_per_s(quick) < 0.9 * best
@@ -223,7 +223,7 @@ def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_i
     app.rate = lambda at_s: 30.0
     loop = control_loop(app, notice=0.02)
     (event, *_) = moves(run(app, loop, 400))
-    assert "ten times what is expected" in event.why
+    assert "ten times the expected rate" in event.why
     assert "given up: " in event.why
     saved_ms = latency_ms(app, most) - latency_ms(app, app.running)
     assert saved_ms >= 0.02 * 300
@@ -267,7 +267,7 @@ def test_with_latency_as_the_goal_a_plan_becomes_quicker_and_with_a_rush_the_one
 def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, quick):
     """Neither the plan nor its ramps; `dry-run` and the events say why."""
     asked = question(MEDIUM)
-    first = asked.carrying(16.0, MEDIUM, Corrections(), {}) if quick else first_plan(asked)
+    first = asked.sustaining(16.0, MEDIUM, Corrections(), {}) if quick else first_plan(asked)
     app = Fluid(asked, first)
     app.truth = lambda at_s: survival
     app.rate = lambda at_s: rates[int(at_s // 300)] if at_s <= 300 * len(rates) - 30 else 0.0
@@ -277,12 +277,12 @@ def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, 
     events = run(app, loop, 2400, look_s=60)
     assert len(app.rolled) == before
     assert {event.what for event in events} == {"stayed"}
-    assert all("no input came" in event.why for event in events)
+    assert all("no input arrived" in event.why for event in events)
 
 
 def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once():
     asked = replace(question(MEDIUM), quickest=True)
-    app = Fluid(asked, quick := asked.carrying(16.0, MEDIUM, Corrections(), {}))
+    app = Fluid(asked, quick := asked.sustaining(16.0, MEDIUM, Corrections(), {}))
     most = app.sustained_per_s(first_plan(asked))
     assert app.sustained_per_s(quick) < 0.9 * most
     app.rate = lambda at_s: 8.0 if at_s < 600 else 0.0
@@ -309,7 +309,7 @@ def test_what_is_asked_by_hand_is_done_though_nobody_asks():
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_more_goodput_is_needed_only_where_more_is_late_than_what_is_under_way(arrivals, late):
     late = min(late, arrivals)
-    content = is_content(Observed(0.0, 120.0, arrivals, arrivals - late, ()))
+    content = nearly_all_in_time(Observed(0.0, 120.0, arrivals, arrivals - late, ()))
     assert content or late > 1
     assert content == (late <= max(1, 0.02 * arrivals)) or late == pytest.approx(0.02 * arrivals)
 
@@ -366,20 +366,20 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
     asked = question(EASY)
     asked = replace(asked, profile=replace(asked.profile, tables=(short, long), lengths=Lengths((20,))))
     controller = Controller(asked, Patience(), History(None), Events(None), first_plan(asked), 0.0)
-    before = controller.known.facts()
+    before = controller.known.cost_model().facts
     for number in range(6):
         left = (0, 0, 0, 100_000)
         texts = Observed(
             120.0 * number, 120.0, 1000, 1000, left, arrived_weight=100_000, in_time_weight=100_000, exit_weights=left
         )
-        controller.window(texts, 120.0 * (number + 1))
-    assert controller.known.beliefs.inputs_per_text == pytest.approx(5.0, rel=0.05)
-    now = controller.known.facts()
+        controller.close_window(texts, 120.0 * (number + 1))
+    assert controller.known.estimate.inputs_per_text == pytest.approx(5.0, rel=0.05)
+    now = controller.known.cost_model().facts
     assert (before.length, now.length) == (20, 20)
     ratio = now.tables[0].block_times_s(4) / before.tables[0].block_times_s(4)
     assert ratio == pytest.approx([1.5] * 4, rel=0.05)
     one_table = replace(asked, profile=replace(asked.profile, tables=(short,)))
-    assert one_table.of_texts(5.0) is one_table
+    assert one_table.with_text_length(5.0) is one_table
 
 
 def test_a_pause_keeps_everything_and_says_what_it_would_have_done():

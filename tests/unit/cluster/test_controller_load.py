@@ -19,7 +19,7 @@ from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_p
 
 def quick_and_most() -> tuple[Plan, Plan]:
     asked = question(MEDIUM)
-    return asked.carrying(16.0, MEDIUM, Corrections(), {}), first_plan(asked)
+    return asked.sustaining(16.0, MEDIUM, Corrections(), {}), first_plan(asked)
 
 
 QUICK, MOST = quick_and_most()
@@ -47,12 +47,12 @@ def test_no_decision_gives_goodput_away_while_inputs_are_refused(
         launches = {SHAPE: LaunchTimes(10, 4 * 30.0 * in_time)}
         here = {"v100": devices}
         observed = Observed(now_s - 30.0, 30.0, arrivals, good, (0, 0, 0, good), launches, here, refused=turned_away)
-        step = controller.window(observed, now_s) if window else controller.look(observed, now_s)
+        step = controller.close_window(observed, now_s) if window else controller.look(observed, now_s)
         if step is None:
             continue
         why = step.event.why
-        missed = any(words in why for words in ("were refused", "more arrive", " were answered in time;"))
-        if missed and "came and were answered in time" not in why:
+        missed = any(words in why for words in ("were refused", "more inputs arrive", " were answered in time;"))
+        if missed and "arrived and were answered in time" not in why:
             assert "given up" not in why
             if step.plan and step.event.what == "rolling out" and not step.event.forced:
                 sustains = controller.known.sustains_per_s
@@ -129,8 +129,8 @@ def look(at: int, arrivals: int, in_time: int, refused: int, busy: float) -> Obs
 def kept(looks: list[Observed], sustained_per_s: float = 400.0, before: list[Observed] | None = None) -> float:
     record = TrackRecord(Events(None), Patience())
     for window in filter(None, (before, looks)):
-        record.keep(window, MOST, sustained_per_s)
-    return record.kept(MOST)
+        record.add_window(window, MOST, sustained_per_s)
+    return record.kept_share(MOST)
 
 
 def test_what_is_answered_while_inputs_are_refused_is_what_a_plan_sustains() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.controller import application
 from cluster.controller.application import RunningApplication
-from cluster.controller.metrics import keep_telling
+from cluster.controller.metrics import keep_exporting
 from deployments.config import AppConfig
 from deployments.decoding.config import FRONT
 from deployments.deployer.steps import DEPLOYER
@@ -54,7 +54,7 @@ def test_what_cannot_be_told_to_prometheus_once_is_told_the_next_time(caplog: py
         return SimpleNamespace() if len(tries) < 4 else loop
 
     async def story() -> None:
-        telling = asyncio.create_task(keep_telling(MetricSeries(CONTROLLER, noted), running, 0.0))
+        telling = asyncio.create_task(keep_exporting(MetricSeries(CONTROLLER, noted), running, 0.0))
         async with asyncio.timeout(10):
             while not noted.told["isobatch_forecast_survival"]:
                 assert not telling.done()

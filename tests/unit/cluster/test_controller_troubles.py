@@ -6,7 +6,7 @@ from dataclasses import replace
 from cluster.controller.application import KEEP_SILENT, News
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import Expectation, expected_best, same
+from cluster.controller.decide import Expectation, expected_best, served_alike
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events, TrackRecord
 from deployments.front.observed import LaunchShape, LaunchTimes, Observed
@@ -32,7 +32,7 @@ def test_a_lost_device_is_planned_around_at_once_and_used_again_when_it_is_back(
     (lost,) = moves(run(app, loop, 660))
     assert lost.forced
     assert "1 of 4 v100 are gone" in lost.why
-    assert "asked for" not in lost.why, "none may come"
+    assert "requested" not in lost.why, "none may come"
     assert app.running.devices() == {"v100": 3}
     run(app, loop, 660)
     assert app.running.devices() == {"v100": 4}
@@ -65,7 +65,10 @@ def test_a_pinned_plan_runs_again_when_its_devices_are_back():
     app.devices = lambda at_s: {"v100": 3 if 600 <= at_s < 1200 else 4}
     loop = control_loop(app, pinned=mine)
     lost, back = moves(run(app, loop, 2400))
-    assert ("1 of 4 v100 are gone" in lost.why, "the devices of the pinned plan are there" in back.why) == (True, True)
+    assert ("1 of 4 v100 are gone" in lost.why, "the devices of the pinned plan are present" in back.why) == (
+        True,
+        True,
+    )
     assert app.running == mine
 
 
@@ -96,7 +99,7 @@ def test_a_plan_that_turns_out_worse_is_rolled_back_and_not_tried_again_soon():
     events = moves(run(app, control_loop(app), 3600))
     assert [event.what for event in events[:2]] == ["rolled out", "rolled back"]
     assert events[0].gain_seen < 0 < events[0].gain_promised
-    assert "worse than the plan before" in events[1].why
+    assert "worse than the previous plan" in events[1].why
     assert len(events) <= 6
     assert app.running == first
 
@@ -107,28 +110,28 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     first = batches(first_plan(asked), 4)
     app = Fluid(asked, first)
     app.rate, app.poor = lambda at_s: 2000.0, lambda plan: 1.0 if plan == first else 0.5
-    app.fails = lambda plan: same(plan, first)
+    app.fails = lambda plan: served_alike(plan, first)
     loop = control_loop(app)
     tried = []
     while not tried:
-        tried = [event for event in run(app, loop, 30) if "worse than the plan before" in event.why]
+        tried = [event for event in run(app, loop, 30) if "worse than the previous plan" in event.why]
     assert [(event.what, event.after) for event in tried] == [("failed", None)]
     assert loop.controller.record.barred.until_s(first, app.now_s) is None
     later = run(app, loop, 600)
     assert len(later) >= 4, "windows go on"
-    assert not any("worse than the plan before" in event.why for event in later)
+    assert not any("worse than the previous plan" in event.why for event in later)
 
 
 def test_a_plan_that_ran_is_expected_to_keep_what_it_kept_though_the_running_one_is_late():
     asked = question(MEDIUM, slo_s=0.2)
     best = first_plan(asked)
-    record, facts = TrackRecord(Events(None), Patience()), asked.facts(MEDIUM, Corrections())
+    record, costs = TrackRecord(Events(None), Patience()), asked.cost_model(MEDIUM, Corrections())
     looks = [Observed(at_s, 50.0, 10_000, 2_500, (2_500,), refused=7_500) for at_s in (0.0, 50.0, 100.0)]
     busy = {LaunchShape("v100", 0, 4, 8): LaunchTimes(100, 4 * 50.0)}
-    record.keep([replace(look, launches=busy) for look in looks], best, sustained_per_s=100.0)
-    late = Expectation(batches(best, 1), replace(asked.score(best, facts), latency_s=1.0), kept=1.0)
-    expected = expected_best(best, late, record, lambda plan: asked.score(plan, facts), asked.objective, {})
-    assert (best.promise is not None, expected.kept) == (True, 0.5)
+    record.add_window([replace(look, launches=busy) for look in looks], best, sustained_per_s=100.0)
+    late = Expectation(batches(best, 1), replace(costs.score(best), latency_s=1.0), kept_share=1.0)
+    expected = expected_best(best, late, record, costs.score, asked.objective, {})
+    assert (best.promise is not None, expected.kept_share) == (True, 0.5)
 
 
 def test_harder_inputs_do_not_speak_against_a_new_plan():
@@ -205,7 +208,7 @@ def test_what_is_forced_while_ramps_are_open_for_a_look_stays():
     assert (event.what, event.before) == ("rolled out", few), "not the one with all ramps open"
     run(app, loop, 90)
     assert app.running == event.after
-    assert not same(app.running, few)
+    assert not served_alike(app.running, few)
 
 
 def test_what_somebody_else_rolls_out_while_ramps_are_open_for_a_look_stays():

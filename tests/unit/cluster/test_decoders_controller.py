@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.controller.beliefs import Beliefs
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import same
+from cluster.controller.decide import served_alike
 from cluster.controller.decoding import DecoderPlanningProblem
+from cluster.controller.survival import SurvivalEstimate
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.scheduler import DecodingLimits
 from deployments.decoding.sequences import Splits
@@ -41,8 +41,8 @@ def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
     """What was cut for tokens that leave early is cut no more, and sustains what comes; nobody is lost meanwhile."""
     plan = way(2, launches=8)
     asked = question(plan)
-    hard = asked.facts((1.0, 1.0, 0.95, 0.95, *[0.9] * 4), Corrections())
-    sustained = [asked.score(each, hard).goodput_per_s for each in (plan, way(8))]
+    hard = asked.cost_model((1.0, 1.0, 0.95, 0.95, *[0.9] * 4), Corrections())
+    sustained = [hard.score(each).goodput_per_s for each in (plan, way(8))]
     assert sustained[1] > 1.15 * sustained[0]
     rate = sum(sustained) / 2 / PROFILE.workload.output
     app = PaperApplication(asked, plan, rate)
@@ -53,8 +53,8 @@ def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
     app.becomes(survival=HARD)
     asyncio.run(watched(app, loop, 4.0, 1.0))
     assert len(app.running.splits) == 1, [event.why for event in loop.controller.record.events.all]
-    assert loop.controller.known.beliefs.survival[2] > 0.8
-    assert loop.controller.known.beliefs.inputs_per_text == pytest.approx(PROFILE.workload.output, rel=0.2)
+    assert loop.controller.known.estimate.survival[2] > 0.8
+    assert loop.controller.known.estimate.inputs_per_text == pytest.approx(PROFILE.workload.output, rel=0.2)
     app.run(1.0)  # what has waited is written
     before = app.seen()
     app.run(3.0)
@@ -65,32 +65,34 @@ def test_a_plan_follows_tokens_that_go_on_more_often() -> None:
 
 def test_texts_are_believed_to_be_as_those_that_come() -> None:
     plan = way(2)
-    asked = question(plan).seeing(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10),) * 19))
+    asked = question(plan).updated_by(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10),) * 19))
     assert asked.lengths == (), "a handful tells nothing"
-    asked = asked.seeing(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
-    workload = asked.of_texts(40.0).facts((1.0,) * 8, Corrections()).profile.workload
+    asked = asked.updated_by(Observed(0.0, 1.0, 0, 0, (), lengths=((4, 10), (8, 30)) * 10))
+    workload = asked.with_text_length(40.0).cost_model((1.0,) * 8, Corrections()).profile.workload
     assert (workload.prompt, workload.output) == (6, 40)
     assert set(workload.outputs) == {20, 60}
-    longest = asked.of_texts(10_000.0).facts((1.0,) * 8, Corrections()).profile.workload
+    longest = asked.with_text_length(10_000.0).cost_model((1.0,) * 8, Corrections()).profile.workload
     assert set(longest.outputs) == {124, 120}, "no more than there is memory for"
 
 
 def test_only_texts_that_have_ended_tell_how_long_texts_are() -> None:
     """In a short window most tokens are of texts that began before it, or go on after it."""
-    beliefs = Beliefs(History(None), question(way(2)).prior, (1, 3))
-    beliefs.close(Observed(0.0, 1.0, 1000, 1000, (0, 900, 0, 0, 0, 0, 0, 100), texts=20, ended=400), (1,))
-    assert beliefs.inputs_per_text == pytest.approx(20.0, rel=0.01)
-    beliefs.close(Observed(1.0, 1.0, 1000, 1000, (0, 900, 0, 0, 0, 0, 0, 100)), (1,))
-    assert beliefs.inputs_per_text == pytest.approx(20.0, rel=0.01), "none has ended: nothing is known anew"
+    estimate = SurvivalEstimate(History(None), question(way(2)).prior, (1, 3))
+    estimate.close(Observed(0.0, 1.0, 1000, 1000, (0, 900, 0, 0, 0, 0, 0, 100), texts=20, ended=400), (1,))
+    assert estimate.inputs_per_text == pytest.approx(20.0, rel=0.01)
+    estimate.close(Observed(1.0, 1.0, 1000, 1000, (0, 900, 0, 0, 0, 0, 0, 100)), (1,))
+    assert estimate.inputs_per_text == pytest.approx(20.0, rel=0.01), "none has ended: nothing is known anew"
 
 
 def test_all_ramps_are_opened_by_a_cut_behind_each() -> None:
     asked = question(way(8))
-    opened = asked.opened(way(8), asked.facts((1.0,) * 8, Corrections()))
+    opened = asked.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8))
     assert [(split.start, split.ramps) for split in opened.splits] == [(0, (1,)), (2, (3,)), (4, ())]
     assert terms_of(opened).exits == "recompute"
     off = question(way(8), replace(GOAL, exits="off"))
-    assert same(off.opened(way(8), off.facts((1.0,) * 8, Corrections())), way(8)), "there is none to open"
+    assert served_alike(off.cost_model((1.0,) * 8, Corrections()).with_all_ramps(way(8)), way(8)), (
+        "there is none to open"
+    )
 
 
 def test_what_a_running_replica_cannot_change_stays() -> None:

@@ -12,7 +12,7 @@ from cluster.controller.autoscaling import DeviceRequests
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
-from cluster.controller.decide import lacking
+from cluster.controller.decide import lost_devices
 from cluster.controller.status import status_of
 from deployments.config import checked
 from profiles.errors import UserError
@@ -34,12 +34,12 @@ def test_a_rate_that_grows_brings_nodes_and_one_that_falls_gives_them_back() -> 
     app, cloud = application(stock=4, after_s=90.0)
     loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
     run(app, loop, 600)
-    assert (loop.controller.growth.asked, cloud.asked) == (OWN, {})
+    assert (loop.controller.device_requests.counts, cloud.asked) == (OWN, {})
     app.rate = lambda at_s: MANY_PER_S
     run(app, loop, 90)
     assert cloud.asked["k80"] > 1
-    assert "are asked for: the running plan sustains" in loop.controller.record.events.all[-1].why
-    assert status_of(loop, app.now_s)["asked"].startswith("asked for ")
+    assert "requested from the autoscaler: " in loop.controller.record.events.all[-1].why
+    assert status_of(loop, app.now_s)["asked"].startswith("requested ")
     run(app, loop, 300)
     assert app.sustained_per_s(app.running) > MANY_PER_S
     assert status_of(loop, app.now_s)["asked"] is None
@@ -73,7 +73,7 @@ def test_what_never_comes_is_not_waited_for_and_asked_for_again_later() -> None:
     assert app.running.devices() == OWN, "the best on what is there"
     assert cloud.asked["k80"] > 1
     events = run(app, loop, 60)
-    assert any("have not come in 300 s" in event.why for event in events)
+    assert any("have not arrived within 300 s" in event.why for event in events)
     assert cloud.asked == {}
     cloud.stock = {"k80": 4}
     run(app, loop, 240)
@@ -90,8 +90,8 @@ def test_a_device_that_is_reclaimed_is_planned_around_and_asked_for_again() -> N
     had = app.running.devices()["k80"]
     cloud.reclaim("k80")
     (lost,) = moves(run(app, loop, 30))
-    assert "1 of 3 k80 are gone: the plan for what is left; " in lost.why
-    assert "k80 are asked for: " in lost.why
+    assert "1 of 3 k80 are gone: the best plan for the remaining devices; " in lost.why
+    assert "requested from the autoscaler: " in lost.why
     assert app.running.devices()["k80"] == had - 1
     assert cloud.asked["k80"] >= had
     cloud.stock = {"k80": 4}
@@ -123,7 +123,7 @@ def test_a_restart_goes_on_asking(tmp_path: Path) -> None:
     run(app, again, 10, look_s=10)
     assert cloud.asked == asked
     missing = asked["k80"] - 1
-    assert status_of(again, app.now_s)["asked"] == f"asked for {missing} k80 (0 of {missing} came, 0 s)"
+    assert status_of(again, app.now_s)["asked"] == f"requested {missing} k80 (0 of {missing} arrived in 0 s)"
 
 
 def test_who_pauses_keeps_what_was_asked_for() -> None:
@@ -145,7 +145,7 @@ def test_an_autoscaler_that_cannot_be_asked_holds_nothing_up() -> None:
     def fails(devices: object) -> None:
         raise ConnectionError("no autoscaler")
 
-    loop._ask = fails
+    loop._request = fails
 
     async def steps() -> None:
         for _ in range(6):
@@ -167,7 +167,7 @@ def test_whatever_comes_plans_run_on_what_is_there(rates: list[float], stock: in
     rolled = app.roll_out
 
     async def roll_out(plan: object) -> None:
-        assert not lacking(plan, app._present())
+        assert not lost_devices(plan, app._present())
         await rolled(plan)
 
     app.roll_out = roll_out
@@ -185,18 +185,18 @@ def test_nothing_is_asked_for_beyond_what_may_come_and_nothing_for_longer_than_i
     growth, missing_since_s = DeviceRequests(most, come_within_s=30.0, again_after_s=100.0), None
     for number, (here, wanted, asks) in enumerate(steps):
         now_s = 10.0 * number
-        told = growth.look(here, now_s)
-        hoped = growth.hoped(here, now_s)
+        late = growth.update(here, now_s)
+        hoped = growth.possible(here, now_s)
         assert hoped["v100"] == here["v100"]
         assert hoped["k80"] in (max(6, here["k80"]), here["k80"])
-        assert not (told and hoped["k80"] > here["k80"]), "what is late is not counted on"
+        assert not (late and hoped["k80"] > here["k80"]), "what is late is not counted on"
         if asks:
-            growth.ask({kind: min(wanted[kind], hoped[kind]) for kind in KINDS}, here, now_s)
-        asked = growth.asked.get("k80", 0)
+            growth.request({kind: min(wanted[kind], hoped[kind]) for kind in KINDS}, here, now_s)
+        asked = growth.counts.get("k80", 0)
         assert asked <= 6
-        assert set(growth.asked) <= set(most)
+        assert set(growth.counts) <= set(most)
         waits = asked > here["k80"]
-        assert waits == (growth.told(now_s) is not None)
+        assert waits == (growth.waiting_text(now_s) is not None)
         missing_since_s = (now_s if missing_since_s is None else missing_since_s) if waits else None
         if waits and now_s - missing_since_s > 30:
             assert any(earlier[0]["k80"] != here["k80"] for earlier in steps[max(0, number - 4) : number]), "some came"

@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller, NextStep
 from cluster.controller.corrections import Corrections
 from cluster.controller.loop import ControlLoop
+from cluster.controller.peeks import with_all_ramps
 from cluster.controller.promise import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
 from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
@@ -223,7 +223,7 @@ def looks(
 
 def tuned_keeper() -> PromiseKeeper:
     kept = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=-1.0)
-    kept.go_on(1.0, TUNED)
+    kept.resume(1.0, TUNED)
     return kept
 
 
@@ -287,7 +287,7 @@ def test_a_controller_that_is_restarted_goes_on_with_what_it_knew() -> None:
     served = Served(keeper())
     served.run(300, misfits=0.25)
     successor = keeper()
-    successor.go_on(served.keeper.worse, served.plan)
+    successor.resume(served.keeper.worse, served.plan)
     assert successor.thresholds(served.plan, FACTS) == served.plan.thresholds
 
 
@@ -307,7 +307,7 @@ def led(kept: PromiseKeeper) -> tuple[Audited, ControlLoop]:
     controller = Controller(
         ASKED, Patience(least_gain=9.0, look_every_s=0.1), History(None), Events(None), app.running, 0.0, keeper=kept
     )
-    return app, ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, told=lambda event: None)
+    return app, ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, report=lambda event: None)
 
 
 def looked(loop: ControlLoop, count: int) -> list[Event]:

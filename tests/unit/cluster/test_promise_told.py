@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.beliefs import with_all_ramps
 from cluster.controller.corrections import Corrections
+from cluster.controller.peeks import with_all_ramps
 from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import LOOK_S, Counts

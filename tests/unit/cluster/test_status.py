@@ -168,7 +168,7 @@ def test_a_decision_that_is_made_again_and_again_is_one_row(toy: Toy, url: str) 
     toy.app.rate = lambda at_s: 0.0
     run(toy.app, toy.loop, 620)
     text = " ".join(asked(url).replace("│", " ").split())
-    assert text.count("no input came") == 1
+    assert text.count("no input arrived") == 1
     assert "times more since" in text
 
 
@@ -194,9 +194,9 @@ def test_before_the_first_window_much_is_unknown_and_nothing_breaks(url: str) ->
 
 def test_a_dry_run_changes_nothing_and_force_does_not_wait(toy: Toy, url: str) -> None:
     before = toy.app.running
-    assert asked(url, "--dry-run").startswith("stayed: 0 inputs were seen")
+    assert asked(url, "--dry-run").startswith("stayed: 0 recent inputs were answered")
     assert toy.app.running == before
-    assert "asked by hand: " in asked(url, "--force")
+    assert "forced by a person: " in asked(url, "--force")
     assert toy.app.running != before
 
 

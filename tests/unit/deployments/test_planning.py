@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.controller.planning import question_of
+from cluster.controller.planning import classifier_problem
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
 from deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
@@ -142,7 +142,7 @@ def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None
     declared = {ends: link.bytes_per_s for ends, link in graph.facts.links.items()}
     assert declared["v100", "oddity"] == 1e7
     assert declared["oddity", "v100"] > 1e9
-    assert question_of(ControllerConfig(), config, load(Path(profile))).links == {"v100>oddity": 0.08}
+    assert classifier_problem(ControllerConfig(), config, load(Path(profile))).links == {"v100>oddity": 0.08}
     with pytest.raises(UserError, match="must name two kinds of devices: KIND>KIND"):
         parse(told | {"links": {"v100": 0.08}})
     with pytest.raises(UserError, match="links"):

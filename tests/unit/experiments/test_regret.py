@@ -98,10 +98,10 @@ def test_the_mix_walks_slowly_and_jumps_and_is_the_same_for_the_same_seed(seed: 
 
 
 def test_every_plan_is_remembered_that_the_planner_answers_with() -> None:
-    asked = question().counted_as(question().best(HALF, Corrections(), {}))
+    asked = question().in_units_of(question().best(HALF, Corrections(), {}))
     most = asked.best(HALF, Corrections(), {})
-    quick = asked.carrying(1.0, HALF, Corrections(), {})
-    assert asked.carrying(1e9, HALF, Corrections(), {}) is None
+    quick = asked.sustaining(1.0, HALF, Corrections(), {})
+    assert asked.sustaining(1e9, HALF, Corrections(), {}) is None
     assert asked.considered == [most, quick]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.beliefs import Beliefs
+from cluster.controller.survival import SurvivalEstimate
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
@@ -138,7 +138,7 @@ async def send(mixture: Mixture, seed: int) -> Sent:
 def window_of(sent: Sent, ramps: tuple[int, ...]) -> Window:
     """As the controller keeps it."""
     history = History(None)
-    Beliefs(history, ExitProfile((1.0, 0.75, 0.5, 0.25)), (0, 1, 2)).close(sent.seen, ramps)
+    SurvivalEstimate(history, ExitProfile((1.0, 0.75, 0.5, 0.25)), (0, 1, 2)).close(sent.seen, ramps)
     return history.windows[-1]
 
 

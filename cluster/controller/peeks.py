@@ -1,0 +1,63 @@
+"""Peeks: closed ramps are opened for one look now and then, to count the inputs that would leave there.
+
+A plan that closes ramps hides these inputs. Without peeks, a plan without ramps could never learn that inputs have
+become easy again.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from cluster.controller.config import Patience
+from optimizer.plan import Placement, Plan, Split
+
+PEEKS_PER_HOLD = 3  # peeks while a plan is expected to hold: between two peeks, exits at closed ramps are unknown
+
+
+@dataclass(frozen=True)
+class Peek:
+    """A look with all ramps open, after which the plan `before` runs again. `number` is that of its event."""
+
+    before: Plan
+    number: int
+
+
+class PeekSchedule:
+    """Says when to peek: regularly, and one window after inputs contradicted the forecast.
+
+    A plan with some open ramps needs peeks as often as a plan without any: an input that was sure three blocks before
+    an open ramp looks like an input that is sure at that ramp.
+    """
+
+    def __init__(self, patience: Patience, now_s: float) -> None:
+        self._patience = patience
+        self.peeked_s = self.surprised_s = now_s
+
+    def is_due(self, plan: Plan, ramp_blocks: Collection[int], now_s: float, *, idle: bool) -> bool:
+        """Whether to peek now. `idle`: the plan is not about to be changed anyway."""
+        if all(set(ramp_blocks) <= set(pipeline.ramps) for pipeline in plan.pipelines):
+            return False
+        since_s, window_s = now_s - self.peeked_s, self._patience.replan_every_s
+        if self.surprised_s > self.peeked_s and since_s >= window_s:
+            return True
+        return idle and since_s >= self._patience.hold_windows * window_s / PEEKS_PER_HOLD
+
+
+def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
+    """The same plan with every ramp open.
+
+    >>> from optimizer import Placement
+    >>> with_all_ramps(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
+    (0, 1)
+    """
+    first, *others = (
+        replace(pipeline, placements=tuple(_open_ramps(each, ramp_blocks) for each in pipeline.placements))
+        for pipeline in plan.pipelines
+    )
+    return replace(first, promise=plan.promise, beside=tuple(others))
+
+
+def _open_ramps(placement: Placement, ramp_blocks: Collection[int]) -> Placement:
+    def ramps(split: Split) -> tuple[int, ...]:
+        return tuple(ramp for ramp in sorted(ramp_blocks) if split.start <= ramp < split.stop)
+
+    return replace(placement, splits=tuple(replace(split, ramps=ramps(split)) for split in placement.splits))

@@ -1,0 +1,166 @@
+"""Estimates the share of inputs that enters each block in the next window, from the counts at the open ramps.
+
+Every input that ends counts once. An input that left counts at its ramp. An input that ended without an answer counts
+up to the block before which it stood (`Window.known`). An input that asked for the whole network counts in a share of
+its own, because it says nothing about the others.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from deployments.front.observed import Observed, merged
+from profiles.exits import ExitProfile, carried
+from profiles.forecast import Forecast, Forecaster
+from profiles.windows import History, SteadySurvival, Window, merge
+
+RECENT_WINDOWS = 15  # windows whose answers count as evidence: the default of hold_windows
+DAY_S = 86_400.0  # the peak rate is that of a day, because load repeats daily
+SURPRISE_DEVIATIONS = 3.0  # standard deviations from the forecast that contradict it before a window has ended
+
+
+class SurvivalEstimate:
+    """The expected survival: the forecast, unless the last window contradicts the forecast that was made for it.
+
+    After a contradiction the inputs have changed. Then the last measurement is the better estimate, and earlier windows
+    are forgotten: a series that jumped once would be forecast to jump back. `survival` is that of inputs that may leave
+    at any ramp. A share `full_share` of all inputs runs to the end, because these inputs ask for the whole network.
+    """
+
+    def __init__(self, history: History, prior: ExitProfile, ramp_blocks: Collection[int]) -> None:
+        self._history, self._num_blocks, self._ramp_blocks = history, prior.num_blocks, sorted(ramp_blocks)
+        self._forecaster = self._forecaster_after(history.windows)
+        self.forecast: Forecast | None = self._forecaster.forecast() if history.windows else None
+        self._measured = prior.survival
+        for window in history.windows[-RECENT_WINDOWS:]:
+            self._update_measured(window)
+        self._peek: Window | None = None  # the peeks of the window that has not ended
+        self._only_peek = False  # whether the forecast rests on these peeks alone
+        self.survival = self.forecast.exits.survival if self.forecast else prior.survival
+        self.full_share = self.forecast.full_share if self.forecast else 0.0
+        self.inputs_per_text = self.forecast.inputs_per_text if self.forecast else None
+        self.surprised = False  # whether the last window contradicted its forecast
+
+    def peak_per_s(self, now_s: float) -> float:
+        """The largest rate of the last day at which inputs arrived between two looks."""
+        day = (window for window in self._history.windows if window.start_s >= now_s - DAY_S)
+        return max((max(window.peak_per_s, window.arrivals_per_s) for window in day), default=0.0)
+
+    @property
+    def carried(self) -> tuple[float, ...]:
+        """The share of all inputs that enters each block, including inputs that ask for the whole network."""
+        return carried(self.survival, self.full_share)
+
+    @property
+    def recent_answers(self) -> int:
+        """The number of answers in the latest windows."""
+        return sum(window.answered for window in self._history.windows[-RECENT_WINDOWS:])
+
+    def surprise(self, looks: Sequence[Observed], ramps: Collection[int], enough: int) -> Observed | None:
+        """The shortest latest part of a window with `enough` answers, if it contradicts the forecast."""
+        answered = 0
+        for first in reversed(range(len(looks))):
+            answered += looks[first].answered
+            if answered >= enough:
+                latest = merged(looks[first:])
+                window = self._window(latest, ramps)
+                differs = self.forecast is not None and self.forecast.contradicts(window, SURPRISE_DEVIATIONS)
+                return latest if differs else None
+        return None
+
+    def close(
+        self, observed: Observed, ramps: Collection[int], latest: Observed | None = None, peak_per_s: float = 0.0
+    ) -> None:
+        """Add a window that has ended. `latest` is the part of it that contradicts the forecast, if any does."""
+        window = replace(self._window(observed, ramps), peak_per_s=peak_per_s)
+        newest = self._window(latest, ramps) if latest else window
+        self._update_measured(newest)
+        if self._peek:
+            window = merge([self._peek, window])
+        self._history.append(window)
+        self.surprised = latest is not None or (self.forecast is not None and self.forecast.contradicts(window))
+        full_share_changed = self.forecast is not None and self.forecast.misjudges_full(window)
+        if self.surprised or self._only_peek:
+            self._forecaster = self._forecaster_after([newest if latest else window])
+        else:
+            self._forecaster.observe(window, full_share_changed=full_share_changed)
+        self._peek, self._only_peek = None, False
+        self.forecast = self._forecaster.forecast()
+        self.survival = self._measured if self.surprised else self.forecast.exits.survival
+        self.full_share = self.forecast.full_share
+        self.inputs_per_text = self.forecast.inputs_per_text
+
+    def add_peek(self, observed: Observed, ramps: Collection[int]) -> None:
+        """Add a look with all ramps open, which shows where inputs leave among the ramps that are otherwise closed.
+
+        Its inputs belong to the window that has not ended, and enter history and forecast with that window.
+        """
+        window = self._window(observed, ramps)
+        self._update_measured(window)
+        self.survival = self._measured
+        self._peek = merge([self._peek, window]) if self._peek else window
+        if self.forecast is None or self.forecast.contradicts(window):
+            self._forecaster, self._only_peek = self._forecaster_after([window]), True
+            self.forecast = self._forecaster.forecast()
+
+    def _forecaster_after(self, windows: Sequence[Window]) -> Forecaster:
+        return Forecaster.after(windows, self._num_blocks, self._ramp_blocks)
+
+    def _update_measured(self, window: Window) -> None:
+        """Correct the measured survival by a later window."""
+        steady = SteadySurvival(self._num_blocks)
+        steady.add(_as_window(self._measured))
+        row = steady.add(window)
+        self._measured = tuple(np.minimum.accumulate(np.clip(row, 0, 1)).tolist())
+
+    def _window(self, observed: Observed, ramps: Collection[int]) -> Window:
+        """The counts of an observation, spread over the closed ramps in the measured proportions.
+
+        Unfinished inputs count only up to the last open ramp that they passed.
+        """
+        left = spread_over_closed_ramps(observed.exits, ramps, self._measured)
+        unfinished = back_to_open_ramps(observed.unfinished, ramps)
+        # Only ended texts show how long texts are: tokens of unfinished texts arrive in the same window.
+        texts = round(observed.arrivals * observed.texts / observed.ended) if observed.ended else observed.texts
+        return Window(observed.started_s, observed.seconds, observed.arrivals, left, texts, observed.full, unfinished)
+
+
+def _as_window(survival: Sequence[float]) -> Window:
+    """A window of a million inputs with exactly this survival."""
+    left = np.round(1e6 * (1 - np.append(survival, 0.0))).astype(np.int64)
+    return Window(0.0, 1.0, 0, tuple(np.diff(left).tolist()))
+
+
+def spread_over_closed_ramps(left: Sequence[int], ramps: Collection[int], survival: Sequence[float]) -> tuple[int, ...]:
+    """The inputs that would have left at each block if all ramps had been open.
+
+    An input that leaves at an open ramp, or at the end, may have been sure at a closed ramp before it. Such inputs are
+    spread over the blocks in between in the proportions of `survival`.
+
+    >>> spread_over_closed_ramps((0, 0, 60, 40), ramps=(2,), survival=(1.0, 0.8, 0.6, 0.4))
+    (20, 20, 20, 40)
+    """
+    likely = -np.diff([*survival, 0.0])
+    counts, start = np.asarray(left, np.int64).copy(), 0
+    for ramp in (*sorted(ramps), len(counts) - 1):
+        weights = likely[start : ramp + 1]
+        if weights.sum() > 0 and ramp > start:
+            share = np.cumsum(weights) / weights.sum()
+            through, counts[ramp] = counts[ramp], 0
+            counts[start : ramp + 1] += np.diff(np.round(through * share).astype(np.int64), prepend=0)
+        start = ramp + 1
+    return tuple(counts.tolist())
+
+
+def back_to_open_ramps(unfinished: Sequence[int], ramps: Collection[int]) -> tuple[int, ...]:
+    """Counts by the block before which inputs stood, as counts by the block behind the last open ramp they passed.
+
+    >>> back_to_open_ramps((5, 4, 3, 2), ramps=(1,))
+    (9, 0, 5, 0)
+    """
+    counts, passed = [0] * len(unfinished), 0
+    for block, count in enumerate(unfinished):
+        passed = block if block - 1 in ramps else passed
+        counts[passed] += count
+    return tuple(counts)
