@@ -1,4 +1,4 @@
-"""Compare the network in full, early exit as it is, and constant batches: each by its best plan, under equal load."""
+"""Compares the full network, plain early exit and constant batches: each with its best plan, under equal load."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,12 +20,16 @@ from profiles.files import Profile
 from profiles.measure import Stopwatch
 from profiles.model import SplitModel
 
-STOCK, NAIVE, CONSTANT = "no exits", "early exit", "constant batch"
+STOCK = "no exits"
+NAIVE = "early exit"
+CONSTANT = "constant batch"
 SYSTEMS = {STOCK: "#999999", NAIVE: "#d98c3f", CONSTANT: "#1b6ca8"}
-MOST, STEPS = 1.3, 6  # the search goes up to this multiple of a plan's promise, in so many halvings
+MOST = 1.3  # times the promise of a plan: the highest rate that is tried
+STEPS = 6  # halvings of the searched interval
 BETTER = 1.03  # times the rate of the best plan so far: a plan that does not sustain it is tried no further
 LOOSER = (1.0, 1.6, 2.5)  # plans are made for these multiples of the SLO
-ROOMY_BYTES, AT_ONCE = 1 << 50, 1e30  # memory and link rate so large that they limit no plan
+ROOMY_BYTES = 1 << 50  # a memory that limits no plan
+UNLIMITED_GBIT_PER_S = 1e30  # a link that delays no launch
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class ComparedSystem:
 def alone(profile: Profile, kind: str) -> Problem:
     """The planning problem for one device of this kind, whose memory and price do not matter."""
     devices = [Device(kind, 1, ROOMY_BYTES, price_per_hour=1.0)]
-    return problem(profile, devices, [Link(kind, kind, AT_ONCE, 0.0)])
+    return problem(profile, devices, [Link(kind, kind, UNLIMITED_GBIT_PER_S, 0.0)])
 
 
 def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:
@@ -106,12 +110,12 @@ class Bench:
         score = cache(partial(scored, self.model, self.source))
         for slo_ms in slos_ms:
             slo_s = slo_ms / 1e3
-            found = plans(self.profile, self.kind, slo_s, self.max_batch)
-            for plan in chain(*found.values()):
+            candidates = plans(self.profile, self.kind, slo_s, self.max_batch)
+            for plan in chain(*candidates.values()):
                 self.make_ready(plan)
-            runs: dict[str, list[BestPlan]] = {system: [] for system in found}
+            runs: dict[str, list[BestPlan]] = {system: [] for system in candidates}
             for number in range(rounds):
-                for system, ways in found.items():
+                for system, ways in candidates.items():
                     progress(f"SLO {slo_ms:g} ms, {system}, round {number + 1} of {rounds}")
                     runs[system].append(self._best(ways, facts, slo_s, seconds, seed=number))
             bound = oracle_per_s(facts, slo_s, self.max_batch)
@@ -119,13 +123,13 @@ class Bench:
                 yield self._row(system, slo_ms, each, facts, bound, score)
 
     def gains(self, slos_ms: Sequence[float]) -> dict[float, BatchGain]:
-        """By SLO what batches are worth here, by the latency table."""
+        """The gain of batches on this device by SLO, by the latency table."""
         facts = alone(self.profile, self.kind)
-        asked = {slo_ms: Objective(slo_s=slo_ms / 1e3, max_batch=self.max_batch) for slo_ms in slos_ms}
-        return {slo_ms: gain for slo_ms, each in asked.items() for gain in batch_gains(facts, each)}
+        objectives = {slo_ms: Objective(slo_s=slo_ms / 1e3, max_batch=self.max_batch) for slo_ms in slos_ms}
+        return {slo_ms: gain for slo_ms, each in objectives.items() for gain in batch_gains(facts, each)}
 
     def about_s(self, slos_ms: Sequence[float], seconds: float, rounds: int) -> float:
-        """How long `compare` computes, at most, if launches take what the profile says: a queue may outlast a trial."""
+        """The longest time that `compare` takes by the profile, with a queue as long as the SLO after each trial."""
         facts, longest_s = alone(self.profile, self.kind), 0.0
         for slo_s in (slo_ms / 1e3 for slo_ms in slos_ms):
             for plan in chain(*plans(self.profile, self.kind, slo_s, self.max_batch).values()):

@@ -1,7 +1,7 @@
 """A real device in the simulator's event loop: every batch is computed on it, and time advances by what it took.
 
-The cost of bringing inputs to the dispatcher and answers to clients is left out: this measures a device under a load,
-not a front. On the host a launch counts by its own processor time, so that other work on the machine does not matter.
+The cost of carrying inputs to the dispatcher and answers to clients is left out: this measures a device under load, not
+a front. On the CPU, a launch counts by its own processor time, so that other work on the machine does not matter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +22,9 @@ from deployments.dispatch.route import Route, stops
 from profiles.measure import Stopwatch
 from profiles.model import Batch, Exits, Launched, SplitModel
 
-GROUP = DEVICE = "device"
-SCORED_AT_ONCE = 32
-LOOKS = 10  # in a trial whether it is lost already
+GROUP = DEVICE = "device"  # the only group, with the only replica
+SCORED_AT_ONCE = 32  # inputs of a launch that scores answers
+LOOKS = 10  # checks in a trial whether too many inputs are late already
 
 
 class Offered(NamedTuple):
@@ -53,7 +53,7 @@ class Source:
 
 @dataclass
 class DeviceTrial:
-    """Counts how the inputs that a device was offered ended, as a listener of the event loop."""
+    """Counts the ends of the inputs that a device was offered, as a listener of the event loop."""
 
     seconds: float
     slo_s: float
@@ -67,7 +67,7 @@ class DeviceTrial:
 
     @property
     def hopeless(self) -> bool:
-        """Whether too many are late or gone already, whatever is answered from now on."""
+        """Whether too many inputs are late or gone already, whatever is answered later."""
         late = len(self.latencies_s) - self.in_time
         return late + self.gone > (1 - IN_TIME_SHARE) * self.offered
 
@@ -77,7 +77,7 @@ class DeviceTrial:
 
     @property
     def kept(self) -> bool:
-        """Whether nearly all were answered in time."""
+        """Whether nearly all inputs were answered in time."""
         return self.in_time >= IN_TIME_SHARE * self.offered
 
     @property
@@ -129,7 +129,7 @@ class RealDevice:
         """Compute the launch now; in virtual time it starts when the device has finished the launch before it."""
         starts_s = ends_s = max(now_s, self._free_s)
         rows, survivors, departures = np.arange(len(launch.places)), None, []
-        for stop, launched, took_s in legs(self._model, launch, self._places(launch), self._stopwatch):
+        for stop, launched, took_s in parts(self._model, launch, self._places(launch), self._stopwatch):
             ends_s += took_s
             leaving, rows = rows[launched.exits.rows].tolist(), np.delete(rows, launched.exits.rows)
             if leaving:
@@ -162,9 +162,9 @@ class RealDevice:
 def tried(
     route: Route, model: SplitModel, stopwatch: Stopwatch, source: Source, slo_s: float, due_s: Floats
 ) -> DeviceTrial:
-    """Offer an input to one device at each of these times, and go on until the last one has ended.
+    """Offer an input to one device at each of these times, and run until the last one has ended.
 
-    Where too many are late already, that is all there is to find out, and the rest is not computed.
+    The trial ends early once too many inputs are late.
     """
     trial = DeviceTrial(float(due_s[-1]), slo_s, len(due_s), source.labels)
     dispatcher = Dispatcher(route, {GROUP: [DEVICE]}, Limits(retries=0))
@@ -192,39 +192,39 @@ class Scored(NamedTuple):
 
 
 def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
-    """Of every input of the source, once: trials answer as many as there is time for, so that theirs differ."""
+    """The score over every input of the source, each once. Trials answer different numbers of inputs."""
     blocks, labels = np.zeros((2, len(source.inputs)), np.int64)
     for start in range(0, len(source.inputs), SCORED_AT_ONCE):
         some = source.inputs[start : start + SCORED_AT_ONCE]
-        rows, here = start + np.arange(len(some)), model.merge(some)
+        rows, batch = start + np.arange(len(some)), model.merge(some)
         for stop in stops(0, model.num_blocks, ramps):
-            launched = model.run(here, stop, ramps)
+            launched = model.run(batch, stop, ramps)
             left = rows[launched.exits.rows]
             blocks[left], labels[left] = launched.exits.blocks, launched.exits.labels
             rows = np.delete(rows, launched.exits.rows)
             if launched.survivors is None:
                 break
-            here = launched.survivors
+            batch = launched.survivors
     right = None if source.labels is None else float(np.mean(labels == source.labels))
     return Scored(right, float(np.mean(blocks + 1)) / model.num_blocks)
 
 
-def legs(
+def parts(
     model: SplitModel, launch: Launch, places: Sequence[Place], stopwatch: Stopwatch
 ) -> Iterator[tuple[int, Launched, float]]:
-    """Run a launch from ramp to ramp as a replica does (deployments/replica/split.py), and time each leg.
+    """Run a launch from ramp to ramp as a replica does (deployments/replica/split.py), and time each part.
 
-    `places` are where the batches of the launch's inputs are.
+    `places` hold the batches of the launch's inputs.
     """
-    here: Batch | None = None
+    survivors: Batch | None = None
     for stop in stops(launch.cursor, launch.stop, launch.ramps):
 
-        def leg(batch: Batch | None = here, stop: int = stop) -> Launched:
+        def part(batch: Batch | None = survivors, stop: int = stop) -> Launched:
             return model.run(batch or _gathered(model, places), stop, launch.ramps)
 
-        launched, took_s = stopwatch(leg)
+        launched, took_s = stopwatch(part)
         yield stop, launched, took_s
-        if (here := launched.survivors) is None:
+        if (survivors := launched.survivors) is None:
             return
 
 

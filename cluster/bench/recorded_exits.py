@@ -1,4 +1,4 @@
-"""Lets each input carry the block where it leaves, on real blocks and ramps: any survival, even untrained networks."""
+"""Makes inputs leave at recorded blocks, on real blocks and ramps, so that untrained networks have any survival."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from profiles.model import Batch
 
 
 @remembers(lambda num_labels: 1)
-def told(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+def leave_at_recorded_block(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     """Leave at the block that the input carries in its memory. The threshold is the ramp's own block."""
     return Decision(memory[:, 0] <= threshold, logits, memory)
 
@@ -30,10 +30,10 @@ class RecordedRamps(Ramps):
 
 
 def with_recorded_exits(model: TorchModel, everywhere: bool = False) -> TorchModel:
-    """The same network and ramps with that policy; `everywhere`: a light ramp after each block that has none."""
+    """The same network with recorded exits; `everywhere`: with a light ramp after each block that has none."""
     blocks = range(model.num_blocks - 1) if everywhere else model.ramp_blocks
     rules = ExitRules(
-        policy=f"{__name__}:told",
+        policy=f"{__name__}:leave_at_recorded_block",
         dtype=model.ramps.rules.dtype,
         ramps=tuple(RampRule(block=block, threshold=float(block)) for block in blocks),
     )

@@ -44,12 +44,12 @@ def plan_lines(rows: Sequence[ComparedSystem]) -> Iterator[str]:
 
 
 def gain_lines(gains: Mapping[float, BatchGain]) -> Iterator[str]:
-    """What batches are worth by the latency table: a line for all SLOs of which the same is said."""
+    """The gain of batches by the latency table: a line for all SLOs with the same gain."""
     slos_of: dict[str, list[str]] = {}
     for slo_ms, gain in gains.items():
         slos_of.setdefault(str(gain), []).append(f"{slo_ms:g}")
-    for said, slos in slos_of.items():
-        yield f"{', '.join(slos)} ms, {said}"
+    for gain_text, slos in slos_of.items():
+        yield f"{', '.join(slos)} ms, {gain_text}"
 
 
 def stream_lines(several: Sequence[StreamGain]) -> Iterator[str]:
@@ -104,9 +104,9 @@ def too_short(slos_ms: Sequence[float], seconds: float) -> Iterator[str]:
 
 def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
     """The goodput of constant batch over that of each other system that serves anything."""
-    here = {row.system: row for row in rows if row.slo_ms == slo_ms}
-    constant = next(row for system, row in here.items() if system not in (STOCK, NAIVE))
-    names = {"constant_over_naive": here[NAIVE], "constant_over_stock": here[STOCK]}
+    systems = {row.system: row for row in rows if row.slo_ms == slo_ms}
+    constant = next(row for system, row in systems.items() if system not in (STOCK, NAIVE))
+    names = {"constant_over_naive": systems[NAIVE], "constant_over_stock": systems[STOCK]}
     return {
         name: constant.goodput_per_s / other.goodput_per_s for name, other in names.items() if other.goodput_per_s > 0
     }

@@ -14,7 +14,7 @@ from threading import Condition, Thread
 import numpy as np
 
 from cluster.bench.compare import CONSTANT, Bench, alone, plans
-from cluster.bench.real_device import GROUP, Source, legs
+from cluster.bench.real_device import GROUP, Source, parts
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Launch, Limits, Place
 from deployments.dispatch.route import Route, route_of
@@ -22,7 +22,7 @@ from deployments.models.backends import for_threads
 from optimizer import evaluate
 from profiles.model import Launched, SplitModel
 
-ROUNDS = 5
+ROUNDS = 5  # whose median counts
 
 Within = Callable[[], AbstractContextManager[None]]
 
@@ -48,19 +48,20 @@ def compared(
     bench: Bench, slo_ms: float, streams: int, seconds: float, progress: Callable[[str], None] = lambda what: None
 ) -> StreamGain | None:
     """Medians of the planner's plan with one launch at a time and with several, in turns; None if there is no plan."""
-    facts, found = alone(bench.profile, bench.kind), plans(bench.profile, bench.kind, slo_ms / 1e3, bench.max_batch)
-    if not found[CONSTANT]:
+    facts = alone(bench.profile, bench.kind)
+    candidates = plans(bench.profile, bench.kind, slo_ms / 1e3, bench.max_batch)[CONSTANT]
+    if not candidates:
         return None
-    plan = found[CONSTANT][0]
+    plan = candidates[0]
     bench.make_ready(plan)
     route = route_of(plan, facts, [GROUP])
-    count = max(bench.least, round(seconds * evaluate(plan, facts).goodput_per_s))
+    inputs = max(bench.least, round(seconds * evaluate(plan, facts).goodput_per_s))
     rates: dict[int, list[float]] = {1: [], streams: []}
-    ways = {many: for_threads(bench.model, many) for many in rates}
+    threads = {count: for_threads(bench.model, count) for count in rates}
     for number in range(1 + ROUNDS):  # the first one warms up
-        for many, (models, within) in ways.items():
-            progress(f"SLO {slo_ms:g} ms, {many} at once, round {number} of {ROUNDS}")
-            rates[many].append(Saturated(route, models, within, bench.source).rate_per_s(count))
+        for at_once, (models, within) in threads.items():
+            progress(f"SLO {slo_ms:g} ms, {at_once} at once, round {number} of {ROUNDS}")
+            rates[at_once].append(Saturated(route, models, within, bench.source).rate_per_s(inputs))
     return StreamGain(slo_ms, streams, median(rates[streams][1:]), median(rates[1][1:]))
 
 
@@ -113,7 +114,7 @@ class Saturated:
 
     def _launch(self, model: SplitModel, launch: Launch) -> None:
         rows, launched = np.arange(len(launch.places)), None
-        for _, launched, _ in legs(model, launch, launch.places, _untimed):
+        for _, launched, _ in parts(model, launch, launch.places, _untimed):
             left, rows = rows[launched.exits.rows], np.delete(rows, launched.exits.rows)
             with self._changed:
                 blocks = launched.exits.blocks.tolist()

@@ -1,4 +1,4 @@
-"""Turn a user's request into a network on a backend, with its table, its exits and its inputs."""
+"""Turns a user's request into a network on a backend, with its table, its exits and its inputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ from profiles.files import Profile, differ
 from profiles.latency import LatencyTable
 from profiles.measure import count_exits, device_name, stopwatch_for
 
-INVENTED = 512  # how many inputs are made up where there are no real ones
+INVENTED = 512  # inputs that are generated where there are no real ones
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class BenchRequest:
     threads: int = 1
     max_rows: int = 1000
     columns: Columns = field(default_factory=Columns)
-    labels: Mapping[str, str] = field(default_factory=dict)  # what the file's labels are to the head
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the head by the file's labels
 
 
 @dataclass(frozen=True)
@@ -83,28 +83,28 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     exact = load(folder, request.device, weights_dtype(request.dtype))
     if exact.task.by_token:
-        raise UserError(f"{request.model}: answers the words of texts, which are not benched; 'isobatch evaluate' is")
+        raise UserError(f"{request.model} answers words of texts, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
     if request.profile:
         _check_profile(request.profile, folder, exact.num_blocks)
     recorded = _recorded(request, folder)
-    told = exact if recorded else with_recorded_exits(exact)
+    network = exact if recorded else with_recorded_exits(exact)
     progress("choosing the backend")
-    model = on_backend(told, folder, request.backend, int8=int8)
+    model = on_backend(network, folder, request.backend, int8=int8)
     inputs = _invented(model, folder, request.length if recorded is None else _typical_length(model, recorded))
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
     if request.profile is None:
         make_ready(model, folder, timed_block_ranges(model))
     table, notes = _table(request, model, inputs, kind)
-    table = replace(table, launch_s=table.each_stop_s)  # no replica is in between here
+    table = replace(table, launch_s=table.each_stop_s)  # without a replica, a launch costs no more than a stop
     progress("looking where inputs leave")
-    exits = _counted(model, folder, recorded) if recorded else _told_before(request, exact)
-    found = Profile(folder.name, (table,), exits)
+    exits = _counted(model, folder, recorded) if recorded else _known_exits(request, exact)
+    profile = Profile(folder.name, (table,), exits)
     source = _real(model, recorded) if recorded else _drawn(inputs, exits)
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
-    bench = Bench(model, found, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
+    bench = Bench(model, profile, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
     return PreparedBench(bench, table, (*notes, *_read_from(request, folder)))
 
 
@@ -124,11 +124,11 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
         return RecordedInputs(list(images), labels)
     if request.data is None:
         return None
-    found = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
-    if not found:
+    sample = sampled(rows(request.data, request.columns, channels=checkpoint.channels_of(folder)), request.max_rows)
+    if not sample:
         raise UserError(f"{request.data} holds no inputs")
     names = LabelNames(checkpoint.label_names(folder), request.labels)
-    return RecordedInputs([row.value for row in found], labels_of(found, request.data, names))
+    return RecordedInputs([row.value for row in sample], labels_of(sample, request.data, names))
 
 
 def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:
@@ -172,12 +172,12 @@ def _counted(model: BackedModel, folder: Path, recorded: RecordedInputs) -> Exit
     return count_exits(model, in_batches(model, recorded.values)).exits
 
 
-def _told_before(request: BenchRequest, exact: TorchModel) -> ExitProfile:
+def _known_exits(request: BenchRequest, exact: TorchModel) -> ExitProfile:
     if request.profile and request.profile.exits:
         return request.profile.exits
     known = exits_from_rules([(rule.block, rule.survival) for rule in exact.ramps.rules.ramps], exact.num_blocks)
     if known is None:
-        raise UserError(f"nobody knows where inputs of {request.model} leave: give --data, or a --profile with exits")
+        raise UserError(f"it is unknown where inputs of {request.model} leave: give --data, or a --profile with exits")
     return known
 
 

@@ -1,1 +1,1 @@
-"""What a combination of networks would serve: timed, planned and simulated, so that the best can be taken."""
+"""Times, plans and simulates combinations of networks, so that the best one can be taken."""

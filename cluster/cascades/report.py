@@ -16,17 +16,17 @@ COLUMNS = (
 
 
 def table(rows: Sequence[Contender], latencies: Sequence[AnswerTimes | None], rate_per_s: float) -> Table:
-    """One row a combination."""
+    """A table with one row for each combination."""
     title = f"latencies at {rate_per_s:,.0f} inputs/s; goodput and cost at full load, within the deadline"
     caption = "right, and the last network's answer; lost against it alone (!: more than can be promised)"
-    found = Table(title=title, caption=caption, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    found.title_justify = found.caption_justify = "left"
-    found.add_column("network")
+    result = Table(title=title, caption=caption, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    result.title_justify = result.caption_justify = "left"
+    result.add_column("network")
     for heading in COLUMNS:
-        found.add_column(heading, justify="right", no_wrap=True)
+        result.add_column(heading, justify="right", no_wrap=True)
     for row, latency in zip(rows, latencies, strict=True):
-        found.add_row(Text(row.name), *_cells(row, latency))
-    return found
+        result.add_row(Text(row.name), *_cells(row, latency))
+    return result
 
 
 def _cells(row: Contender, latency: AnswerTimes | None) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _cells(row: Contender, latency: AnswerTimes | None) -> tuple[str, ...]:
 
 
 def taken(row: Contender, rules: ExitRules) -> str:
-    """What is written, and what is promised of it."""
+    """The combination that is written, and its promise, as text."""
     weights = "".join(f", weight {weight:g}" for weight in row.made.weights[1:])
     shares = " / ".join(f"{share:.1%}" for share in row.shares)
     answered = f"; its levels answer {shares}{weights}" if len(row.made.members) > 1 else ""

@@ -1,4 +1,4 @@
-"""What each combination would do on the user's devices: its plan, and that plan simulated under one load for all."""
+"""The plan of each combination on the user's devices, simulated under the same load for all combinations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.cascades.timing import Timed, table_of
 from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.choice import is_playable, played
+from cluster.simulator.choice import best_simulated, can_simulate
 from cluster.simulator.simulation import World, simulate
 from deployments.prepare.cascades import (
     CalibratedCombination,
@@ -27,10 +27,10 @@ from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 
-SIMULATED = 20_000  # inputs
-GAP = 0.01  # plans need be no closer to the best there is
-PLAYED_GAP = 0.03  # those that are only played for comparison
-A_MILLION_PER_HOUR = 1e6 / 3600
+SIMULATED = 20_000  # inputs of a run that measures latencies
+GAP = 0.01  # the share by which a plan may be worse than the best possible one
+CANDIDATE_GAP = 0.03  # the same for plans that are simulated for comparison only
+A_MILLION_PER_HOUR = 1e6 / 3600  # inputs per second
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Contender:
     made: CalibratedCombination
     chosen: Indices
     told: CombinationFigures
-    hopeful: bool  # as far as the rows tell that thresholds were made from, it loses no more than is allowed
+    hopeful: bool  # by the rows that thresholds were made from, it loses no more than is allowed
     profile: Profile
     plan: Plan | None
 
@@ -75,7 +75,7 @@ class AnswerTimes:
 
 @dataclass(frozen=True)
 class Tryout:
-    """All that combinations are tried with. `timed` and `tokens` (of the tested rows) are by candidate."""
+    """The candidates and conditions of all combinations. `timed` and `tokens` (of the tested rows) are by candidate."""
 
     candidates: Sequence[Candidate]
     timed: Sequence[Timed]
@@ -88,12 +88,12 @@ class Tryout:
         return list(all_combinations(self.candidates, most))
 
     def row(self, combination: Combination) -> Contender:
-        """A combination under the thresholds that may be hoped for."""
+        """A combination with the thresholds of the rows that thresholds are made from."""
         made = calibrated(self.candidates, combination, [each.costs for each in self.timed], self.terms)
         return self._row(made, combination, made.hoped())
 
     def tested(self, rows: Sequence[Contender], combinations: Sequence[Combination]) -> Contender:
-        """The best row that may be hoped for, as far as it passes the test; else the last network alone."""
+        """The best hopeful row if it passes the test; else the last network alone."""
         first, last = best(rows), next(row for row in rows if row.made.alone)
         if first is last:
             return last
@@ -102,13 +102,13 @@ class Tryout:
             return passed
         if last.plan is None:
             raise UserError(
-                f"what {first.name} loses cannot be promised after the test, and {last.name} alone does not keep "
+                f"{first.name} failed the test of its promise, and {last.name} alone does not keep "
                 "--slo-ms on these devices: give more rows, allow more, or give more devices"
             )
         return last
 
     def latency(self, row: Contender, rate_per_s: float) -> AnswerTimes | None:
-        """Of answers, where so many inputs come per second; None where there is no plan."""
+        """The latencies of answers at this rate; None where there is no plan."""
         if row.plan is None:
             return None
         profile, facts, seconds = row.profile, self._facts(row.profile), SIMULATED / rate_per_s
@@ -117,12 +117,12 @@ class Tryout:
         report = simulate(World(row.plan, facts, self.slo_s, lengths=profile.lengths), [(times_s, blocks)], seconds)
         return AnswerTimes(report.tally.mean_s, report.tally.quantile_s(0.99))
 
-    def settled(self, row: Contender) -> Contender:
-        """The row with the plan that sustains most in the simulator, and promises just that, as of `isobatch plan`."""
+    def with_simulated_plan(self, row: Contender) -> Contender:
+        """The row with the plan that sustains most in the simulator, as `isobatch plan` would choose it."""
         facts, objective = self._facts(row.profile), Objective(slo_s=self.slo_s)
-        if row.plan is None or not is_playable(row.plan, facts, objective):
+        if row.plan is None or not can_simulate(row.plan, facts, objective):
             return row
-        better = played(row.plan, facts, objective, partial(side_by_side, gap=PLAYED_GAP)).plan
+        better = best_simulated(row.plan, facts, objective, partial(side_by_side, gap=CANDIDATE_GAP)).plan
         return replace(row, plan=replace(facts.annotated(better), slo_s=self.slo_s))
 
     def _facts(self, profile: Profile) -> Problem:
@@ -147,14 +147,14 @@ class Tryout:
 
     def _plan(self, profile: Profile) -> Plan | None:
         try:
-            found = optimize(profile, self.devices, links_between(self.devices), Objective(slo_s=self.slo_s), gap=GAP)
-            return replace(found, slo_s=self.slo_s)
+            plan = optimize(profile, self.devices, links_between(self.devices), Objective(slo_s=self.slo_s), gap=GAP)
+            return replace(plan, slo_s=self.slo_s)
         except UserError:
             return None
 
 
 def best(rows: Sequence[Contender]) -> Contender:
-    """The row of the highest goodput of those that may be hoped to keep what is promised."""
+    """The row of the highest goodput among those that are expected to keep the promise."""
     hopeful = [row for row in rows if row.hopeful and row.plan]
     if not hopeful:
         raise UserError("no network and no cascade of them keeps --slo-ms on these devices: allow more, or give more")

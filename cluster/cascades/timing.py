@@ -1,4 +1,4 @@
-"""How long every candidate takes on every kind of device: measured if the kind is here, else derived."""
+"""The times of every candidate on every kind of device: measured on this machine's kind, else derived."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ from profiles.lengths import Lengths
 from profiles.levels import cascade_table, edge_bytes
 from profiles.measure import device_name
 
-FULL = 8  # inputs of a launch, by whose times blocks are compared
+FULL = 8  # inputs of the launch by whose times blocks are compared
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One candidate's table on every kind, and how long texts are to it (None: it reads images)."""
+    """One candidate's table on every kind, and the lengths of texts in its tokens (None: it reads images)."""
 
     tables: tuple[LatencyTable, ...]
     lengths: Lengths | None
@@ -41,33 +41,33 @@ class Timed:
         return costs
 
     def tokens(self, values: Sequence[Any]) -> NDArray[np.int64] | None:
-        """Of each of these inputs; None where they are images."""
+        """The tokens of each of these inputs; None for images."""
         return self.encoder(values).lengths if self.lengths else None
 
 
 def timed_candidate(
     each: Candidate, values: Sequence[Any], kinds: Sequence[str], device: str, budget_s: float, largest: int
 ) -> tuple[Timed, tuple[str, ...]]:
-    """A candidate's tables, and what its measurement says of itself."""
+    """A candidate's tables, and notes on their measurement."""
     model = load(each.folder, device)
     lengths = _lengths(model, values)
     inputs = _inputs(model, each.folder, lengths)
-    called = device_name(str(model.device))
-    here, found, notes = kind_of(called), dict[str, LatencyTable](), list[str]()
+    device_here = device_name(str(model.device))
+    here, by_kind, notes = kind_of(device_here), dict[str, LatencyTable](), list[str]()
     if here in kinds:
-        source = source_of(called, "torch", str(model.dtype).removeprefix("torch."), torch.get_num_threads())
+        source = source_of(device_here, "torch", str(model.dtype).removeprefix("torch."), torch.get_num_threads())
         (measured,) = timed(model, [inputs], here, source, str(model.device), budget_s, largest)
-        found[here], notes = measured.table, [f"{each.name}: {measured}"]
+        by_kind[here], notes = measured.table, [f"{each.name}: {measured}"]
     others, config = [kind for kind in kinds if kind != here], checkpoint.read_config(each.folder)
     side = checkpoint.image_size(each.folder)[0] if lengths is None else 0
     if others:
         known = Profile(each.name, tuple(derived(config, others, [inputs.length], side, model.ramp_blocks)))
-        found |= {kind: known.table(kind) for kind in others}
-    return Timed(tuple(found[kind] for kind in kinds), lengths, side, model.encoder), tuple(notes)
+        by_kind |= {kind: known.table(kind) for kind in others}
+    return Timed(tuple(by_kind[kind] for kind in kinds), lengths, side, model.encoder), tuple(notes)
 
 
 def table_of(levels: Sequence[Timed], place: int, num_labels: int) -> LatencyTable:
-    """The table of candidates one behind the other, on the kind at this place; sizes count the first one's tokens."""
+    """The table of candidates in sequence, on the kind at this place; sizes count the tokens of the first candidate."""
     first = levels[0].tables[place]
     if len(levels) == 1:
         return first

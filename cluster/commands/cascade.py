@@ -107,7 +107,7 @@ def cascade(
     trial = _trial(console, by_name, sample, terms, kinds, slo_ms / 1e3, device, threads, budget, largest)
     chosen = _chosen(console, trial, levels)
     with console.status("simulating plans"):
-        taken = trial.settled(chosen)
+        taken = trial.with_simulated_plan(chosen)
     notes: dict[str, str | int | float] = {"data": data.name, "rows": len(sample), "seed": seed}
     _write(console, out, taken, path, notes, force)
 

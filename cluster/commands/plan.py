@@ -400,7 +400,7 @@ def _simulation(options: ClassifierPlanOptions) -> "Play | None":
 
     Without --polish no plan is simulated if it comes from a file, or if its search is slow or limited in time.
     """
-    from cluster.simulator.choice import CARE, PATIENT, is_playable, played
+    from cluster.simulator.choice import DEFAULT_EFFORT, LONG_EFFORT, best_simulated, can_simulate
 
     in_time, polish = options.in_time, options.polish
     if not 0 < in_time < 1:
@@ -414,24 +414,24 @@ def _simulation(options: ClassifierPlanOptions) -> "Play | None":
     def simulate(plan: "Plan", problem: "Problem", objective: "Objective", find: "Find") -> "SimulatedChoice | None":
         """The time of `--polish` begins when there is a plan."""
         if polish:
-            care = replace(PATIENT, in_time=in_time, out_of_time=_after(polish))
+            effort = replace(LONG_EFFORT, in_time=in_time, out_of_time=_after(polish))
         else:
-            care = replace(CARE, in_time=in_time)
-            if not is_playable(plan, problem, objective, care):
+            effort = replace(DEFAULT_EFFORT, in_time=in_time)
+            if not can_simulate(plan, problem, objective, effort):
                 return None
-        return played(plan, problem, objective, find, care, not options.one_pipeline)
+        return best_simulated(plan, problem, objective, find, effort, not options.one_pipeline)
 
     return simulate
 
 
 def _reason_not_simulated(result: "PlanResult", may_be_simulated: bool, believed: bool) -> str:
     """Why the plan was not simulated; empty where it was."""
-    from cluster.simulator.choice import unplayable
+    from cluster.simulator.choice import why_not_simulated
 
     if result.played:
         return ""
     if may_be_simulated:
-        return unplayable(result.plan, result.facts, result.objective)
+        return why_not_simulated(result.plan, result.facts, result.objective)
     if believed:
         return "--believed"
     return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"

@@ -74,8 +74,8 @@ class ControllerConfig(Patience):
     goal: Literal["goodput", "latency", "cost"] = Field(
         "goodput",
         description="goodput: the most goodput of all devices; latency: the quickest answers of a plan that sustains "
-        "twice the expected rate, which gives up goodput for bursts until inputs are refused; cost: the fewest dollars, at "
-        "the catalogue's prices, that sustain the expected rate.",
+        "twice the expected rate, which gives up goodput for bursts until inputs are refused; cost: the fewest "
+        "dollars, at the catalogue's prices, that sustain the expected rate.",
     )
     reserve: float = Field(
         0.1,

@@ -1,10 +1,11 @@
-"""Chooses among plans by playing them: what the simulator sustains of a plan is what it promises.
+"""Chooses among plans by simulating them: a plan promises the goodput that it sustains in the simulator.
 
-The planner believes in sums of medians, in even spacing, and that every input must be able to go to the end. The
-simulator plays bursts, queues, who leaves where and the product's own dispatcher. So the planner is asked for the best
-plan within several limits of the latency that it believes in, above the SLO too, and what sustains most is taken; then
-whatever is one move away from that and sustains more (optimizer/moves.py). How much is played is counted in inputs, not
-in seconds: the same question has the same answer on any machine. `--polish` plays longer, for some seconds (`PATIENT`).
+The planner estimates with sums of median times and evenly spaced inputs, and requires that every input could run to the
+end. The simulator has bursts, queues, drawn exits and the product's own dispatcher. So the planner searches the best
+plan within several limits of its estimated latency, some above the SLO, and the plan that sustains most is taken. Then
+plans one move away are tried for as long as one sustains more (optimizer/moves.py). The effort is counted in simulated
+inputs, not in seconds, so that the same problem has the same answer on any machine. `--polish` simulates for longer
+(`LONG_EFFORT`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,15 @@ from itertools import chain
 from math import inf, sqrt
 
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import IN_TIME_SHARE, SHORT_SLOS, SLOS, kept_run, run, settled, sustained
+from cluster.simulator.sustained import (
+    IN_TIME_SHARE,
+    SHORT_SLOS,
+    SLOS,
+    confirmed_rate_per_s,
+    run,
+    run_if_sustained,
+    sustained,
+)
 from optimizer.effort import MOST_GAP, never
 from optimizer.model.evaluate import evaluate
 from optimizer.moves import neighbours
@@ -25,36 +34,36 @@ from optimizer.problem import Problem
 from profiles.errors import UserError
 
 Find = Callable[[Problem, Objective], Plan | None]
-LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # of the latency that is believed in, as shares of the SLO
+LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # limits of the estimated latency, as shares of the SLO
 STEP = 0.01  # a plan is better if it sustains this share more
-HOPE = 1.1  # a plan sustains at most so many times what its devices compute, as the planner counts it
-ENOUGH = 20  # runs by which it is worth to begin
-OTHER_SEED = 1  # the best of many is best by chance as well: other inputs decide in the end
-LAST_SEED = 2  # of inputs by which nothing is chosen: they make the promise together with those
-TOLD_SEED = 3  # of the inputs whose latencies are told at the promised rate
-PASSED = 4  # plans that were the best for a while, and are played with other inputs too
-SURELY = 0.05  # a plan that sustains less by this share is not
+HOPE = 1.1  # a plan sustains at most this many times the planner's estimate of its goodput
+ENOUGH = 20  # the fewest runs with which a simulation is worth beginning
+OTHER_SEED = 1  # of the inputs that confirm the best plan, which may have been the best by chance
+LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_SEED make the promise
+TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
+PASSED = 4  # earlier best plans that are simulated with other inputs too
+SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
 
 
 @dataclass(frozen=True)
 class SimulationEffort:
-    """How carefully plans are played. Runs have so many inputs at least, and last so many SLOs."""
+    """How much is simulated: the least number of inputs in a run, and its least duration in SLOs."""
 
-    in_time: float = IN_TIME_SHARE  # of all inputs must be answered in time
+    in_time: float = IN_TIME_SHARE  # the share of inputs that must be answered in time
     inputs: int = 5_000
     slos: float = 30
-    last_inputs: int = 15_000  # of the runs by which the promise is made
+    last_inputs: int = 15_000  # inputs of the runs that make the promise
     last_slos: float = 60
-    most: float = 400_000  # inputs of all runs by which plans are chosen
+    most: float = 400_000  # inputs of all runs that choose a plan
     out_of_time: Callable[[], bool] = never
 
     @property
     def least_slos(self) -> float:
-        """Shorter runs than this tell too little."""
+        """The shortest duration of a run, in SLOs."""
         return min(self.slos, SHORT_SLOS)
 
     def affords(self, at_once: float) -> bool:
-        """Whether there is enough to compare a plan with a few others, if so many inputs come within an SLO."""
+        """Whether the effort suffices to compare a few plans, if `at_once` inputs arrive within an SLO."""
         return ENOUGH * self.least_slos * at_once <= self.most
 
     def shortened(self, at_once: float) -> "SimulationEffort":
@@ -63,15 +72,15 @@ class SimulationEffort:
         return replace(self, slos=slos, last_slos=self.last_slos * slos / self.slos)
 
 
-CARE = SimulationEffort()
-PATIENT = SimulationEffort(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # the time is what ends it
+DEFAULT_EFFORT = SimulationEffort()
+LONG_EFFORT = SimulationEffort(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # ends by `out_of_time`
 
 
 @dataclass(frozen=True)
 class SimulatedChoice:
-    """The better plan, what the simulator sustains of both, and how many others were played.
+    """The better plan, the sustained rates before and after, and how many other plans were simulated.
 
-    What the first one sustains is told by shorter runs where it is much worse.
+    The rate before is that of shorter runs if the first plan is much worse.
     """
 
     plan: Plan
@@ -91,31 +100,31 @@ class BestSoFar:
     facts: Problem
     slo_s: float
     best: Plan
-    care: SimulationEffort = CARE
+    effort: SimulationEffort = DEFAULT_EFFORT
     first_per_s: float = 0.0
     rate_per_s: float = 0.0
     tried: int = 0
-    played: float = 0.0  # inputs
-    _seen: set[Plan] = field(default_factory=set)
-    _passed: list[Plan] = field(default_factory=list)  # that were the best for a while, the last one last
+    simulated: float = 0.0  # inputs
+    _tried: set[Plan] = field(default_factory=set)
+    _passed: list[Plan] = field(default_factory=list)  # earlier best plans, the last one last
 
     def __post_init__(self) -> None:
-        care = self.care
-        found = sustained(self.best, self.facts, self.slo_s, care.inputs, slos=care.slos, in_time=care.in_time)
-        self.first_per_s = self.rate_per_s = found.goodput_per_s
-        self._seen.add(self.best)
+        effort = self.effort
+        first = sustained(self.best, self.facts, self.slo_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
+        self.first_per_s = self.rate_per_s = first.goodput_per_s
+        self._tried.add(self.best)
 
     @property
-    def over(self) -> bool:
-        return self.played >= self.care.most or self.care.out_of_time()
+    def is_spent(self) -> bool:
+        return self.simulated >= self.effort.most or self.effort.out_of_time()
 
-    def through(self, plans: Iterator[Plan]) -> bool:
-        """Play these until one is better, which then is the best so far."""
+    def improve(self, plans: Iterator[Plan]) -> bool:
+        """Simulate these plans until one is better, which becomes the best; returns whether one was."""
         for plan in plans:
-            if self.over:
+            if self.is_spent:
                 return False
-            if plan not in self._seen and evaluate(plan, self.facts).goodput_per_s * HOPE > self.rate_per_s:
-                self._seen.add(plan)
+            if plan not in self._tried and evaluate(plan, self.facts).goodput_per_s * HOPE > self.rate_per_s:
+                self._tried.add(plan)
                 self.tried += 1
                 if self._is_better(plan):
                     return True
@@ -123,7 +132,7 @@ class BestSoFar:
 
     def _is_better(self, plan: Plan) -> bool:
         step, rate_per_s = STEP, self.rate_per_s or self._least(plan)
-        while self._keeps(plan, rate_per_s * (1 + step)):
+        while self._sustains(plan, rate_per_s * (1 + step)):
             if self.best is not plan:
                 self._passed.append(self.best)
             self.best, self.rate_per_s = plan, rate_per_s * (1 + step)
@@ -131,43 +140,42 @@ class BestSoFar:
         return self.best is plan
 
     def _least(self, plan: Plan) -> float:
-        """Where nothing is sustained so far, a tenth of what devices compute is worth a try."""
+        """The first rate to try where no rate is sustained so far: a tenth of the planner's estimate."""
         return 0.1 * evaluate(plan, self.facts).goodput_per_s
 
-    def _keeps(self, plan: Plan, rate_per_s: float) -> bool:
-        """A short run refuses most at little cost; a long one decides."""
-        world, care = self._world(plan), self.care
-        lasting_s = (self.slo_s * min(care.slos, SHORT_SLOS), self.slo_s * care.slos)
-        for inputs in sorted({max(care.inputs, int(seconds * rate_per_s)) for seconds in lasting_s}):
-            self.played += inputs
-            if kept_run(world, rate_per_s, inputs, 0, care.in_time) is None:
+    def _sustains(self, plan: Plan, rate_per_s: float) -> bool:
+        """A short run rejects most plans at little cost; a long run decides."""
+        world, effort = self._world(plan), self.effort
+        lasting_s = (self.slo_s * min(effort.slos, SHORT_SLOS), self.slo_s * effort.slos)
+        for inputs in sorted({max(effort.inputs, int(seconds * rate_per_s)) for seconds in lasting_s}):
+            self.simulated += inputs
+            if run_if_sustained(world, rate_per_s, inputs, 0, effort.in_time) is None:
                 return False
         return True
 
-    def settled(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
-        """Other inputs decide: if they show more of the first plan than of the best one, that stays.
+    def choose(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
+        """Choose with other inputs: the first plan stays if it sustains more of them than the best plan.
 
-        A rival that they show to be better takes its place, as does one that was the best before: chance may have
-        spoken against it.
+        A rival that sustains more replaces the best plan, as does an earlier best plan, which may have lost by chance.
         """
         first, best = replace(planned, promise=None), self.best
-        after_per_s = before_per_s = self._settled(best, self.rate_per_s)
+        after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
         if best != first:
             worse = self.first_per_s * (1 + SURELY) < after_per_s
-            before_per_s = self.first_per_s if worse else self._settled(first, self.first_per_s)
+            before_per_s = self.first_per_s if worse else self._confirmed_per_s(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
         passed = [plan for plan in reversed(self._passed) if plan != first]
         for rival in chain(passed[:PASSED], rivals):
-            if self.care.out_of_time():
+            if self.effort.out_of_time():
                 break
-            if rival not in (first, best) and (rival_per_s := self._above(rival, after_per_s)):
+            if rival not in (first, best) and (rival_per_s := self._rate_above(rival, after_per_s)):
                 best, after_per_s = rival, rival_per_s
         return self._promised(best, planned, before_per_s, after_per_s)
 
     def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> SimulatedChoice:
-        """The promise is the mean, by ratios, of what the inputs that decided show and what still others do."""
-        last_per_s = self._settled(best, after_per_s, LAST_SEED) or after_per_s
+        """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others."""
+        last_per_s = self._confirmed_per_s(best, after_per_s, LAST_SEED) or after_per_s
         times = sqrt(last_per_s / after_per_s) if after_per_s else 1.0
         before_per_s, after_per_s = times * before_per_s, times * after_per_s
         plan = promising(best, planned, self.facts, after_per_s, self._times(best, after_per_s))
@@ -176,88 +184,92 @@ class BestSoFar:
     def _times(self, plan: Plan, rate_per_s: float) -> SimulatedTimes | None:
         if not rate_per_s:
             return None
-        report = run(self._world(plan), rate_per_s, self._last_inputs(rate_per_s), TOLD_SEED)
+        report = run(self._world(plan), rate_per_s, self._last_inputs(rate_per_s), TIMES_SEED)
         return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
     def _last_inputs(self, rate_per_s: float) -> int:
-        """Of one run by which a plan is judged in the end."""
-        return max(self.care.last_inputs, int(self.care.last_slos * self.slo_s * rate_per_s))
+        """The inputs of a run that confirms a plan."""
+        return max(self.effort.last_inputs, int(self.effort.last_slos * self.slo_s * rate_per_s))
 
-    def _above(self, plan: Plan, rate_per_s: float) -> float:
-        """What other inputs show of a plan, if that is better than this rate; else 0."""
-        care, better_per_s = self.care, rate_per_s * (1 + STEP)
+    def _rate_above(self, plan: Plan, rate_per_s: float) -> float:
+        """The rate that a plan sustains with other inputs, if it is above this rate; else 0."""
+        better_per_s = rate_per_s * (1 + STEP)
         if not 0 < better_per_s < evaluate(plan, self.facts).goodput_per_s * HOPE:
             return 0.0
         inputs = self._last_inputs(better_per_s)
-        if kept_run(self._world(plan), better_per_s, inputs, OTHER_SEED, care.in_time) is None:
+        if run_if_sustained(self._world(plan), better_per_s, inputs, OTHER_SEED, self.effort.in_time) is None:
             return 0.0
-        found_per_s = self._settled(plan, better_per_s)
-        return found_per_s if found_per_s > rate_per_s else 0.0
+        confirmed_per_s = self._confirmed_per_s(plan, better_per_s)
+        return confirmed_per_s if confirmed_per_s > rate_per_s else 0.0
 
-    def _settled(self, plan: Plan, rate_per_s: float, seed: int = OTHER_SEED) -> float:
-        care = self.care
+    def _confirmed_per_s(self, plan: Plan, rate_per_s: float, seed: int = OTHER_SEED) -> float:
         if not rate_per_s:
             return 0.0
-        return settled(self._world(plan), rate_per_s, care.last_inputs, seed, care.last_slos, care.in_time)
+        inputs, slos, in_time = self.effort.last_inputs, self.effort.last_slos, self.effort.in_time
+        return confirmed_rate_per_s(self._world(plan), rate_per_s, inputs, seed, slos, in_time)
 
     def _world(self, plan: Plan) -> World:
         return World(plan, self.facts, self.slo_s)
 
 
-def check_playable(objective: Objective) -> float:
-    """The SLO, without which there is nothing to sustain."""
+def required_slo_s(objective: Objective) -> float:
+    """The SLO, without which no rate is sustained; raises UserError if there is none."""
     if objective.slo_s is None or not objective.aim.adds_up:
-        raise UserError("--polish looks for the most goodput within --slo-ms: it needs that, and no other goal")
+        raise UserError("--polish searches for the most goodput within --slo-ms: it needs --slo-ms and no other goal")
     return objective.slo_s
 
 
-def is_playable(plan: Plan, facts: Problem, objective: Objective, care: SimulationEffort = CARE) -> bool:
-    """Whether playing tells all that was asked, and is cheap."""
-    return not unplayable(plan, facts, objective, care)
+def can_simulate(
+    plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort = DEFAULT_EFFORT
+) -> bool:
+    return not why_not_simulated(plan, facts, objective, effort)
 
 
-def unplayable(plan: Plan, facts: Problem, objective: Objective, care: SimulationEffort = CARE) -> str:
-    """Why playing would not tell all that was asked, or would not be cheap; empty where it is playable."""
+def why_not_simulated(
+    plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort = DEFAULT_EFFORT
+) -> str:
+    """Why a simulation would not cover the objective, or would take long; empty where plans are simulated."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
-        return "only the most goodput within an SLO is, with no other wish"
-    if care.affords(at_once := _at_once(plan, facts, objective.slo_s)):
+        return "only the most goodput within an SLO is, without another limit"
+    if effort.affords(at_once := _at_once(plan, facts, objective.slo_s)):
         return ""
-    return f"{at_once:,.0f} inputs come within the SLO, so that it would take long (--polish SECONDS does it)"
+    return f"{at_once:,.0f} inputs arrive within the SLO, which takes long to simulate (--polish SECONDS does it)"
 
 
 def _at_once(plan: Plan, facts: Problem, slo_s: float) -> float:
-    """Inputs that come within one SLO."""
+    """The inputs that arrive within one SLO."""
     return slo_s * evaluate(plan, facts).goodput_per_s
 
 
-def played(
-    plan: Plan, facts: Problem, objective: Objective, find: Find, care: SimulationEffort = CARE, apart: bool = True
-) -> SimulatedChoice:
-    """The best of the plan, of those that `find` finds within other limits, and of the baselines.
+def best_simulated(
+    plan: Plan, facts: Problem, objective: Objective, find: Find, effort: SimulationEffort = DEFAULT_EFFORT,
+    apart: bool = True,
+) -> SimulatedChoice:  # fmt: skip
+    """The best of the plan, of the plans that `find` returns for other limits, and of the baselines.
 
-    First with other limits for all, then for one pipeline after the other; then of those one move away.
+    Limits are changed for all pipelines first, then for one pipeline after the other; then moves are tried.
     """
-    slo_s = check_playable(objective)
-    care = care.shortened(_at_once(plan, facts, slo_s))
-    climb = BestSoFar(facts, slo_s, replace(plan, promise=None), care)
+    slo_s = required_slo_s(objective)
+    effort = effort.shortened(_at_once(plan, facts, slo_s))
+    search = BestSoFar(facts, slo_s, replace(plan, promise=None), effort)
     others = _other_plans(facts, objective, find, apart)
-    while climb.through(others):
+    while search.improve(others):
         pass
-    while apart and climb.through(_other_parts(climb.best, facts, objective, find)):
+    while apart and search.improve(_other_parts(search.best, facts, objective, find)):
         pass
-    while climb.through(_promising(climb.best, facts, objective)):
+    while search.improve(_most_promising_first(search.best, facts, objective)):
         pass
-    near = (objective, _within(objective, 1.0)) if _may_be_baseline(facts, objective, apart) else ()
-    return climb.settled(plan, chain.from_iterable(_baselines(facts, each) for each in near))
+    objectives = (objective, _within(objective, 1.0)) if _may_be_baseline(facts, objective, apart) else ()
+    return search.choose(plan, chain.from_iterable(_baselines(facts, each) for each in objectives))
 
 
-def around(plan: Plan, facts: Problem, objective: Objective, care: SimulationEffort) -> SimulatedChoice:
+def best_by_moves(plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort) -> SimulatedChoice:
     """The best of the plan and of those that are reached by one move after the other."""
-    climb = BestSoFar(facts, check_playable(objective), replace(plan, promise=None), care)
-    while climb.through(_promising(climb.best, facts, objective)):
+    search = BestSoFar(facts, required_slo_s(objective), replace(plan, promise=None), effort)
+    while search.improve(_most_promising_first(search.best, facts, objective)):
         pass
-    return climb.settled(plan)
+    return search.choose(plan)
 
 
 def _within(objective: Objective, limit: float) -> Objective:
@@ -266,7 +278,7 @@ def _within(objective: Objective, limit: float) -> Objective:
 
 
 def _may_be_baseline(facts: Problem, objective: Objective, apart: bool) -> bool:
-    """Baselines are cut as they want, and run kinds apart."""
+    """Whether baselines are allowed: they choose their own cuts, and run kinds apart."""
     return objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)
 
 
@@ -279,15 +291,15 @@ def _baselines(facts: Problem, objective: Objective) -> Iterator[Plan]:
 def _other_plans(facts: Problem, objective: Objective, find: Find, apart: bool) -> Iterator[Plan]:
     """The best plans within other limits, and the baselines."""
     free = _may_be_baseline(facts, objective, apart)
-    for asked in (objective, *(_within(objective, limit) for limit in LIMITS)):
-        if asked is not objective and (plan := find(facts, asked)):
+    for limited in (objective, *(_within(objective, limit) for limit in LIMITS)):
+        if limited is not objective and (plan := find(facts, limited)):
             yield replace(plan, promise=None)
         if free:
-            yield from _baselines(facts, asked)
+            yield from _baselines(facts, limited)
 
 
 def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
-    """One pipeline planned anew for its devices within another limit; and one more, for devices that are left."""
+    """Plans with a new pipeline for idle devices, then plans with one pipeline planned again within another limit."""
     used, pipelines = plan.devices(), plan.pipelines
     left = {each.kind: each.count - used.get(each.kind, 0) for each in facts.devices}
     for kind, count in left.items():
@@ -301,8 +313,8 @@ def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -
                 yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
 
 
-def _promising(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
-    """The neighbours, those first whose devices can do most."""
+def _most_promising_first(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
+    """The plans one move away, those with the most estimated goodput first."""
     moved = {each: evaluate(each, facts).goodput_per_s for each in neighbours(plan, facts, objective)}
     yield from sorted(moved, key=lambda each: -moved[each])
 

@@ -1,4 +1,4 @@
-"""What `isobatch simulate` runs: it turns a configuration and a workload into a table and a picture."""
+"""Runs `isobatch simulate`: turns a configuration and a workload into a simulated run and its report."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.lengths import read_lengths
 
-DEPTHS = 2  # the number of the random stream that exits are drawn from
+EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Workload:
     seed: int = 0
     mix: str = ""  # share of easy inputs over time, as SECONDS:SHARE,...
     drifts: bool = False
-    exits: Path | None = None  # recorded: after which block each input was sure
+    exits: Path | None = None  # recorded exits: the block after which each input was sure
     lengths: Path | None = None  # the tokens of each text, in order
-    trace_each_s: float | None = None  # that each count of the trace is for, where its file does not say
+    trace_each_s: float | None = None  # the seconds of each count of the trace, where its file does not say
 
     def times_s(self) -> Floats:
         if self.trace:
@@ -62,60 +62,62 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
     profile, slo_s = profile_of(config), config.slo_ms / 1e3
     survival = profile.exits_of(graph.facts.length).planning_survival(opened(graph.plan))
-    facts = graph.facts.surviving(survival)  # who is sure where, whether or not they leave
+    facts = graph.facts.surviving(survival)  # of all inputs, whether or not a ramp lets them leave
     return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
 
 
-def controlled_world(config: AppConfig, controller: ControllerConfig, here: World) -> tuple[World, ClassifierPlanningProblem]:
-    """The same world with all devices that the controller may use, and the question that it asks the planner."""
-    asked = classifier_problem(controller, config, profile_of(config))
-    facts = asked.in_units_of(here.plan).facts(here.facts.survival, Corrections())
-    return replace(here, facts=facts.surviving(here.facts.survival) if asked.answers_early else facts), asked
+def controlled_world(
+    config: AppConfig, controller: ControllerConfig, world: World
+) -> tuple[World, ClassifierPlanningProblem]:
+    """The same world with all devices that the controller may use, and the controller's planning problem."""
+    problem = classifier_problem(controller, config, profile_of(config))
+    facts = problem.in_units_of(world.plan).facts(world.facts.survival, Corrections())
+    return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 
 
-def run_controlled(here: World, asked: ClassifierPlanningProblem, workload: Workload) -> Replanned:
+def run_controlled(world: World, problem: ClassifierPlanningProblem, workload: Workload) -> Replanned:
     """Simulate with a controller that may change the plan."""
-    inputs = _inputs(here, workload)
+    inputs = _inputs(world, workload)
     with Progress(transient=True) as progress:
         task = progress.add_task("simulating", total=workload.seconds)
         return replan(
-            here, asked, inputs, workload.seconds, seed=workload.seed,
+            world, problem, inputs, workload.seconds, seed=workload.seed,
             progress=lambda at_s: progress.update(task, completed=at_s),
         )  # fmt: skip
 
 
-def run(here: World, workload: Workload) -> Report:
+def run(world: World, workload: Workload) -> Report:
     """Simulate with a progress bar over simulated time."""
-    inputs = _inputs(here, workload)
+    inputs = _inputs(world, workload)
     with Progress(transient=True) as progress:
         task = progress.add_task("simulating", total=workload.seconds)
         return simulate(
-            here, inputs, workload.seconds, workload.seed, lambda at_s: progress.update(task, completed=at_s)
+            world, inputs, workload.seconds, workload.seed, lambda at_s: progress.update(task, completed=at_s)
         )
 
 
-def _inputs(here: World, workload: Workload) -> Iterator[Chunk]:
-    """Chunks of arrivals, and the tokens of each where a file tells them."""
+def _inputs(world: World, workload: Workload) -> Iterator[Chunk]:
+    """Chunks of arrivals, with the tokens of each input where a file gives them."""
     if not workload.lengths:
-        return _arrivals(here, workload)
-    if here.facts.length is None:
+        return _arrivals(world, workload)
+    if world.facts.length is None:
         why = "the plan counts inputs, not tokens: profile with --data, and plan again"
         raise UserError(f"--lengths {workload.lengths}: {why}")
     tokens = cycle(read_lengths(workload.lengths))
     return (
         (times_s, blocks, np.fromiter(islice(tokens, len(times_s)), np.int64))
-        for times_s, blocks in _arrivals(here, workload)
+        for times_s, blocks in _arrivals(world, workload)
     )
 
 
-def _arrivals(here: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
+def _arrivals(world: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
     """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
-    times_s, profile = workload.times_s(), ExitProfile(here.facts.survival)
+    times_s, profile = workload.times_s(), ExitProfile(world.facts.survival)
     if workload.exits:
-        recorded = read_exits(workload.exits, here.facts.num_blocks)
+        recorded = read_exits(workload.exits, world.facts.num_blocks)
         return iter([(times_s, np.resize(recorded, len(times_s)))])
     mix = Mix.of(profile, shares_of(workload.mix), workload.drifts) if workload.mix else None
-    random = np.random.default_rng([workload.seed, DEPTHS])
+    random = np.random.default_rng([workload.seed, EXITS_SEED])
     parts = np.array_split(times_s, max(1, len(times_s) >> 16))
     return ((each, mix.exit_blocks(each, random) if mix else exit_blocks(profile, len(each), random)) for each in parts)
 

@@ -1,4 +1,4 @@
-"""Simulated devices, which compute how long a launch takes from tables and links, and which inputs leave where."""
+"""Simulated devices. They compute from tables and links how long a launch takes, and at which block inputs leave."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -19,10 +19,10 @@ from profiles.errors import UserError
 
 
 class LaunchPart(NamedTuple):
-    """A part of a launch at whose end inputs may leave. `seconds[n]` is how long it takes with n inputs inside.
+    """A part of a launch at whose end inputs may leave. `seconds[n]` is its time with n inputs inside.
 
-    `seconds[0]`: with hardly any tokens, where inputs are texts.
-    The first costs what a launch does, each other one what a stop does.
+    Where inputs are texts, `seconds[0]` is its time with hardly any tokens. The first part of a launch includes the
+    cost of the launch, each later part the cost of a stop.
     """
 
     stop: int
@@ -36,7 +36,7 @@ class _Post:
 
     pipeline: Plan
     placement: Placement
-    legs: dict[int, tuple[LaunchPart, ...]] = field(default_factory=dict)
+    parts: dict[int, tuple[LaunchPart, ...]] = field(default_factory=dict)
     transfers_s: dict[int, tuple[float, ...]] = field(default_factory=dict)  # by size; empty where nothing travels
     turn_s: float = 0.0  # how long a replica stands still before a launch
 
@@ -68,7 +68,7 @@ class TableDevices:
     def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0, benched: Collection[str] = ()) -> None:
         """Switch to this plan; replicas whose splits change need `load_s` first.
 
-        Those that are benched work only where others do not suffice; the last group of their kind tries them.
+        Benched replicas work only where the others do not suffice, in the last group of their kind.
         """
         free = {kind: self._of_kind(kind, used, benched) for kind, used in plan.devices().items()}
         before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
@@ -93,7 +93,7 @@ class TableDevices:
         self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
 
     def _of_kind(self, kind: str, used: int, benched: Collection[str]) -> Iterator[str]:
-        """The replicas of a kind that a plan uses, and those that are benched, which come last."""
+        """The replicas of a kind that a plan uses, benched ones last."""
         slow = {each for each in benched if each.partition("/")[0] == kind}
         count = max(used, min(used + len(slow), self.facts.device(kind).count)) if slow else used
         return iter(sorted((f"{kind}/{number}" for number in range(count)), key=lambda each: each in slow))
@@ -106,7 +106,7 @@ class TableDevices:
         return self._posts[group].placement.kind
 
     def _stands_still_s(self, placement: Placement) -> float:
-        """Where splits take turns: until the front has said which is next. A host says that by its own costs."""
+        """The wait for the front's next order where splits take turns; with host costs, the host simulates it."""
         takes_turns = placement.local and len(placement.splits) > 1
         return self.facts.turn_s(placement.kind) if takes_turns and not self._host else 0.0
 
@@ -119,14 +119,15 @@ class TableDevices:
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
         may_stop = len(places) > launch.shadows and RowKind.EARLY not in kinds
-        for stop, lets_go, seconds in post.legs.get(launch.cursor) or self._new_legs(post, launch):
+        for stop, lets_go, seconds in post.parts.get(launch.cursor) or self._new_parts(post, launch):
             if kinds and may_stop and all(kinds[row] == RowKind.SHADOW for row in inside):
                 break
             ends_s += (seconds[len(inside)] if launch.length is None else _of_texts(seconds, launch, inside)) * slower
             stopped = stop
             if lets_go and (leaving := self._leaving(places, inside, stop, launch)):
-                told, gone = self._told(kinds, leaving, stop) if kinds else (leaving, leaving)
-                departures.append(Departure(ends_s, stop, told, self._answers(places, told, stop) if kinds else ()))
+                answered, gone = self._answered(kinds, leaving, stop) if kinds else (leaving, leaving)
+                answers = self._answers(places, answered, stop) if kinds else ()
+                departures.append(Departure(ends_s, stop, answered, answers))
                 if len(gone) == len(inside):
                     inside = ()
                     break
@@ -141,18 +142,18 @@ class TableDevices:
         return [row for row in inside if places[row].row <= stop]
 
     def _answers(self, places: Sequence[Place], rows: Sequence[int], stop: int) -> list[object]:
-        """What these are answered there. Nobody knows, so the full network says the same."""
+        """The answers of these rows. They are unknown, so that audits always agree."""
         return [None] * len(rows)
 
-    def _told(self, kinds: bytearray, leaving: list[int], stop: int) -> tuple[list[int], list[int]]:
-        """Whose answer is told, and who goes; a replica does the same (deployments/replica/split.py)."""
+    def _answered(self, kinds: bytearray, leaving: list[int], stop: int) -> tuple[list[int], list[int]]:
+        """The rows that are answered, and those that leave, as on a replica (deployments/replica/split.py)."""
         if stop == self.facts.num_blocks:
             return leaving, leaving
-        told = [row for row in leaving if kinds[row] in (RowKind.PLAIN, RowKind.AUDITED, RowKind.EARLY)]
+        answered = [row for row in leaving if kinds[row] in (RowKind.PLAIN, RowKind.AUDITED, RowKind.EARLY)]
         gone = [row for row in leaving if kinds[row] == RowKind.PLAIN]
-        for row in told:
+        for row in answered:
             kinds[row] = RowKind.SHADOW if kinds[row] != RowKind.PLAIN else RowKind.PLAIN
-        return told, gone
+        return answered, gone
 
     def fails(self) -> bool:
         return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share
@@ -186,24 +187,24 @@ class TableDevices:
             link = replace(link, latency_s=0.0)
         return tuple(link.transfer_s(size * each[cursor - 1]) for size in range(self._largest + 1))
 
-    def _new_legs(self, post: _Post, launch: Launch) -> tuple[LaunchPart, ...]:
-        """The legs of launches from this block on, kept because they stay the same until the plan changes."""
+    def _new_parts(self, post: _Post, launch: Launch) -> tuple[LaunchPart, ...]:
+        """The parts of launches from this block on, which stay the same until the plan changes."""
         table = self.facts.table(post.placement.kind)
         sizes = np.array([min(1, table.batch_sizes[0]), *range(1, self._largest + 1)], float)
         blocks_s, ramps_s = table.block_times_s(sizes), table.ramp_times_s(sizes)
-        legs, start = [], launch.cursor
+        parts, start = [], launch.cursor
         for stop in stops(launch.cursor, launch.stop, launch.ramps):
             has_ramp = stop - 1 in launch.ramps
             begins_s = table.launch_s if start == launch.cursor else table.each_stop_s
             seconds = begins_s + blocks_s[:, start:stop].sum(1) + (ramps_s[:, stop - 1] if has_ramp else 0.0)
-            legs.append(LaunchPart(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
+            parts.append(LaunchPart(stop, has_ramp or stop == self.facts.num_blocks, tuple(seconds.tolist())))
             start = stop
-        post.legs[launch.cursor] = found = tuple(legs)
-        return found
+        post.parts[launch.cursor] = tuple(parts)
+        return post.parts[launch.cursor]
 
 
 def _of_texts(seconds: Sequence[float], launch: Launch, inside: Sequence[int]) -> float:
-    """By their tokens."""
+    """The time of a launch of texts, by their tokens."""
     assert launch.length, "This is a bug: texts are told apart only where an input has a length."
     weight = launch.weight if len(inside) == len(launch.weights) else sum([launch.weights[row] for row in inside])
     return seconds_at(weight / launch.length, seconds[0], seconds[1:])

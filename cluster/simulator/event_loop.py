@@ -1,4 +1,4 @@
-"""The event loop runs the product's own dispatcher in virtual time, over devices that say how long launches take.
+"""The event loop runs the product's own dispatcher in virtual time, over devices that return the times of launches.
 
 The loop decides nothing: as in service, `deployments.dispatch.dispatcher.Dispatcher` decides which inputs are admitted,
 batched, merged, retried or dropped. The time of a launch comes either from a latency table
@@ -16,11 +16,11 @@ from cluster.simulator.host import FrontWorkers, HostCosts
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 
-Arriving = tuple[float, Place, int, bool]  # when, where its state is, what it weighs, and whether no ramp lets it go
+Arriving = tuple[float, Place, int, bool]  # arrival time in s, place of its state, weight, asks for the whole network
 
 
 class Departure(NamedTuple):
-    """Rows of a launch that are answered after block `stop - 1`; `answers` are theirs, if anybody looks at them."""
+    """Rows of a launch that are answered after block `stop - 1`; `answers` are empty where only times matter."""
 
     at_s: float
     stop: int
@@ -28,27 +28,27 @@ class Departure(NamedTuple):
     answers: Sequence[Any] = ()
 
     def only(self, rows: Sequence[int]) -> "Departure":
-        """The same of these rows only."""
-        told = dict(zip(self.rows, self.answers, strict=True)) if self.answers else {}
-        return self._replace(rows=rows, answers=[told[row] for row in rows] if told else ())
+        """The departure of these rows only."""
+        answers = dict(zip(self.rows, self.answers, strict=True)) if self.answers else {}
+        return self._replace(rows=rows, answers=[answers[row] for row in rows] if answers else ())
 
 
 class LaunchSchedule(NamedTuple):
-    """How a launch will go: its times, and who departs when."""
+    """The course of a launch: its times, its departures and its survivors."""
 
     starts_s: float
     ends_s: float
     early: Sequence[Departure]  # before the end
     last: Departure | None  # at the end
     survivors: Mapping[int, Place]
-    stop: int | None = None  # the block before which they stand, if not where the launch was to end
+    stop: int | None = None  # the block before which survivors stand, if the launch ended early
 
 
 class Devices(Protocol):
-    """The devices that launches run on, which know how long each takes."""
+    """The devices that launches run on."""
 
     def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
-        """Begin a launch that reaches its replica now, and say how it will go."""
+        """Begin a launch that reaches its replica now, and return its course."""
         ...
 
     def kind(self, group: str) -> str:
@@ -150,7 +150,7 @@ class EventLoop:
             self._tally.refuse(self.now_s, weight)
 
     def _work(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
-        """Do this action once a front has worked for so many seconds."""
+        """Do this action once a front has worked for these seconds."""
         assert self._fronts
         self.at(self._fronts.done_s(self.now_s, seconds), action, *arguments)
 
@@ -189,7 +189,7 @@ class EventLoop:
             self.dispatcher.failed(launch.id, self.now_s, reason, Fault.REPLICA if lost else Fault.NETWORK, lost=lost)
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
-        """Tell the dispatcher who has left, and count those who had no answer before."""
+        """Report departed rows to the dispatcher, and count those that had no answer before."""
         now_s, ends_s, blocks = self.now_s, None, [departure.stop - 1] * len(departure.rows)
         fresh = self.dispatcher.released(launch.id, now_s, departure.rows, blocks, departure.answers)
         if len(fresh) < len(departure.rows):

@@ -49,8 +49,8 @@ def read_exits(path: Path, num_blocks: int) -> Ints:
     except (ValueError, OverflowError):
         raise UserError(f"{path} must hold one block number per line, counted from 0") from None
     if not len(blocks) or blocks.min() < 0 or blocks.max() >= num_blocks:
-        found = f"{blocks.min()}..{blocks.max()}" if len(blocks) else "none"
-        raise UserError(f"{path}: block numbers must lie in 0..{num_blocks - 1}, there are {found}")
+        present = f"{blocks.min()}..{blocks.max()}" if len(blocks) else "none"
+        raise UserError(f"{path}: block numbers must lie in 0..{num_blocks - 1}, there are {present}")
     return blocks
 
 
@@ -63,8 +63,8 @@ def _outage(option: str, shape: str) -> Outage:
 
 
 def _pair(option: str, sign: str, shape: str) -> tuple[str, float]:
-    name, found, number = option.partition(sign)
-    if not (name and found):
+    name, separator, number = option.partition(sign)
+    if not (name and separator):
         raise UserError(f"{option!r} must look like {shape}")
     return name, _number(number, option, shape)
 

@@ -15,7 +15,7 @@ from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time axis, with their seconds
 MANY = 3  # a run of fewer than this many of a unit is shown in the next smaller one
 
 

@@ -19,7 +19,7 @@ from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.windows import History
 
-LOOK_EVERY_S = 30.0  # a look costs milliseconds, and one every five seconds makes 17,280 in a simulated day
+LOOK_EVERY_S = 30.0  # instead of 5 s, because a look takes milliseconds and a simulated day would have 17,280
 PATIENCE = Patience(look_every_s=LOOK_EVERY_S)
 
 
@@ -59,7 +59,7 @@ class Replanned:
 
 def replan(
     world: World,
-    asked: ClassifierPlanningProblem,
+    problem: ClassifierPlanningProblem,
     inputs: Chunks,
     seconds: float,
     *,
@@ -71,7 +71,7 @@ def replan(
 ) -> Replanned:
     """Run until every input has ended, with a controller that starts without any history."""
     simulation = Simulation(world, inputs, seconds, seed, devices)
-    controller = Controller(asked, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)
+    controller = Controller(problem, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)
     application = Simulated(simulation, patience.start_s)
     loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, report=lambda event: None)
     asyncio.run(_drive(loop, simulation, seconds, patience.react_every_s, progress))

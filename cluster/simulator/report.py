@@ -51,7 +51,7 @@ class Report:
 
     @property
     def filled_s(self) -> float:
-        """The time that the fills are of: while inputs came, since the last plan runs."""
+        """The time since the last plan runs, while inputs arrived: the fills are of this time."""
         return max(0.0, self.tally.seconds - self.tally.launched_since_s)
 
     @property
@@ -135,7 +135,7 @@ def _tokens(report: Report, length: int) -> str:
     tally = report.tally
     arrived, good = tally.arrived_weight / tally.seconds, tally.good_weight / tally.seconds
     each = tally.arrived_weight / max(1, report.arrived)
-    return f"{arrived:,.0f} per second came, {good:,.0f} in time; {each:.1f} a text (planned: {length})"
+    return f"{arrived:,.0f} per second arrived, {good:,.0f} in time; {each:.1f} a text (planned: {length})"
 
 
 def _cost(dollars_per_hour: float, goodput_per_s: float) -> str:

@@ -22,14 +22,16 @@ from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.lengths import Lengths
 
-# Arrivals in seconds, and the block after which each is sure; texts of many lengths also have tokens, others as many as
-# plans are made of. A long run comes in many chunks.
+# Arrival times in seconds, the block after which each input is sure, and, for texts of different lengths, their tokens.
 Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
 Chunks = Iterable[Chunk]
-CHUNK = 1 << 16
+CHUNK = 1 << 16  # inputs that are generated at once, so that memory stays small
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
-# The random streams of troubles, lengths, audits and of who asks for the whole network; inputs draw from the seed, too.
-TROUBLES_SEED, LENGTHS_SEED, AUDITS_SEED, FULL_SEED = 1, 3, 4, 5
+# Random streams of one seed: each gets a number of its own, so that a change of one leaves the others as they are.
+TROUBLES_SEED = 1
+LENGTHS_SEED = 3
+AUDITS_SEED = 4
+FULL_SEED = 5  # of the inputs that ask for the whole network
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class World:
     troubles: Troubles = field(default_factory=Troubles)
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
-    lengths: Lengths | None = None  # of texts that come without tokens, where plans count tokens
-    full_share: float = 0.0  # of the inputs that ask for the whole network (`X-Full`): no ramp lets them go
+    lengths: Lengths | None = None  # of texts without given tokens, where plans count tokens
+    full_share: float = 0.0  # the share of inputs that ask for the whole network (`X-Full`)
 
 
 def simulate(
@@ -59,9 +61,9 @@ def simulate(
 
 
 class Simulation:
-    """One run up to its present time. It holds only the inputs that are inside the dispatcher, so memory stays small.
+    """One run up to its present time. It holds only the inputs inside the dispatcher, so that memory stays small.
 
-    A controller, or a test, runs it until some time, looks by `observe`, lets it `follow` another plan, and goes on.
+    A controller, or a test, calls `run_until`, `observe` and `follow` in turn.
     """
 
     def __init__(
@@ -78,12 +80,12 @@ class Simulation:
         random = np.random.default_rng([seed, TROUBLES_SEED])
         self._devices = devices(world.plan, world.facts, world.troubles, random, world.host)
         chance = np.random.default_rng([seed, AUDITS_SEED]).random
-        made = dispatcher(self._route(), self._devices.groups(), world.limits, chance)
-        self._loop = EventLoop(made, self._devices, self.tally, world.slo_s, world.host, world.fronts)
+        dispatching = dispatcher(self._route(), self._devices.groups(), world.limits, chance)
+        self._loop = EventLoop(dispatching, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
         self._full = np.random.default_rng([seed, FULL_SEED])
         self._times_s, self._needs, self._weights = NO_INPUTS
-        self._outages: list[Outage] = []  # of now; those of one replica may overlap
+        self._outages: list[Outage] = []  # present outages; those of one replica may overlap
         for outage in world.troubles.outages:
             self._loop.at(outage.from_s, self._leave, outage)
             self._loop.at(outage.until_s, self._return, outage)
@@ -171,7 +173,7 @@ class Simulation:
 
 
 def _launching(plan: Plan) -> list[tuple[object, ...]]:
-    """Who launches what, whichever ramps are open: by this two plans' launches may be counted together."""
+    """The launches of a plan without its ramps: launches of two plans with equal ones are counted together."""
     placements = (placement for pipeline in plan.pipelines for placement in pipeline.placements)
     return [(each.kind, each.replicas, [replace(split, ramps=()) for split in each.splits]) for each in placements]
 

@@ -15,18 +15,21 @@ from optimizer.plan import Plan
 from optimizer.problem import Problem
 from profiles.exits import ExitProfile
 
-IN_TIME_SHARE = 0.99  # of all inputs must be answered in time, or a rate is not sustained
+IN_TIME_SHARE = 0.99  # the share of inputs that must be answered in time for a rate to be sustained
 STEPS = 7  # halvings of an interval
-# An overload shows only once the queue that it builds up is as long as the SLO, so that a run of n SLOs lets a rate
-# pass that is up to 1 / n too high. Short runs find where to look, long ones decide.
-SLOS, SHORT_SLOS = 100, 10
-ABOVE = 1.1  # no plan sustains more than so many times what its devices compute, as the planner counts it
-# The first step away from a guess; how near a rate is found; and the lowest that is looked for: as shares of rates.
-STEP, NEAR, LOWEST = 0.02, 0.01, 0.01
-# Where the rate is looked for, times what is guessed, and how often a guess may be mended. How many times more or less
-# lost inputs still count; and by how many times as much, in logarithms, the lost ones grow as those that come.
-AROUND, TURNS, FAR, SLOPES = (0.94, 0.98, 1.02, 1.06), 8, 8.0, (8.0, 80.0)
-LOOKS = 10  # in a run whether it is lost already
+# An overload shows only once its queue is as long as the SLO, so that a run of n SLOs passes a rate that is up to 1 / n
+# too high. Short runs find the region, long runs decide.
+SLOS = 100  # duration of a long run
+SHORT_SLOS = 10  # duration of a short run
+ABOVE = 1.1  # no plan sustains more than this many times the planner's estimate of its goodput
+STEP = 0.02  # the first step away from a guess, as a share of the rate
+NEAR = 0.01  # how closely the rate is found, as a share of the rate
+LOWEST = 0.01  # the lowest rate that is tried, as a share of the highest
+NEARBY_RATES = (0.94, 0.98, 1.02, 1.06)  # rates that are run together, as multiples of the guess
+TURNS = 8  # how often a guess is corrected
+FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
+SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
+LOOKS = 10  # checks in a run whether too many inputs are lost already
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,10 @@ def sustained(
     plan: Plan, facts: Problem, slo_s: float, inputs: int = 15_000, seed: int = 0, limits: Limits | None = None,
     slos: float = SLOS, in_time: float = IN_TIME_SHARE,
 ) -> SustainedGoodput:  # fmt: skip
-    """Look for the sustained rate, up to a tenth more than the devices compute, with Poisson arrivals.
+    """Search for the sustained rate, up to a tenth above the planner's estimate, with Poisson arrivals.
 
-    Runs last `slos` times the SLO and have at least so many inputs, of which chance keeps 1 % to within 0.1 %. What is
-    answered of far too many in a short run is about what is sustained, so the search begins near there.
+    Runs last `slos` times the SLO and have at least `inputs` inputs: with 15,000, chance moves a loss of 1 % by 0.1 %.
+    The search begins near the goodput of a short overloaded run.
     """
     world = World(plan, facts, slo_s, limits or Limits())
     promised = evaluate(plan, facts).goodput_per_s
@@ -54,28 +57,28 @@ def sustained(
     answered_per_s = overload.good / (overload.tally.seconds + slo_s)
 
     def run_at(rate: float) -> Report | None:
-        return kept_run(world, rate, max(inputs, int(slos * slo_s * rate)), seed, in_time)
+        return run_if_sustained(world, rate, max(inputs, int(slos * slo_s * rate)), seed, in_time)
 
-    found = near(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
-    return SustainedGoodput(promised, found.goodput_per_s if found else 0.0, found)
+    best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
+    return SustainedGoodput(promised, best.goodput_per_s if best else 0.0, best)
 
 
-def near(run_at: Callable[[float], Run | None], guess: float, most: float) -> Run | None:
-    """What is found at the highest rate at which anything is: steps from the guess double, then intervals are halved.
+def highest_run(run_at: Callable[[float], Run | None], guess: float, most: float) -> Run | None:
+    """The result of `run_at` at the highest rate with one: steps from the guess double, then intervals are halved.
 
-    >>> [round(near(lambda rate: rate if rate < 70 else None, guess, most=110), 1) for guess in (100, 71, 50)]
+    >>> [round(highest_run(lambda rate: rate if rate < 70 else None, guess, most=110), 1) for guess in (100, 71, 50)]
     [69.8, 69.9, 69.8]
-    >>> near(lambda rate: rate, 100, most=110)
+    >>> highest_run(lambda rate: rate, 100, most=110)
     110
     """
     best, low, high, step = None, 0.0, inf, STEP
     rate = min(max(guess, LOWEST * most), most)
     while True:
-        found = run_at(rate)
-        if found is None:
+        result = run_at(rate)
+        if result is None:
             high = rate
         else:
-            best, low = found, rate
+            best, low = result, rate
         if low >= (1 - NEAR) * min(high, most) or high <= LOWEST * most:
             return best
         if low and high < inf:
@@ -85,41 +88,41 @@ def near(run_at: Callable[[float], Run | None], guess: float, most: float) -> Ru
             step = min(2 * step, 0.5)
 
 
-def settled(
+def confirmed_rate_per_s(
     world: World, rate_per_s: float, inputs: int, seed: int, slos: float = SLOS, in_time: float = IN_TIME_SHARE
 ) -> float:
-    """The rate at which just this share is in time, looked for near `rate_per_s`; 0 where none is found.
+    """The rate at which exactly this share is in time, searched near `rate_per_s`; 0 where there is none.
 
-    What is lost comes in bursts, so that one run of few inputs tells little. Several, each with inputs of its own, tell
-    as much as one run of all their inputs. Where nothing is lost up to some rate and much from there on, no curve fits
-    them, and the rate is closed in on from both sides.
+    Inputs are lost in bursts, so that one run of few inputs says little. Several runs with inputs of their own say as
+    much as one run of all these inputs. Where losses jump at some rate, no curve fits them, and the interval is halved.
     """
-    nearby, kept_per_s, lost_per_s = np.log(AROUND), 0.0, inf
+    nearby, first_seed = np.log(NEARBY_RATES), len(NEARBY_RATES) * seed
+    sustained_per_s, failed_per_s = 0.0, inf
     for _ in range(TURNS):
         lost = [
-            1 - run(world, rate, max(inputs, int(slos * world.slo_s * rate)), len(AROUND) * seed + index).good_share
-            for index, rate in enumerate(rate_per_s * np.array(AROUND))
+            1 - run(world, rate, max(inputs, int(slos * world.slo_s * rate)), first_seed + index).good_share
+            for index, rate in enumerate(rate_per_s * np.array(NEARBY_RATES))
         ]
-        moved = _even(nearby, np.array(lost) / (1 - in_time))
+        moved = _allowed_at(nearby, np.array(lost) / (1 - in_time))
         if nearby[0] <= moved <= nearby[-1]:
             return rate_per_s * float(np.exp(moved))
         if moved > 0:
-            kept_per_s = rate_per_s
+            sustained_per_s = rate_per_s
         else:
-            lost_per_s = rate_per_s
+            failed_per_s = rate_per_s
         rate_per_s *= float(np.exp(moved))
-        if not kept_per_s < rate_per_s < lost_per_s:
-            rate_per_s = sqrt(kept_per_s * lost_per_s)
-    return kept_per_s
+        if not sustained_per_s < rate_per_s < failed_per_s:
+            rate_per_s = sqrt(sustained_per_s * failed_per_s)
+    return sustained_per_s
 
 
-def _even(nearby: Floats, lost: Floats) -> float:
-    """Where as many are lost as may be, if the logarithm of how many grows in a straight line: Poisson's regression.
+def _allowed_at(nearby: Floats, lost: Floats) -> float:
+    """The logarithm of the rate at which the loss is the allowed one, by a Poisson regression of losses on rates.
 
-    `lost`: times what may be lost. They are summed before any logarithm is taken: runs in which hardly any is lost say
-    as little by themselves as those with many.
+    `lost`: the losses of the runs as multiples of the allowed loss. They are summed before a logarithm is taken: a
+    single run with hardly any loss says little.
 
-    >>> round(_even(np.array([-0.1, 0.0, 0.1]), np.exp(20 * (np.array([-0.1, 0.0, 0.1]) - 0.03))), 2)
+    >>> round(_allowed_at(np.array([-0.1, 0.0, 0.1]), np.exp(20 * (np.array([-0.1, 0.0, 0.1]) - 0.03))), 2)
     0.03
     """
     lost = np.clip(lost, 1e-9, FAR)
@@ -133,12 +136,14 @@ def _even(nearby: Floats, lost: Floats) -> float:
 
 
 def run(world: World, rate_per_s: float, inputs: int, seed: int) -> Report:
-    """Simulate so many inputs at a rate, with exits drawn from the survival of the facts."""
+    """Simulate inputs at a rate, with exits drawn from the survival of the facts."""
     return _simulation(world, rate_per_s, inputs, seed)[0].finish()
 
 
-def kept_run(world: World, rate_per_s: float, inputs: int, seed: int, in_time: float = IN_TIME_SHARE) -> Report | None:
-    """The run if this share was answered in time. It is broken off when too many are lost already."""
+def run_if_sustained(
+    world: World, rate_per_s: float, inputs: int, seed: int, in_time: float = IN_TIME_SHARE
+) -> Report | None:
+    """The run if this share was answered in time. It is broken off when too many inputs are lost already."""
     simulation, arrived = _simulation(world, rate_per_s, inputs, seed)
     for look in range(1, LOOKS):
         simulation.run_until(simulation.tally.seconds * look / LOOKS)

@@ -14,9 +14,11 @@ from deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, LaunchTimes
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LaunchKey = tuple[str, str, int, int, int]  # group, kind, blocks, size
-WINDOWS = 200
-FASTEST_S, SLOWEST_S, BINS = 1e-6, 1e3, 4096  # a bin is half a percent wide
-FLUSH = 1 << 16
+WINDOWS = 200  # of equal time, for the pictures over time
+FASTEST_S = 1e-6  # latencies below it fall into the first bin
+SLOWEST_S = 1e3  # latencies above it fall into the last bin
+BINS = 4096  # so that a bin is half a percent wide
+FLUSH = 1 << 16  # latencies that are collected before they are counted
 
 
 class Tally:
@@ -34,7 +36,7 @@ class Tally:
         self.refused_weight = 0
         self._full = self._full_weight = 0  # arrivals that asked for the whole network; not in the exits
         self._unfinished, self._unfinished_weights = ([0] * num_blocks for _ in range(2))
-        self._certain = self._certain_weight = 0  # of the last block's: no open ramp might have let them go
+        self._certain = self._certain_weight = 0  # exits at the end that no open ramp could have answered
         self._bins = np.zeros((WINDOWS, BINS), np.int32)
         self._observed_bins = np.zeros(BINS, np.int64)
         self._ends_s: list[float] = []
@@ -64,19 +66,19 @@ class Tally:
 
     def launch(self, launch: Launch, kind: str, took_s: float) -> None:
         key = (launch.group, kind, launch.cursor, launch.stop, launch.size)
-        if (found := self.launched.get(key)) is None:
-            found = self.launched[key] = [0, 0.0]
-        found[0] += 1
-        found[1] += took_s
+        if (total := self.launched.get(key)) is None:
+            total = self.launched[key] = [0, 0.0]
+        total[0] += 1
+        total[1] += took_s
 
     def start_launches(self, now_s: float) -> None:
-        """From now on `new_launches` are those of another plan."""
+        """Begin `new_launches` again, for another plan."""
         self.launched_since_s = now_s
         self._launched_before = {key: (times, seconds) for key, (times, seconds) in self.launched.items()}
 
     @property
     def new_launches(self) -> dict[LaunchKey, tuple[float, float]]:
-        """The same as `launched`, of the plan that runs."""
+        """The launches of the running plan, as in `launched`."""
         none, before = (0.0, 0.0), self._launched_before
         both = {key: (times, seconds, *before.get(key, none)) for key, (times, seconds) in self.launched.items()}
         return {key: (late - early, all_s - early_s) for key, (late, all_s, early, early_s) in both.items()}

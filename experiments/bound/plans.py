@@ -8,9 +8,9 @@ from math import prod, sqrt
 from typing import NamedTuple
 
 from cluster.commands.plan_result import PLAYED_GAP
-from cluster.simulator.choice import HOPE, PATIENT, around, is_playable, played
+from cluster.simulator.choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, can_simulate
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import SHORT_SLOS, kept_run, settled
+from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
 from optimizer.objective import Objective
@@ -59,15 +59,15 @@ def judge(seed: int) -> JudgedPlan | None:
 
 def sustained_per_s(world: World, near_per_s: float) -> float:
     """The mean, by ratios, of what some inputs show and what others do: what is lost comes in bursts."""
-    return sqrt(prod(settled(world, near_per_s, INPUTS, seed, SLOS) for seed in SEEDS))
+    return sqrt(prod(confirmed_rate_per_s(world, near_per_s, INPUTS, seed, SLOS) for seed in SEEDS))
 
 
 def planned(facts: Problem, objective: Objective) -> Plan | None:
     """What `isobatch plan` answers."""
     plan = side_by_side(facts, objective, GAP)
-    if plan is None or not is_playable(plan, facts, objective):
+    if plan is None or not can_simulate(plan, facts, objective):
         return plan
-    return played(plan, facts, objective, FIND).plan
+    return best_simulated(plan, facts, objective, FIND).plan
 
 
 def share_of_oracle(claim: PaperFigure) -> float:
@@ -83,8 +83,8 @@ def share_of_oracle(claim: PaperFigure) -> float:
 
 def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
     end_s = time.process_time() + MOVING_S
-    care = replace(PATIENT, slos=SLOS, last_slos=SLOS, out_of_time=lambda: time.process_time() >= end_s)
-    return around(plan, facts, objective, care).gain
+    care = replace(LONG_EFFORT, slos=SLOS, last_slos=SLOS, out_of_time=lambda: time.process_time() >= end_s)
+    return best_by_moves(plan, facts, objective, care).gain
 
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:
@@ -94,6 +94,6 @@ def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[
             if other.plan and other.score and other.score.goodput_per_s * HOPE > rate_per_s > 0:
                 world = World(other.plan, facts, asked.slo_s or 0.0)
                 counts = {max(INPUTS, int(slos * world.slo_s * rate_per_s)) for slos in (SHORT_SLOS, SLOS)}
-                kept = all(kept_run(world, rate_per_s, each, SEEDS[0]) for each in sorted(counts))
+                kept = all(run_if_sustained(world, rate_per_s, each, SEEDS[0]) for each in sorted(counts))
                 if kept and sustained_per_s(world, rate_per_s) >= rate_per_s:
                     yield other.name

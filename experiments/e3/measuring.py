@@ -13,7 +13,7 @@ from cluster.load.traces import trace
 from cluster.load.workloads import exit_blocks
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import World, simulate
-from cluster.simulator.sustained import kept_run, run, sustained
+from cluster.simulator.sustained import run, run_if_sustained, sustained
 from deployments.dispatch.messages import Limits
 from experiments.planner.settings import Network, Survivors
 from experiments.shared.public_data import data
@@ -78,7 +78,7 @@ def dollars(setting: E3Setting, backend: str, system: str) -> BarValue:
         if plan is None:
             break
         inputs = max(INPUTS, int(SLOS * setting.slo_s * setting.asked_per_s))
-        if kept_run(World(plan, facts, setting.slo_s, Limits()), setting.asked_per_s, inputs, seed=0):
+        if run_if_sustained(World(plan, facts, setting.slo_s, Limits()), setting.asked_per_s, inputs, seed=0):
             return BarValue(evaluate(plan, facts).cost_per_hour)
         asked_per_s *= MORE
     return BarValue(0.0)

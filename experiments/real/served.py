@@ -12,7 +12,7 @@ from cluster.controller.application import RunningApplication
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.report import summary
 from cluster.load.workloads import arrivals
-from cluster.simulator.choice import LIMITS, played
+from cluster.simulator.choice import LIMITS, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, asked, named
@@ -71,7 +71,7 @@ def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]
     devices = fleet(f"{KIND}={count}")
     objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=LARGEST_BATCH)
     facts = problem(known, devices, links_between(devices), length=known.length)
-    chosen = played(_planned(facts, objective), facts, objective, side_by_side)
+    chosen = best_simulated(_planned(facts, objective), facts, objective, side_by_side)
     found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, facts)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]

@@ -73,13 +73,13 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
 def test_what_is_taken_promises_what_the_simulator_sustains() -> None:
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
-    settled = here.settled(row)
+    settled = here.with_simulated_plan(row)
     assert 2 in {split.start for split in settled.plan.splits}
     assert (row.plan.slo_s, settled.plan.slo_s, settled.plan.length) == (0.25, 0.25, row.plan.length)
     facts = problem(row.profile, here.devices, links_between(here.devices))
     assert sustained(settled.plan, facts, 0.25).goodput_per_s == pytest.approx(settled.goodput_per_s, rel=0.1)
     rushed = replace(here, slo_s=100.0)
-    assert rushed.settled(row) is row, "to play it would take too long"
+    assert rushed.with_simulated_plan(row) is row, "to play it would take too long"
 
 
 def test_a_name_in_brackets_stands_in_the_table_as_it_is() -> None:
@@ -106,7 +106,7 @@ def test_where_the_last_network_alone_is_late_and_the_best_fails_the_test_nothin
     assert rows[1].plan is None
     failing = replace(here, terms=replace(here.terms, max_loss=0.001))
     rows = [replace(row, made=replace(row.made, evidence=failing.row(combinations[0]).made.evidence)) for row in rows]
-    with pytest.raises(UserError, match="small loses cannot be promised after the test, and large alone"):
+    with pytest.raises(UserError, match="small failed the test of its promise, and large alone"):
         here.tested(rows, combinations)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.plan_picture import _title
 from cluster.commands.plan_result import plan_result
-from cluster.simulator.choice import CARE, SimulatedChoice
+from cluster.simulator.choice import DEFAULT_EFFORT, SimulatedChoice
 from optimizer import Objective
 from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.plan import SimulatedTimes, read_plan
@@ -83,8 +83,8 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
-    hasty = replace(CARE, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
-    monkeypatch.setattr("cluster.simulator.choice.CARE", hasty)
+    hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
+    monkeypatch.setattr("cluster.simulator.choice.DEFAULT_EFFORT", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
 
 
@@ -124,8 +124,8 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
             ("--seconds", "1"),
             "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates",
         ),
-        (("--rate", "10"), "only the most goodput within an SLO is, with no other wish"),
-        (("--slo-ms", "9000"), "inputs come within the SLO, so that it would take long (--polish SECONDS does it)"),
+        (("--rate", "10"), "only the most goodput within an SLO is, without another limit"),
+        (("--slo-ms", "9000"), "inputs arrive within the SLO, which takes long to simulate (--polish SECONDS does it)"),
     ],
 )
 def test_that_nothing_was_played_is_said_and_why(

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.choice import CARE, PATIENT, BestSoFar, SimulationEffort, around, is_playable, played, unplayable
+from cluster.simulator.choice import DEFAULT_EFFORT, LONG_EFFORT, BestSoFar, SimulationEffort, best_by_moves, best_simulated, can_simulate, why_not_simulated
 from cluster.simulator.simulation import World
-from cluster.simulator.sustained import SHORT_SLOS, kept_run, run, settled, sustained
+from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run, run_if_sustained, sustained
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.side_by_side import side_by_side
@@ -16,7 +16,7 @@ from optimizer.problem import Problem
 from profiles.errors import UserError
 from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO, facts
 
-HASTY = replace(CARE, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=12_000)
+HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=12_000)
 FIND = partial(side_by_side, gap=0.03)
 TIGHT = Objective(slo_s=0.02, max_batch=8)
 POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
@@ -31,24 +31,24 @@ def planned(problem: Problem, objective: Objective) -> Plan:
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95, 1.3])
 def test_a_run_that_is_broken_off_would_not_have_been_kept(share: float) -> None:
     world, rate = World(TWO, FAST, 0.05), share * evaluate(TWO, FAST).goodput_per_s
-    kept, whole = kept_run(world, rate, 2000, 3), run(world, rate, 2000, 3)
+    kept, whole = run_if_sustained(world, rate, 2000, 3), run(world, rate, 2000, 3)
     assert (kept is not None) == (whole.good_share >= 0.99)
     assert kept is None or kept.good == whole.good
 
 
 def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_same_answer() -> None:
     plan = planned(FAST, TIGHT)
-    found = played(plan, FAST, TIGHT, FIND, HASTY)
-    assert found == played(plan, FAST, TIGHT, FIND, HASTY)
+    found = best_simulated(plan, FAST, TIGHT, FIND, HASTY)
+    assert found == best_simulated(plan, FAST, TIGHT, FIND, HASTY)
     assert found.plan.promise is not None
     assert found.plan.promise.goodput_per_s == found.after_per_s
-    kept = settled(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 5, 20)
+    kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 5, 20)
     assert kept == pytest.approx(found.after_per_s, rel=0.08)
     assert found.after_per_s > 1.05 * found.before_per_s
 
 
 def test_the_latencies_that_are_told_are_those_of_other_inputs_at_the_promised_rate() -> None:
-    found = played(planned(FAST, TIGHT), FAST, TIGHT, FIND, HASTY)
+    found = best_simulated(planned(FAST, TIGHT), FAST, TIGHT, FIND, HASTY)
     assert found.plan.promise is not None
     times = found.plan.promise.simulated
     assert times is not None
@@ -65,7 +65,7 @@ def test_who_must_be_in_time_is_told() -> None:
     """More is sustained where a tenth may be late."""
     plan = planned(FAST, TIGHT)
     strict, lax = (
-        played(plan, FAST, TIGHT, FIND, replace(HASTY, in_time=share, most=0)).after_per_s for share in (0.99, 0.9)
+        best_simulated(plan, FAST, TIGHT, FIND, replace(HASTY, in_time=share, most=0)).after_per_s for share in (0.99, 0.9)
     )
     assert lax > 1.03 * strict
 
@@ -74,7 +74,7 @@ def test_a_path_that_hardly_anybody_takes_need_not_fit() -> None:
     """One in 500 goes to the end, where the planner believes that there is no time for larger batches."""
     rare = replace(FAST, survival=(1.0, 0.002, 0.002, 0.002))
     objective = Objective(slo_s=0.008, max_batch=8)
-    found = played(planned(rare, objective), rare, objective, FIND, HASTY)
+    found = best_simulated(planned(rare, objective), rare, objective, FIND, HASTY)
     assert found.gain > 0.1
 
 
@@ -84,16 +84,16 @@ def test_a_kind_that_the_slack_leaves_idle_works() -> None:
     objective = Objective(slo_s=0.02, max_batch=8)
     plan = planned(both, objective)
     assert "slow" not in plan.devices()
-    found = played(plan, both, objective, FIND, HASTY)
+    found = best_simulated(plan, both, objective, FIND, HASTY)
     assert "slow" in found.plan.devices()
     assert found.gain > 0.1
 
 
 def test_cuts_that_were_asked_for_are_kept_and_pipelines_that_were_not_are_none() -> None:
     both, objective = facts(fast=2, slow=2), Objective(slo_s=0.03, max_batch=8, cuts=(2,))
-    cut = played(planned(FAST, objective), FAST, objective, FIND, replace(HASTY, most=3_000)).plan
+    cut = best_simulated(planned(FAST, objective), FAST, objective, FIND, replace(HASTY, most=3_000)).plan
     assert {split.start for split in cut.splits} == {0, 2}
-    one = played(planned(FAST, TIGHT), both, TIGHT, lambda *_: None, replace(HASTY, most=3_000), apart=False)
+    one = best_simulated(planned(FAST, TIGHT), both, TIGHT, lambda *_: None, replace(HASTY, most=3_000), apart=False)
     assert not one.plan.beside
 
 
@@ -111,20 +111,20 @@ def test_cuts_that_were_asked_for_are_kept_and_pipelines_that_were_not_are_none(
 def test_what_playing_does_not_tell_or_what_would_take_long_is_not_played(
     objective: Objective, problem: Problem
 ) -> None:
-    assert is_playable(TWO, FAST, TIGHT)
-    assert not is_playable(TWO, problem, objective)
+    assert can_simulate(TWO, FAST, TIGHT)
+    assert not can_simulate(TWO, problem, objective)
     long = objective.slo_s == 60.0
-    assert unplayable(TWO, problem, objective).endswith("(--polish SECONDS does it)" if long else "with no other wish")
+    assert why_not_simulated(TWO, problem, objective).endswith("(--polish SECONDS does it)" if long else "without another limit")
 
 
 def test_where_many_inputs_come_at_once_runs_get_shorter_down_to_what_tells_something() -> None:
-    few, many, most = (CARE.shortened(at_once) for at_once in (600, 1_000, 1_900))
-    assert few == CARE
-    assert CARE.slos > many.slos > most.slos > SHORT_SLOS
-    assert many.last_slos / many.slos == pytest.approx(CARE.last_slos / CARE.slos)
-    assert CARE.affords(2_000)
-    assert not CARE.affords(2_100)
-    assert PATIENT.shortened(10**6) == PATIENT
+    few, many, most = (DEFAULT_EFFORT.shortened(at_once) for at_once in (600, 1_000, 1_900))
+    assert few == DEFAULT_EFFORT
+    assert DEFAULT_EFFORT.slos > many.slos > most.slos > SHORT_SLOS
+    assert many.last_slos / many.slos == pytest.approx(DEFAULT_EFFORT.last_slos / DEFAULT_EFFORT.slos)
+    assert DEFAULT_EFFORT.affords(2_000)
+    assert not DEFAULT_EFFORT.affords(2_100)
+    assert LONG_EFFORT.shortened(10**6) == LONG_EFFORT
 
 
 class Few:
@@ -140,11 +140,11 @@ class Few:
 
 def polishing(looks: int) -> SimulationEffort:
     quick = {"inputs": 300, "slos": 3, "last_inputs": 600, "last_slos": 3, "most": 30_000}
-    return replace(PATIENT, **quick, out_of_time=Few(looks))
+    return replace(LONG_EFFORT, **quick, out_of_time=Few(looks))
 
 
 def test_a_poor_plan_gets_better_and_its_promise_is_what_is_sustained() -> None:
-    found = played(POOR, FAST, Objective(slo_s=0.05, max_batch=8), side_by_side, polishing(9))
+    found = best_simulated(POOR, FAST, Objective(slo_s=0.05, max_batch=8), side_by_side, polishing(9))
     assert found.after_per_s > 1.2 * found.before_per_s
     assert found.plan.promise is not None
     assert found.plan.promise.goodput_per_s == found.after_per_s
@@ -153,7 +153,7 @@ def test_a_poor_plan_gets_better_and_its_promise_is_what_is_sustained() -> None:
 
 
 def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
-    found = played(POOR, FAST, Objective(slo_s=0.05), side_by_side, polishing(0))
+    found = best_simulated(POOR, FAST, Objective(slo_s=0.05), side_by_side, polishing(0))
     assert replace(found.plan, promise=None) == POOR
     assert (found.tried, found.gain) == (0, 0.0)
     assert found.before_per_s == pytest.approx(sustained(POOR, FAST, 0.05, 600, 1, slos=3).goodput_per_s, rel=0.2)
@@ -161,7 +161,7 @@ def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
 
 def test_moves_go_on_where_other_limits_end() -> None:
     """No other plan is found, and all that can be done is to move."""
-    found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
+    found = best_simulated(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
     assert found.plan.splits[0].batch_size > 1
     assert found.gain > 0.1
 
@@ -169,15 +169,15 @@ def test_moves_go_on_where_other_limits_end() -> None:
 def test_chance_never_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other inputs show less of the plan that was taken than of the first one, which stays."""
     kept = {POOR: 900.0}
-    monkeypatch.setattr(BestSoFar, "_settled", lambda self, plan, *_: kept.get(plan, 800.0))
-    found = played(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
+    monkeypatch.setattr(BestSoFar, "_confirmed_per_s", lambda self, plan, *_: kept.get(plan, 800.0))
+    found = best_simulated(POOR, FAST, replace(TIGHT, cuts=()), lambda *_: None, polishing(12))
     assert found.tried > 0
     assert (replace(found.plan, promise=None), found.gain) == (POOR, 0.0)
 
 
 def test_a_baseline_that_chance_spoke_against_is_taken_if_other_inputs_show_more_of_it() -> None:
     """Nothing may be played to choose, so that only the inputs that decide in the end can show it."""
-    found = played(POOR, FAST, TIGHT, FIND, replace(HASTY, last_inputs=800, most=0))
+    found = best_simulated(POOR, FAST, TIGHT, FIND, replace(HASTY, last_inputs=800, most=0))
     assert found.tried == 0
     assert replace(found.plan, promise=None) != POOR
     assert found.plan.promise is not None
@@ -185,7 +185,7 @@ def test_a_baseline_that_chance_spoke_against_is_taken_if_other_inputs_show_more
 
 
 def test_only_what_is_close_by_is_played_around_a_plan() -> None:
-    found = around(POOR, FAST, TIGHT, replace(HASTY, last_inputs=800))
+    found = best_by_moves(POOR, FAST, TIGHT, replace(HASTY, last_inputs=800))
     assert found.tried > 0
     assert found.gain > 0.1
     assert found.plan.devices() == POOR.devices()
@@ -193,4 +193,4 @@ def test_only_what_is_close_by_is_played_around_a_plan() -> None:
 
 def test_what_has_no_deadline_cannot_be_played() -> None:
     with pytest.raises(UserError, match="--slo-ms"):
-        played(POOR, FAST, Objective(), side_by_side, polishing(0))
+        best_simulated(POOR, FAST, Objective(), side_by_side, polishing(0))
