@@ -83,7 +83,9 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     exact = load(folder, request.device, weights_dtype(request.dtype))
     if exact.task.by_token:
-        raise UserError(f"{request.model} answers words of texts, which bench does not measure: use 'isobatch evaluate'")
+        raise UserError(
+            f"{request.model} answers words of texts, which bench does not measure: use 'isobatch evaluate'"
+        )
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
     if request.profile:

@@ -219,9 +219,7 @@ def required_slo_s(objective: Objective) -> float:
     return objective.slo_s
 
 
-def can_simulate(
-    plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort = DEFAULT_EFFORT
-) -> bool:
+def can_simulate(plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort = DEFAULT_EFFORT) -> bool:
     return not why_not_simulated(plan, facts, objective, effort)
 
 

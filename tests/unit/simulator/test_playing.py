@@ -5,7 +5,16 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.choice import DEFAULT_EFFORT, LONG_EFFORT, BestSoFar, SimulationEffort, best_by_moves, best_simulated, can_simulate, why_not_simulated
+from cluster.simulator.choice import (
+    DEFAULT_EFFORT,
+    LONG_EFFORT,
+    BestSoFar,
+    SimulationEffort,
+    best_by_moves,
+    best_simulated,
+    can_simulate,
+    why_not_simulated,
+)
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run, run_if_sustained, sustained
 from optimizer.model.evaluate import evaluate
@@ -65,7 +74,8 @@ def test_who_must_be_in_time_is_told() -> None:
     """More is sustained where a tenth may be late."""
     plan = planned(FAST, TIGHT)
     strict, lax = (
-        best_simulated(plan, FAST, TIGHT, FIND, replace(HASTY, in_time=share, most=0)).after_per_s for share in (0.99, 0.9)
+        best_simulated(plan, FAST, TIGHT, FIND, replace(HASTY, in_time=share, most=0)).after_per_s
+        for share in (0.99, 0.9)
     )
     assert lax > 1.03 * strict
 
@@ -114,7 +124,9 @@ def test_what_playing_does_not_tell_or_what_would_take_long_is_not_played(
     assert can_simulate(TWO, FAST, TIGHT)
     assert not can_simulate(TWO, problem, objective)
     long = objective.slo_s == 60.0
-    assert why_not_simulated(TWO, problem, objective).endswith("(--polish SECONDS does it)" if long else "without another limit")
+    assert why_not_simulated(TWO, problem, objective).endswith(
+        "(--polish SECONDS does it)" if long else "without another limit"
+    )
 
 
 def test_where_many_inputs_come_at_once_runs_get_shorter_down_to_what_tells_something() -> None:
