@@ -1,6 +1,6 @@
 """The planning problem of a classifier: the planner is asked in every window, with new survival and devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ class LaunchTableCosts:
     facts: Problem
 
     @property
-    def ramp_blocks(self) -> Sequence[int]:
+    def ramp_blocks(self) -> Collection[int]:
         return self.facts.ramp_blocks
 
     def score(self, plan: Plan) -> Score:

@@ -1,6 +1,6 @@
 """What the controller asks about a network: its plans and their scores. Classifiers and decoders answer alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from cluster.controller.corrections import Corrections
@@ -19,7 +19,7 @@ class CostModel(Protocol):
         ...
 
     @property
-    def ramp_blocks(self) -> Sequence[int]: ...
+    def ramp_blocks(self) -> Collection[int]: ...
 
     def score(self, plan: Plan) -> Score: ...
 
