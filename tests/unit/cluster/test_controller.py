@@ -410,7 +410,7 @@ def test_few_inputs_move_nothing():
     app.rate = lambda at_s: 0.01
     events = run(app, control_loop(app), 1200)
     assert not moves(events)
-    assert f"{Patience().enough_inputs} are needed" in events[-1].why
+    assert f"a change needs {Patience().enough_inputs}" in events[-1].why
 
 
 def test_a_clock_that_is_set_back_by_an_hour_delays_no_decision_by_an_hour():
