@@ -168,7 +168,7 @@ def test_bands_hold_everybody_once_and_cost_the_least(lengths: list[int], most: 
 
 
 def cost(bands: list[list[int]], a_band: int) -> int:
-    return sum(len(band) * max(band) * (max(band) + spans.PAIRS_A_TOKEN) + a_band for band in bands)
+    return sum(len(band) * max(band) * (max(band) + spans.PAIRS_PER_TOKEN) + a_band for band in bands)
 
 
 def least(ascending: list[int], most: int, a_band: int) -> int:
@@ -195,7 +195,7 @@ def test_every_token_finds_its_way_back(lengths: list[int], count: int) -> None:
         assert each.positions.tolist() == [place for length in lengths for place in range(length)]
 
 
-def fake_kernel(tokens: attention.Three, edges: torch.Tensor, longest: int, scaling: float | None) -> torch.Tensor:
+def fake_kernel(tokens: attention.QueryKeyValue, edges: torch.Tensor, longest: int, scaling: float | None) -> torch.Tensor:
     """Text by text, as torch's kernel on CUDA sees them."""
     assert edges.dtype == torch.int32
     assert max(np.diff(edges)) <= longest
