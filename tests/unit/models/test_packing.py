@@ -195,7 +195,9 @@ def test_every_token_finds_its_way_back(lengths: list[int], count: int) -> None:
         assert each.positions.tolist() == [place for length in lengths for place in range(length)]
 
 
-def fake_kernel(tokens: attention.QueryKeyValue, edges: torch.Tensor, longest: int, scaling: float | None) -> torch.Tensor:
+def fake_kernel(
+    tokens: attention.QueryKeyValue, edges: torch.Tensor, longest: int, scaling: float | None
+) -> torch.Tensor:
     """Text by text, as torch's kernel on CUDA sees them."""
     assert edges.dtype == torch.int32
     assert max(np.diff(edges)) <= longest
