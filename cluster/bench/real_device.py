@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cluster.load.workloads import Floats
 from cluster.simulator.event_loop import Arriving, Departure, EventLoop, LaunchSchedule
 from cluster.simulator.sustained import IN_TIME_SHARE
+from deployments.dispatch.batching import Ticket
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Launch, Limits, Place
 from deployments.dispatch.route import Route, stops
@@ -122,7 +123,7 @@ class RealDevice:
 
     def __init__(self, model: SplitModel, stopwatch: Stopwatch) -> None:
         self._model, self._stopwatch = model, stopwatch
-        self._offered: dict[int, Offered] = {}  # inputs inside, by ticket
+        self._offered: dict[Ticket, Offered] = {}  # inputs inside
         self._free_s = 0.0
 
     def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:

@@ -29,7 +29,7 @@ from cluster.controller.status import brief, status_of
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
-from deployments.front.openapi import DocumentedApi, in_json, told
+from deployments.front.openapi import DocumentedApi, documented, in_json
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
 from deployments.logs import join_serves_log
@@ -250,30 +250,30 @@ def _routes(service: LoopOwner) -> APIRouter:
         assert service.loop, "This is a bug: requests are refused before."
         return service.loop
 
-    @routes.get("/status", **told(ControllerStatus, *_REFUSALS))
+    @routes.get("/status", **documented(ControllerStatus, *_REFUSALS))
     async def status() -> Response:
         """The running plan, its figures, the forecast, and the last decisions, also of earlier deployments."""
         state = status_of(loop(), time.time(), service.earlier)
         return in_json({"application": service.name, "promise": service.promise, **state})
 
-    @routes.post("/pause", **told(PausedStatus, 403, *_REFUSALS))
+    @routes.post("/pause", **documented(PausedStatus, 403, *_REFUSALS))
     async def pause() -> dict[str, Any]:
         """Keep watching, but change nothing until `resume`."""
         await loop().pause(True)
         return {"paused": True}
 
-    @routes.post("/resume", **told(PausedStatus, 403, *_REFUSALS))
+    @routes.post("/resume", **documented(PausedStatus, 403, *_REFUSALS))
     async def resume() -> dict[str, Any]:
         """Change the plan again where it is worth it."""
         await loop().pause(False)
         return {"paused": False}
 
-    @routes.post("/force", **told(EventStatus, 403, *_REFUSALS))
+    @routes.post("/force", **documented(EventStatus, 403, *_REFUSALS))
     async def force() -> dict[str, Any]:
         """Plan again now, and roll out the best plan."""
         return brief(await loop().force())
 
-    @routes.get("/would", **told(EventStatus, *_REFUSALS))
+    @routes.get("/would", **documented(EventStatus, *_REFUSALS))
     async def would() -> dict[str, Any]:
         """The decision that would be made now; nothing changes."""
         return brief(await loop().preview())

@@ -47,17 +47,17 @@ class _Api(DocumentedApi):
     tracing: Tracing | None = None
     open_paths = OPEN_PATHS | EXPLAINING | {"/"}
 
-    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await super()._inside(scope, receive, send)
+            return await super()._handle(scope, receive, send)
         if refused := self.refusal(scope):
             return await _error(refused)(scope, receive, send)
         if self.tracing and (kind := _KINDS.get(path_below(scope))) and scope["method"] == "POST":
             headers = dict(scope["headers"])
             if self.tracing.takes(headers):
                 with self.tracing.request(kind, headers) as span:
-                    return await super()._inside(scope, receive, _with_traceparent(span, send))
-        return await super()._inside(scope, receive, send)
+                    return await super()._handle(scope, receive, _with_traceparent(span, send))
+        return await super()._handle(scope, receive, send)
 
 
 def _with_traceparent(span: Span, send: Send) -> Send:

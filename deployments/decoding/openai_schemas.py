@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from deployments.decoding.openai_requests import ChatRequest, CompletionRequest
 from deployments.demo.sums import prompt_of
-from deployments.front.openapi import PROBLEMS, examples, schema_of, told
+from deployments.front.openapi import PROBLEMS, documented, examples, schema_of
 from deployments.front.schemas import Schema
 
 _FINISH = Literal["stop", "length"]
@@ -129,7 +129,7 @@ class DecoderStats(Schema):
 
 def route_options(model: type[BaseModel], *statuses: int) -> dict[str, Any]:
     """The options of a route: its answer, and the problems that it may answer with."""
-    return told(model, *statuses, error=DecoderError, about=_PROBLEMS)
+    return documented(model, *statuses, error=DecoderError, about=_PROBLEMS)
 
 
 def _writing(request: type[BaseModel], answer: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:

@@ -1,58 +1,65 @@
-"""Shadows: audited inputs that have their answer and run on to the end, to show what the full network says.
+"""Shadows: audited inputs that have their answer and run on to the end, to compare it with the full network's answer.
 
-They wait apart from all others, so that no promise, deadline or decision knows of them, and fill the places of launches
-that stay empty. What that costs is paid from an allowance, a share of the seconds that replicas compute: nothing where
-a launch takes as long with them. From it launches of shadows alone are paid too, on a replica that nobody wants.
-Whatever becomes of a shadow, nobody waits for it: it is given up rather than tried again.
+They wait apart from other inputs, so that they change no promise, deadline or decision, and fill empty places of
+launches. Their cost is paid from an allowance, a share of the seconds that replicas compute; it is zero if a launch
+takes no longer with them. The allowance also pays for launches of shadows alone, on idle replicas. No client waits for
+a shadow: after a failure it is given up, not tried again.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from deployments.dispatch.batching import Queue, Ticket
 from deployments.dispatch.groups import Replica
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
-from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Stage
 
-# What a launch computed is held for as long as one of its shadows waits, so few may wait, and not for long.
-MOST = 64  # shadows that wait; whoever waits longest is given up for another
-OLDEST_S = 5.0  # how long one waits at most
-ALONE_AFTER_S = 1.0  # how long shadows wait for company, unless they fill a launch by themselves
-SAVED_S = 1.0  # of the allowance that was not spent
-FREE_S = 1e-12  # a launch that takes longer by less is as long
+# The next two bound memory: the output of a launch is held for as long as one of its shadows waits.
+# Shadows that wait at once. Beyond that, the one that has waited longest is given up.
+MOST_SHADOWS = 64
+# The longest time that a shadow waits.
+OLDEST_S = 5.0
+# The time that shadows wait for other inputs to join, before they are launched alone. A full launch does not wait.
+ALONE_AFTER_S = 1.0
+# The largest allowance that is saved up: seconds of compute.
+MOST_ALLOWED_S = 1.0
+# A launch that takes longer by less than this counts as taking the same time (rounding).
+ROUNDING_S = 1e-12
 
 
-class _Waiting(NamedTuple):
+class _Shadow(NamedTuple):
     since_s: float
     ticket: Ticket
 
 
 class Audits:
-    """The shadows of one dispatcher. `chance` draws who is audited, from 0 to 1."""
+    """The shadows of one dispatcher. `chance` returns random numbers from 0 to 1, to choose audited inputs."""
 
     def __init__(self, limits: Limits, chance: Callable[[], float], num_blocks: int) -> None:
         self._limits, self._chance, self._num_blocks = limits, chance, num_blocks
-        self._waiting: dict[Queue, deque[_Waiting]] = {}  # beside the inputs of each queue
+        self._waiting: dict[Queue, deque[_Shadow]] = {}  # by the queue of other inputs that they wait beside
         self._lanes: dict[Queue, Lane] = {}
         self._count = 0
         self._allowed_s = 0.0
-        self._done: list[Audit] = []
+        self._finished: list[Audit] = []
 
     def limit(self, limits: Limits) -> None:
         self._limits = limits
 
     def draw(self, ticket: Ticket) -> None:
+        """Decide whether a new input is audited."""
         if self._limits.answers_early:
             ticket.kind = RowKind.EARLY
         elif self._chance() < self._limits.audit_share:
             ticket.kind = RowKind.AUDITED
 
-    # What shadows may cost
+    # The cost of shadows
 
     def earn(self, computed_s: float) -> None:
-        self._allowed_s = min(SAVED_S, self._allowed_s + self._limits.audit_cost * computed_s)
+        """Raise the allowance by the share of these seconds of compute."""
+        self._allowed_s = min(MOST_ALLOWED_S, self._allowed_s + self._limits.audit_cost * computed_s)
 
     def pay(self, seconds: float) -> None:
         self._allowed_s -= seconds
@@ -62,10 +69,10 @@ class Audits:
         return self._count
 
     def kinds(self, tickets: list[Ticket], crowded: bool = False) -> bytes:
-        """What the inputs of a launch are; audited ones only as long as the allowance is not overdrawn.
+        """The kinds of a launch's inputs. Audited inputs become plain ones while the allowance is overdrawn.
 
-        `crowded`: others wait for its replica. Where answers are early, most inputs then leave with theirs, so that
-        these come sooner: only a share runs on, as audits.
+        `crowded`: other inputs wait for the replica. Where answers are early, most inputs then leave with their answer,
+        so that others are answered sooner: only `audit_share` of them run on.
         """
         if crowded and self._limits.answers_early:
             for ticket in tickets:
@@ -81,92 +88,92 @@ class Audits:
             return self.kinds(tickets)
         return kinds
 
-    # How shadows come and go
+    # The life of a shadow
 
-    def hear(self, ticket: Ticket, block: int, label: object, launch: Launch, stage: Stage) -> None:
-        """The network's answer to any input of a launch, at a ramp or, at the end, in full."""
+    def record(self, ticket: Ticket, block: int, label: object, launch: Launch, stage: Stage) -> None:
+        """Record the network's answer to an input: an audited one becomes a shadow, a shadow at the end is compared."""
         is_full = block + 1 == launch.stop and launch.stop == self._num_blocks
-        if ticket.told and is_full:
-            at, told = ticket.told
-            self._done.append(Audit(at, _agree(told, label, self._chance)))
+        if ticket.early_answer and is_full:
+            early_block, early_label = ticket.early_answer
+            self._finished.append(Audit(early_block, _agree(early_label, label, self._chance)))
         elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
             if ticket.kind is RowKind.AUDITED:
                 self._pay_rest(ticket, block, launch, stage)
-            ticket.told, ticket.kind = (block, label), RowKind.SHADOW
+            ticket.early_answer, ticket.kind = (block, label), RowKind.SHADOW
 
     def _pay_rest(self, ticket: Ticket, block: int, launch: Launch, stage: Stage) -> None:
-        """What a shadow costs in the rest of the launch in which it had its answer."""
+        """Pay for a new shadow in the rest of the launch in which it was answered."""
         others = launch.weight - (1 if launch.length is None else ticket.weight)
         if others:
             rest = (launch.stop - 1 - block) / (launch.stop - launch.cursor)
             self.pay(rest * (stage.seconds(launch.weight) - stage.seconds(others)))
 
-    def give_up(self, tickets: list[Ticket]) -> bool:
-        """Audit none of these any more; returns whether any was. Where answers are early, shadows are no guests."""
+    def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:
+        """Audit none of these any more; returns whether any was. Where answers are early, all inputs run on."""
         if self._limits.answers_early:
             return False
-        aboard = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
-        for ticket in aboard:
-            ticket.kind, ticket.told = RowKind.PLAIN, None
-        return bool(aboard)
+        audited = [ticket for ticket in tickets if ticket.kind in (RowKind.AUDITED, RowKind.SHADOW)]
+        for ticket in audited:
+            ticket.kind, ticket.early_answer = RowKind.PLAIN, None
+        return bool(audited)
 
-    def done(self) -> list[Audit]:
-        """The audits that have come to their end since the last call."""
-        done, self._done = self._done, []
-        return done
+    def finished(self) -> list[Audit]:
+        """The audits that have finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def wait(self, lane: Lane, tickets: list[Ticket], now_s: float) -> None:
-        self._forget_old(now_s)
+        self._give_up_old(now_s)
         for ticket in tickets:
-            if self._count == MOST:
+            if self._count == MOST_SHADOWS:
                 longest = min(self._waiting, key=lambda queue: self._waiting[queue][0].since_s)
                 self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
-            self._waiting.setdefault(queue, deque()).append(_Waiting(now_s, ticket))
+            self._waiting.setdefault(queue, deque()).append(_Shadow(now_s, ticket))
             self._lanes[queue] = lane
             self._count += 1
 
-    def joining(self, queue: Queue, weight: int) -> list[Ticket]:
-        """Shadows for the empty places of a launch of this weight, as far as they are free or paid for."""
+    def take_joining(self, queue: Queue, weight: int) -> list[Ticket]:
+        """Take shadows for the empty places of a launch of this weight, as far as they are free or paid for."""
         waiting, joining, stage = self._waiting.get(queue), list[Ticket](), queue.stage
         while waiting:
             heavier = weight + (1 if stage.length is None else waiting[0].ticket.weight)
             if heavier > stage.room:
                 break
             cost_s = stage.seconds(heavier) - stage.seconds(weight)
-            if cost_s > FREE_S and cost_s > self._allowed_s:
+            if cost_s > ROUNDING_S and cost_s > self._allowed_s:
                 break
             self.pay(cost_s)
             joining.append(self._take(queue))
             weight, waiting = heavier, self._waiting.get(queue)
         return joining
 
-    def alone(self, now_s: float) -> Iterator[tuple[Lane, Queue, Replica, list[Ticket]]]:
-        """Launches of shadows only, of those who have waited for long or fill one, on replicas that are idle.
+    def take_alone(self, now_s: float) -> Iterator[tuple[Lane, Queue, Replica, list[Ticket]]]:
+        """Take launches of shadows alone, for idle replicas: shadows that have waited for long, or fill a launch.
 
-        Not where nobody knows what a launch takes.
+        There are none where the plan knows no times, since their cost is unknown.
         """
-        self._forget_old(now_s)
+        self._give_up_old(now_s)
         for queue in list(self._waiting):
             waiting, replica = self._waiting[queue], queue.keeper or queue.owner.group.idle(now_s)
             if replica is None or replica.pending_s:
                 continue
-            fit, weight = _fitting(queue, waiting)
-            is_full = fit < len(waiting) or weight >= queue.stage.room
+            count, weight = _fitting(queue, waiting)
+            is_full = count < len(waiting) or weight >= queue.stage.room
             if not is_full and waiting[0].since_s > now_s - ALONE_AFTER_S:
                 continue
             if 0.0 < (cost_s := queue.stage.seconds(weight)) <= self._allowed_s:
                 self.pay(cost_s)
-                yield self._lanes[queue], queue, replica, [self._take(queue) for _ in range(fit)]
+                yield self._lanes[queue], queue, replica, [self._take(queue) for _ in range(count)]
 
     def forget(self, lost: Callable[[Queue], bool] = lambda queue: True) -> None:
         """Give up the shadows of these queues."""
-        for queue in [each for each in self._waiting if lost(each)]:
+        for queue in [queue for queue in self._waiting if lost(queue)]:
             while queue in self._waiting:
                 self._take(queue).place = NOWHERE
 
-    def _forget_old(self, now_s: float) -> None:
+    def _give_up_old(self, now_s: float) -> None:
         for queue in list(self._waiting):
             while (waiting := self._waiting.get(queue)) and waiting[0].since_s <= now_s - OLDEST_S:
                 self._take(queue).place = NOWHERE
@@ -180,20 +187,20 @@ class Audits:
         return ticket
 
 
-def _agree(one: object, other: object, chance: Callable[[], float]) -> bool:
-    """Whether two answers to an input are the same; where each word is answered, those to one that is drawn."""
-    if isinstance(one, tuple) and isinstance(other, tuple) and one:
-        word = int(chance() * len(one))
-        return bool(one[word] == other[word])
-    return one == other
+def _agree(first: object, second: object, chance: Callable[[], float]) -> bool:
+    """Whether two answers to an input are the same. Where every word is answered, one random word is compared."""
+    if isinstance(first, tuple) and isinstance(second, tuple) and first:
+        word = int(chance() * len(first))
+        return bool(first[word] == second[word])
+    return first == second
 
 
-def _fitting(queue: Queue, waiting: deque[_Waiting]) -> tuple[int, int]:
-    """How many of the first have room in one launch, and what they weigh; one always has."""
-    fit = weight = 0
-    for each in waiting:
-        heavier = weight + (1 if queue.stage.length is None else each.ticket.weight)
-        if fit and heavier > queue.stage.room:
+def _fitting(queue: Queue, waiting: deque[_Shadow]) -> tuple[int, int]:
+    """The number of first shadows that fit into one launch (at least one), and their weight."""
+    count = weight = 0
+    for shadow in waiting:
+        heavier = weight + (1 if queue.stage.length is None else shadow.ticket.weight)
+        if count and heavier > queue.stage.room:
             break
-        fit, weight = fit + 1, heavier
-    return fit, weight
+        count, weight = count + 1, heavier
+    return count, weight

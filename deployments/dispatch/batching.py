@@ -1,32 +1,258 @@
-"""Which batch a group of replicas runs next, and on which of them.
+"""Batching: the inputs that wait before each block, the batch that a group of replicas runs next, and on which of them.
 
-While a replica is idle, waiting buys nothing: it is given what there is, so a lone input is as fast as a batch of one.
-Under load replicas are busy, and batches fill up while they are. A full batch may also wait at a busy replica, so that
-it starts the moment the one before it ends. A batch that is not full sets out a little before that moment, if few wait;
-where many do, the launch that ends may fill a batch deeper inside, which should go first. When several queues want the
-same replicas,
-1. full and urgent ones come first (urgent: waiting longer would cost somebody the deadline), the deepest before the
-   others, so that what was begun gets finished and the memory it holds is let go (but where a cascade may degrade, the
-   first level, whose answers were promised, before all others);
-2. then the fullest, since a launch of few costs nearly what a full one does; an input that waits for long becomes
-   urgent.
+An idle replica is given whatever waits: a delay gains nothing, and a single input is as fast as a batch of one. Under
+load replicas are busy, and batches fill up meanwhile. A full batch may wait at a busy replica, so that it starts when
+the launch before it ends. A batch that is not full is sent shortly before that moment, if few inputs wait. If many
+wait, the launch that ends may fill a batch of a later stage, which should go first.
+
+When several queues compete for the same replicas,
+1. full and urgent queues come first (urgent: with a longer wait, an input would miss its deadline). Of these, the one
+   closest to the end of the network comes first, because it finishes inputs and frees their memory. Exception: where a
+   cascade may degrade, the queues of its first level come first, since those answers were promised;
+2. of the other queues, the fullest comes first, since a small launch costs almost as much as a full one. An input that
+   waits for long becomes urgent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.lanes import Lane
-from deployments.dispatch.queues import Queue, StageQueues, Ticket
+from deployments.dispatch.messages import Place, RowKind, Unfinished
+from deployments.dispatch.route import Route, Stage
 
-# An input is urgent when it has less than this many times what its rest takes in full batches: some of the time to
-# spare will go into waiting for those.
+# An input is urgent when its remaining time is less than this multiple of the time that full batches need from its
+# block to the end. The margin is spent on waiting for these batches.
 URGENT = 1.5
+# Inputs that do not fit into a launch and are skipped, before the launch is taken as it is: a search has to end.
+MOST_SKIPPED = 64
 
-Ranked = tuple[tuple[bool, float], int, Queue, Replica]  # its rank, and a number that decides between equal ranks
+Costs = tuple[tuple[Group, float], ...]  # seconds of each group
+KeptQueues = Mapping[Replica, Mapping[int, "Queue"]]  # queues of inputs that only this replica has, by their block
+Ranked = tuple[tuple[bool, float], int, "Queue", Replica]  # the rank, and a number that decides between equal ranks
+_DEADLINE = attrgetter("deadline_s")
 
 
-def choose(lane: Lane, group: Group, stages: Sequence[StageQueues], now_s: float) -> tuple[Queue, Replica] | None:
-    """A queue that a replica should take a batch from. Most often there is none: that must cost little."""
+class Ticket:
+    """One admitted input, which ends with exactly one outcome.
+
+    It is the only record of an input: `reply` is the driver's part, which the dispatcher never reads. Rare fields have
+    defaults in the class: most inputs leave after the first stage, and then cost no more.
+    """
+
+    cursor = 0  # the block before which it stands
+    reached = 0  # the last block that it is known to have stood before, if that is behind its cursor
+    retries = 0  # at this block, after the network failed
+    restarts = 0  # from block 0, after the network failed or the input's state was lost
+    ended_with: frozenset[str] = frozenset()  # the replicas that hung or ended while they ran it
+    ended = False
+    kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
+    queue: "Queue | None" = None  # where it waits; None: in a launch
+    kind = RowKind.PLAIN
+    early_answer: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and the label
+    risk = 0.0  # the probability to be late, computed at its admission
+    expected: Any = None  # its `ExpectedTimes` at admission; None: it has begun again since
+    reply: Any = None
+
+    def __init__(self, id: int, deadline_s: float, place: Place, weight: int = 1) -> None:
+        self.id = id
+        self.weight = weight  # the number of tokens of a text
+        self.deadline_s = deadline_s
+        self.place = place
+        self.origin = place  # from here it begins again, if its state is lost with a replica
+
+    def begin_again(self) -> None:
+        self.reach(self.cursor)
+        self.cursor, self.place, self.kept_by, self.expected = 0, self.origin, None, None
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether an answer that comes now is too late."""
+        return self.deadline_s < now_s
+
+    def reach(self, block: int) -> None:
+        """Note that it stood before this block."""
+        self.reached = max(self.reached, block)
+
+    @property
+    def unfinished(self) -> Unfinished:
+        """The report of an input that ends without an answer."""
+        return Unfinished(max(self.cursor, self.reached), self.weight)
+
+    def attempts(self) -> int:
+        """The number of failures that this input may have caused.
+
+        A replica that hangs or ends counts once, however many launches fail there until it is replaced.
+        """
+        return max(self.retries, self.restarts, len(self.ended_with))
+
+
+class StageQueues:
+    """The queues of one stage. Inputs wait together, except those that a replica keeps (`Lane.kept_queues`).
+
+    Inputs are promised the stages before block `until`. Later stages run as far as time allows, after what was
+    promised, and no estimate counts on them.
+    """
+
+    def __init__(self, route: Route, stage: Stage, groups: Mapping[str, Group], until: int | None = None) -> None:
+        self.route, self.stage, self.group = route, stage, groups[stage.group]
+        self.waiting = 0  # the weight of the inputs in all queues of this stage
+        self.keep = route.keeps(stage)
+        self.shared: dict[int, Queue] = {}  # queues of inputs that any replica can have, by the block before them
+        self._groups = groups
+        self.until = route.num_blocks if until is None else until
+        self.is_promised = stage.start < self.until
+        self.is_alone = False  # no other stage of the lane uses its group
+
+    def leaves_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
+        """When an input is at each exit point of this stage, if a launch of this weight is sent at `at_s`.
+
+        `slowdown`: the ratio of measured to planned launch times.
+        """
+        begins_s = at_s + self.stage.transfer_s
+        return [begins_s + seconds * slowdown for seconds in self.stage.until_s(weight)]
+
+    def costs(self, cursor: int) -> tuple[Costs, Costs]:
+        """The cost for each group of a weight of 1 before this block: in all, and without its next launch."""
+        promised = [stage for stage in self.route.onward(cursor) if stage.start < self.until]
+        return self._costs(promised), self._costs(promised[1:])
+
+    def _costs(self, stages: Sequence[Stage]) -> Costs:
+        seconds: dict[Group, float] = {}
+        for stage in stages:
+            group = self._groups[stage.group]
+            seconds[group] = seconds.get(group, 0.0) + self._share_reaching(stage) * stage.seconds_per_weight
+        return tuple(seconds.items())
+
+    def _share_reaching(self, later: Stage) -> float:
+        """The share of this stage's inputs that get to a later one; all, if the plan expected none even here."""
+        survival = self.stage.survival
+        return min(1.0, later.survival / survival) if survival > 0 else 1.0
+
+
+class Queue:
+    """The inputs that wait for the same launch: before one block of one lane; `keeper`: the replica that keeps them."""
+
+    def __init__(self, owner: StageQueues, cursor: int, keeper: Replica | None = None) -> None:
+        self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
+        self.size = self.weight = 0  # the number and the weight of tickets that have not ended
+        self.goes_first = cursor < owner.until < owner.route.num_blocks
+        self.remaining_s = owner.route.remaining_s(cursor)
+        if self.goes_first:  # it also waits for launches of later levels at the replica: one that runs, one that waits
+            self.remaining_s *= 2
+        self._tickets: list[Ticket] = []
+        self._costs, self._costs_after_launch = owner.costs(cursor)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the replica that keeps its inputs has gone."""
+        return self.keeper is not None and self.owner.group.members.get(self.keeper.name) is not self.keeper
+
+    def costs_s(self, weight: int) -> dict[Group, float]:
+        """The cost for each group of inputs of this weight that wait here."""
+        return {group: weight * seconds for group, seconds in self._costs}
+
+    def add(self, ticket: Ticket) -> None:
+        tickets = self._tickets
+        tickets.append(ticket)
+        if self.size and tickets[-2].deadline_s > ticket.deadline_s:
+            tickets.sort(key=_DEADLINE)  # takes one pass: all but the last are in order
+        ticket.queue = self
+        weight = 1 if self.stage.length is None else ticket.weight
+        self.size += 1
+        self.weight += weight
+        self.owner.waiting += weight
+        for group, seconds in self._costs:
+            group.owed_s += weight * seconds
+
+    def add_all(self, tickets: list[Ticket]) -> None:
+        """Add the survivors of one launch."""
+        self._tickets += tickets
+        self._tickets.sort(key=_DEADLINE)
+        for ticket in tickets:
+            ticket.queue = self
+        self._count(len(tickets), self.weigh(tickets))
+
+    def forget(self, ticket: Ticket) -> None:
+        """Stop counting a ticket that ended while it waited. It stays in the list until it comes up."""
+        ticket.queue = None
+        self._count(-1, -self.weigh([ticket]))
+
+    def first(self) -> Ticket | None:
+        """The ticket with the earliest deadline."""
+        while self._tickets and self._tickets[0].ended:
+            del self._tickets[0]
+        return self._tickets[0] if self._tickets else None
+
+    def take(self, room: int) -> list[Ticket]:
+        """Remove a batch for one launch: the earliest deadline whatever it weighs, then whatever fits, by deadline.
+
+        So no input waits for ever, and one that is too heavy for any launch runs alone.
+        """
+        if self.stage.length is None:
+            return self.take_first(room)
+        taken, skipped = list[Ticket](), list[Ticket]()
+        for ticket in self._waiting():
+            if not taken or ticket.weight <= room:
+                taken.append(ticket)
+                room -= ticket.weight
+            else:
+                skipped.append(ticket)
+            if room <= 0 or len(skipped) == MOST_SKIPPED:
+                break
+        self._tickets[: len(taken) + len(skipped)] = skipped
+        return self._gone(taken)
+
+    def take_first(self, most: int) -> list[Ticket]:
+        """Remove up to `most` tickets, those with the earliest deadlines."""
+        tickets = self._waiting()
+        taken = tickets[:most]
+        del tickets[:most]
+        return self._gone(taken)
+
+    def take_late(self, now_s: float) -> list[Ticket]:
+        """Remove the tickets whose deadlines pass before a launch of their own could end."""
+        late = []
+        while (first := self.first()) and first.deadline_s < now_s + self.stage.seconds(first.weight):
+            late += self.take_first(1)
+        return late
+
+    def launched(self, weight: int) -> None:
+        """Count inputs that went into a launch: later stages still owe their work (negative: they have come back)."""
+        for group, seconds in self._costs_after_launch:
+            group.owed_s += weight * seconds
+
+    def _waiting(self) -> list[Ticket]:
+        """The tickets that have not ended."""
+        if self.size < len(self._tickets):
+            self._tickets[:] = [ticket for ticket in self._tickets if not ticket.ended]
+        return self._tickets
+
+    def _gone(self, tickets: list[Ticket]) -> list[Ticket]:
+        for ticket in tickets:
+            ticket.queue = None
+        self._count(-len(tickets), -self.weigh(tickets))
+        return tickets
+
+    def _count(self, inputs: int, weight: int) -> None:
+        """Change the number and weight of waiting inputs, and the work that later groups owe them."""
+        self.size += inputs
+        self.weight += weight
+        self.owner.waiting += weight
+        for group, seconds in self._costs:
+            group.owed_s += weight * seconds
+
+    def weigh(self, tickets: Sequence[Ticket]) -> int:
+        """The weight of tickets under the present plan: 1 each, if it does not count tokens."""
+        return len(tickets) if self.stage.length is None else sum([ticket.weight for ticket in tickets])
+
+
+def choose(
+    group: Group, stages: Sequence[StageQueues], kept_queues: KeptQueues, now_s: float
+) -> tuple[Queue, Replica] | None:
+    """The next queue to launch from, and a replica for it. Most calls find none, so they must be cheap.
+
+    `stages` are the stages of one lane that this group runs.
+    """
     choices: list[Ranked] = []
     for stage in stages:
         if stage.waiting:
@@ -34,7 +260,7 @@ def choose(lane: Lane, group: Group, stages: Sequence[StageQueues], now_s: float
                 if queue.size and (replica := _replica_for(queue, group, stages, now_s)):
                     choices.append((_rank(queue, now_s), len(choices), queue, replica))
     if group.may_run_kept:
-        _add_kept(choices, lane, group, now_s)
+        _add_kept(choices, group, kept_queues, now_s)
     if not choices:
         return None
     _, _, queue, replica = min(choices) if len(choices) > 1 else choices[0]
@@ -42,10 +268,9 @@ def choose(lane: Lane, group: Group, stages: Sequence[StageQueues], now_s: float
 
 
 def form_batch(queue: Queue, now_s: float) -> tuple[list[Ticket], list[Ticket]]:
-    """Take a batch, the earliest deadlines first, and those that a launch of their own would answer too late."""
-    stage = queue.stage
+    """Take a batch, the earliest deadlines first. Also take the tickets that even a launch of their own would miss."""
     late = queue.take_late(now_s)
-    return queue.take(stage.room), late
+    return queue.take(queue.stage.room), late
 
 
 def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_s: float) -> Replica | None:
@@ -53,23 +278,23 @@ def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_
         return idle
     if queue.weight >= queue.stage.room or (queue.goes_first and _is_urgent(queue, now_s)):
         return group.soonest()
-    soon = group.nearly_idle(now_s)
-    return soon if soon and sum(stage.waiting for stage in stages) < queue.stage.room else None
+    replica = group.nearly_idle(now_s)
+    return replica if replica and sum(stage.waiting for stage in stages) < queue.stage.room else None
 
 
-def _add_kept(choices: list[Ranked], lane: Lane, group: Group, now_s: float) -> None:
-    """Add the queues of inputs that a replica keeps, which only that replica can run, benched or not."""
-    still = set()
+def _add_kept(choices: list[Ranked], group: Group, kept_queues: KeptQueues, now_s: float) -> None:
+    """Add the queues of inputs that one replica keeps. Only that replica can run them, benched or not."""
+    able = set()
     for replica in group.may_run_kept:
-        for queue in lane.kept.get(replica, {}).values():
+        for queue in kept_queues.get(replica, {}).values():
             if queue.size and (not replica.pending_s or (queue.weight >= queue.stage.room and group.has_room(replica))):
                 choices.append((_rank(queue, now_s), len(choices), queue, replica))
-                still.add(replica)
-    group.may_run_kept = still
+                able.add(replica)
+    group.may_run_kept = able
 
 
 def _rank(queue: Queue, now_s: float) -> tuple[bool, float]:
-    """The rank of a queue: the lowest is launched first."""
+    """The queue with the lowest rank is launched first."""
     cursor, room = queue.cursor, queue.stage.room
     if queue.weight >= room or _is_urgent(queue, now_s):
         return False, -cursor - (queue.owner.route.num_blocks if queue.goes_first else 0)

@@ -1,8 +1,8 @@
 """The life of an admitted input: admit, tick, launch, completed. No I/O, no clock, no Ray.
 
-A driver (asyncio and Serve, virtual time, or one process) tells what happened and when; `tick` says what to launch.
-Whether an input is admitted is decided in `deployments.dispatch.admission`, what is launched next in
-`deployments.dispatch.batching`.
+A driver (asyncio and Serve, virtual time, or one process) reports events with their times, and `tick` returns the
+launches to begin. `deployments.dispatch.admission` decides whether an input is admitted, and
+`deployments.dispatch.batching` what is launched next.
 """
 
 import random
@@ -12,10 +12,9 @@ from math import inf
 
 from deployments.dispatch.admission import Admission, soonest
 from deployments.dispatch.audits import Audits
-from deployments.dispatch.batching import choose, form_batch
-from deployments.dispatch.estimates import ExpectedTimes
+from deployments.dispatch.batching import Queue, Ticket, choose, form_batch
 from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.lanes import Lane
+from deployments.dispatch.lanes import ExpectedTimes, Lane
 from deployments.dispatch.messages import (
     NOWHERE,
     Audit,
@@ -30,12 +29,14 @@ from deployments.dispatch.messages import (
     Unfinished,
 )
 from deployments.dispatch.pending_launches import PendingLaunch, PendingLaunches
-from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
 
 
 class Dispatcher:
-    """Owns every admitted input until `endings` has reported how it ended. `chance` draws which are audited."""
+    """Owns every admitted input until `endings` has reported how it ended.
+
+    `chance` returns random numbers from 0 to 1, which decide what inputs are audited.
+    """
 
     def __init__(
         self,
@@ -49,64 +50,61 @@ class Dispatcher:
         self.route = route
         self._groups: dict[str, Group] = {}
         self._lanes = self._open = list[Lane]()
-        self._tickets: dict[int, Ticket] = {}
-        self._flights = PendingLaunches()
+        self.inside = 0  # admitted inputs that have not ended
+        self._launches = PendingLaunches()
         self._admission = Admission()
         self._endings: list[Ending] = []
         self._ticket_ids = count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
-        self._next_deadline_s = inf  # no input that waits has an earlier deadline
-        self._nearly_idle_at_s = inf  # somebody waits for a replica that will be nearly idle then
-        self._nothing_to_launch = False  # before something happens
+        self._next_deadline_s = inf  # no waiting input has an earlier deadline
+        self._nearly_idle_at_s = inf  # inputs wait for a replica that will be nearly idle then
+        self._nothing_to_launch = False  # `tick` has nothing to launch until another event
         self.reroute(route, groups)
 
-    # From the door to the answer
+    # From admission to the answer
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
-    ) -> int | Refusal:
-        """A ticket's number, or why there is none. `full`: no ramp lets the input go."""
+    ) -> Ticket | Refusal:
+        """The input's ticket, or why it is refused. `full`: the input leaves at no ramp."""
         lane, expected = soonest(self._open, now_s, weight)
-        risk = self._admission.risk(lane, expected, deadline_s, len(self._tickets), self.limits, weight, full=full)
+        risk = self._admission.risk(lane, expected, deadline_s, self.inside, self.limits, weight, full=full)
         if isinstance(risk, Refusal):
             return risk
-        number = self._let_in(lane, expected, deadline_s, place, weight, full)
-        self._tickets[number].risk = risk
-        return number
+        ticket = self._add(lane, expected, deadline_s, place, weight, full)
+        ticket.risk = risk
+        return ticket
 
     def admit_all(
-        self,
-        now_s: float,
-        deadline_s: float,
-        places: Sequence[Place],
-        weights: Sequence[int] = (),
-        full: bool = False,
-    ) -> list[int] | Refusal:
-        """The tickets of inputs that come together, or why there are none: it is decided once, by the last of them.
+        self, now_s: float, deadline_s: float, places: Sequence[Place], weights: Sequence[int] = (), full: bool = False
+    ) -> list[Ticket] | Refusal:
+        """The tickets of the inputs of one request, or why it is refused. Its last input decides.
 
-        Where there are several lanes, they are taken to spread over them. Without `weights` each weighs 1.
+        The inputs are taken to spread over the lanes. Without `weights` each weighs 1.
         """
-        if len(places) == 1:  # as below; most requests have one input
-            alone = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1, full)
-            return alone if isinstance(alone, Refusal) else [alone]
+        if len(places) == 1:  # a fast path: most requests have one input
+            ticket = self.admit(now_s, deadline_s, places[0], weights[0] if weights else 1, full)
+            return ticket if isinstance(ticket, Refusal) else [ticket]
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
         last, more = weights[-1], sum(weights[:-1]) // lanes
-        (lane, expected), inside = soonest(self._open, now_s, last, more), len(self._tickets)
-        risk = self._admission.risk(lane, expected, deadline_s, inside, self.limits, last, others // lanes, full)
+        lane, expected = soonest(self._open, now_s, last, more)
+        risk = self._admission.risk(
+            lane, expected, deadline_s, self.inside, self.limits, last, others // lanes, full=full
+        )
         if isinstance(risk, Refusal):
             return risk
-        numbers = [
-            self._let_in(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
+        tickets = [
+            self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
             for place, weight in zip(places, weights, strict=True)
         ]
-        self._tickets[numbers[-1]].risk = risk
-        return numbers
+        tickets[-1].risk = risk
+        return tickets
 
-    def _let_in(
+    def _add(
         self, lane: Lane, expected: ExpectedTimes, deadline_s: float, place: Place, weight: int, full: bool
-    ) -> int:
-        number = next(self._ticket_ids)
-        ticket = self._tickets[number] = Ticket(number, deadline_s, place, weight)
+    ) -> Ticket:
+        ticket = Ticket(next(self._ticket_ids), deadline_s, place, weight)
+        self.inside += 1
         ticket.expected = expected
         if full:
             ticket.kind = RowKind.FULL
@@ -116,10 +114,10 @@ class Dispatcher:
         self._nothing_to_launch = self._nothing_to_launch and not lane.may_launch_newcomer
         if deadline_s < self._next_deadline_s:
             self._next_deadline_s = deadline_s
-        return number
+        return ticket
 
     def tick(self, now_s: float) -> list[Launch]:
-        """Drop what has expired, and launch what can be launched."""
+        """Drop expired inputs, and return the launches that can begin."""
         if now_s >= self._next_deadline_s:
             self._expire(now_s)
         launches: list[Launch] = []
@@ -128,7 +126,7 @@ class Dispatcher:
         self._nothing_to_launch, self._ticked_s, self._nearly_idle_at_s = True, now_s, inf
         for lane in self._lanes:
             for group, stages in lane.by_group:
-                while choice := choose(lane, group, stages, now_s):
+                while choice := choose(group, stages, lane.kept_queues, now_s):
                     queue, replica = choice
                     tickets, late = form_batch(queue, now_s)
                     if late:
@@ -138,65 +136,64 @@ class Dispatcher:
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
                     self._nearly_idle_at_s = min(self._nearly_idle_at_s, group.nearly_idle_at_s(now_s))
         if self._audits.waiting:
-            launches += [self._launch(*alone, now_s) for alone in self._audits.alone(now_s)]
+            launches += [self._launch(*shadows, now_s) for shadows in self._audits.take_alone(now_s)]
         return launches
 
     def _launch(self, lane: Lane, queue: Queue, replica: Replica, tickets: list[Ticket], now_s: float) -> Launch:
-        owed = 0 if tickets[0].told else queue.weigh(tickets)
+        owed = 0 if tickets[0].early_answer else queue.weigh(tickets)
         if owed and self._audits.waiting:
-            tickets = tickets + self._audits.joining(queue, owed)
+            tickets = tickets + self._audits.take_joining(queue, owed)
         kinds = self._audits.kinds(tickets, crowded=queue.size > 0 or bool(replica.pending_s))
-        return self._flights.begin(lane, queue, replica, tickets, owed, kinds, now_s)
+        return self._launches.begin(lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
 
     def released(
         self, launch_id: int, now_s: float, rows: Sequence[int], blocks: Sequence[int], labels: Sequence[object] = ()
     ) -> Sequence[int]:
         """These inputs of a launch have left, each behind its block; the launch goes on.
 
-        Returns those that had no answer before. `labels` are needed only of launches with `kinds`.
+        Returns the rows that had no answer before. `labels` are needed only for launches with `kinds`. Without `rows`,
+        `blocks` only tell how far the launch has run.
         """
-        flight = self._flights[launch_id]
-        if rows:
-            flight.ran_to(max(blocks) + 1)
-        if flight.owed and (watched := flight.watched) in rows:
-            flight.compare(blocks[rows.index(watched)], now_s)
-        tickets = flight.tickets
+        pending = self._launches[launch_id]
+        if blocks:
+            pending.ran_to(max(blocks) + 1)
+        if not rows:
+            return rows
+        if pending.owed and (sample := pending.sample_row) in rows:
+            pending.compare(blocks[rows.index(sample)], now_s)
+        tickets = pending.launch.tickets
         fresh = [row for row in rows if not tickets[row].ended]
-        self._settle([tickets[row] for row in fresh], now_s if flight.queue.owner.is_promised else -inf)
-        if flight.launch.kinds:
+        self._close_risk([tickets[row] for row in fresh], now_s if pending.queue.owner.is_promised else -inf)
+        if pending.launch.kinds:
             for row, block, label in zip(rows, blocks, labels, strict=True):
-                self._audits.hear(tickets[row], block, label, flight.launch, flight.queue.stage)
+                self._audits.record(tickets[row], block, label, pending.launch, pending.queue.stage)
         self._end([tickets[row] for row in fresh], Outcome.ANSWERED)
-        return fresh if flight.launch.kinds else rows
-
-    def passed(self, launch_id: int, block: int) -> None:
-        """The inputs of a launch that have not left stand before this block, or further."""
-        self._flights[launch_id].ran_to(block)
+        return fresh if pending.launch.kinds else rows
 
     def completed(
         self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None
     ) -> float | None:
-        """A launch came back: rows that survived are somewhere else now, all others have their answer.
+        """A launch came back. Rows in `survivors` go on from their new places; all others have their answer.
 
-        They stand before block `stop`, if not where the launch was to end. Returns the seconds since the launch before
-        it came back, if this one was waiting then. None where fronts share replicas: launches of others are not seen.
+        Survivors stand before block `stop`, by default the end of the launch. Returns the seconds since the launch
+        before it came back, if this one waited for it. None where fronts share replicas, as others launch there too.
         """
-        flight = self._land(launch_id, now_s)
-        followed_s = flight.replica.followed_s(flight.started_s, now_s) if self.limits.share == 1.0 else None
-        self._come_back(flight, now_s, survivors, stop)
+        pending, self._nothing_to_launch = self._launches.end(launch_id, now_s), False
+        followed_s = pending.replica.followed_s(pending.started_s, now_s) if self.limits.share == 1.0 else None
+        self._complete(pending, now_s, survivors, stop)
         return followed_s
 
-    def _come_back(self, flight: PendingLaunch, now_s: float, survivors: Mapping[int, Place], stop: int | None) -> None:
-        launch, tickets = flight.launch, flight.tickets
+    def _complete(self, pending: PendingLaunch, now_s: float, survivors: Mapping[int, Place], stop: int | None) -> None:
+        launch, tickets = pending.launch, pending.launch.tickets
         stop = launch.stop if stop is None else stop
         if survivors:
-            flight.ran_to(stop)
-        flight.judge(now_s)
-        if flight.owed:
-            self._audits.earn(flight.planned_s)
-            flight.compare(stop - 1, now_s)
-            gone = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
-            self._settle(gone, now_s if flight.queue.owner.is_promised else -inf)
+            pending.ran_to(stop)
+        pending.judge(now_s)
+        if pending.owed:
+            self._audits.earn(pending.planned_s)
+            pending.compare(stop - 1, now_s)
+            answered = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
+            self._close_risk(answered, now_s if pending.queue.owner.is_promised else -inf)
         if survivors and stop >= self.route.num_blocks:
             raise ValueError(f"launch {launch.id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
@@ -207,166 +204,149 @@ class Dispatcher:
             ticket = tickets[row]
             ticket.place, ticket.cursor, ticket.retries, ticket.kept_by = place, stop, 0, kept_by
         staying = [tickets[row] for row in survivors]
-        self._wait(staying, flight.lane)
-        if launch.kinds and flight.lane in self._lanes:
-            self._audits.wait(flight.lane, [ticket for ticket in staying if ticket.told], now_s)
+        self._wait(staying, pending.lane)
+        if launch.kinds and pending.lane in self._lanes:
+            self._audits.wait(pending.lane, [ticket for ticket in staying if ticket.early_answer], now_s)
 
     def failed(
         self, launch_id: int, now_s: float, reason: str, fault: Fault = Fault.NETWORK, *, lost: bool = False
     ) -> None:
-        """A launch did not come back. Its inputs are still where they were: they try again, on another replica.
+        """A launch did not come back. Its inputs try again from their old places, on another replica.
 
-        `lost`: their state went with a replica, so they begin again, as the inputs that came in. So do inputs that the
-        replica has kept for itself, since no other can have them. A replica that only finds out that another has gone
-        (Fault.STATE) goes on working.
+        `lost`: their state went with a replica, so they begin again at block 0. So do inputs that the replica has kept
+        for itself. A replica that only reports that another has gone (Fault.STATE) goes on working.
 
-        Where shadows were aboard, they may be the cause. So the inputs first try again without them, as they were.
+        If shadows were in the launch, they may be the cause, so its inputs first try again without any audit.
         """
-        flight = self._land(launch_id, now_s)
+        pending, self._nothing_to_launch = self._launches.end(launch_id, now_s), False
         if fault is not Fault.STATE:
-            flight.queue.owner.group.distrust(flight.replica, now_s)
-        in_doubt = bool(flight.launch.kinds) and self._audits.give_up(flight.tickets) and fault is not Fault.REPLICA
-        again = lost or (not in_doubt and (fault is Fault.STATE or flight.queue.keeper is not None))
-        for ticket in flight.tickets:
-            ticket.reach(flight.stop)
+            pending.queue.owner.group.distrust(pending.replica, now_s)
+        tickets = pending.launch.tickets
+        blames_shadows = (
+            bool(pending.launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
+        )
+        again = lost or (not blames_shadows and (fault is Fault.STATE or pending.queue.keeper is not None))
+        for ticket in tickets:
+            ticket.reach(pending.stop)
             if fault is Fault.REPLICA:
-                ticket.ended_with |= {flight.replica.name}
-            elif not in_doubt:
+                ticket.ended_with |= {pending.replica.name}
+            elif not blames_shadows:
                 ticket.retries += 1
                 ticket.restarts += again
             if again:
                 ticket.begin_again()
-        given_up = [ticket for ticket in flight.tickets if ticket.attempts() > self.limits.retries]
+        given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, reason, fault)
-        self._wait(flight.tickets, flight.lane)
+        self._wait(tickets, pending.lane)
 
-    def abandon(self, ticket_id: int) -> None:
-        """Nobody waits for this input's answer any more. A launch that holds it runs on; nothing follows."""
-        if ticket := self._tickets.get(ticket_id):
-            if ticket.queue is None:
-                ticket.reach(self._flights.reached(ticket))
-            self._settle([ticket], -inf)
-            self._end([ticket], Outcome.ABANDONED)
+    def abandon(self, ticket: Ticket) -> None:
+        """No client waits for this input any more. A launch that holds it runs on, without a further stage for it."""
+        if ticket.ended:
+            return
+        if ticket.queue is None:
+            ticket.reach(self._launches.reached(ticket))
+        self._close_risk([ticket], -inf)
+        self._end([ticket], Outcome.ABANDONED)
 
     def audits(self) -> list[Audit]:
-        """The audits that have come to their end since the last call."""
-        return self._audits.done()
+        """The audits that have finished since the last call."""
+        return self._audits.finished()
 
     def endings(self) -> list[Ending]:
-        """What has ended since the last call."""
+        """The inputs that have ended since the last call."""
         endings, self._endings = self._endings, []
         return endings
 
     # What changes while inputs are inside
 
     def reroute(self, route: Route, groups: Mapping[str, Collection[str]]) -> None:
-        """Follow another plan, or other replicas, from now on. Inputs go on from where they stand.
+        """Follow another plan, or other replicas, from now on. Inputs go on from their blocks.
 
-        Launches come back as they are. Inputs whose state was on a replica that has gone begin again.
+        Running launches are not disturbed. Inputs whose state was on a replica that has gone begin again.
         """
         if missing := set(route.groups) - set(groups):
             raise ValueError(f"no replicas were named for group {min(missing)!r}")
         waiting = [(lane, queue.take_first(queue.size)) for lane in self._lanes for queue in list(lane.queues())]
-        benched = {name: each for group in self._groups.values() for name, each in group.on_the_bench.items()}
+        benched = {name: it for group in self._groups.values() for name, it in group.benched_replicas.items()}
         self._groups = {name: self._groups.get(name) or Group(name, self.limits) for name in groups}
         for name, group in self._groups.items():
             group.follow(groups[name], benched)
         if not self._lanes or route != self.route:
-            self.route, self._lanes = route, [Lane(each, self._groups, self.limits) for each in route.pipelines]
-            self._audits.forget()  # they were answered under another plan
+            lanes = [Lane(pipeline, self._groups, self.limits) for pipeline in route.pipelines]
+            self.route, self._lanes = route, lanes
+            self._audits.forget()  # shadows were answered under another plan
         for lane in self._lanes:
             lane.forget_gone()
         self._audits.forget(lambda queue: queue.is_gone)
         self._nothing_to_launch = False
-        # Nobody is let into a lane without a way out, unless there is no other.
+        # Inputs are admitted only to lanes that can run them to the end, unless there is none.
         self._open = [lane for lane in self._lanes if lane.open] or self._lanes
         for lane, tickets in waiting:
             self._wait(tickets, lane)
 
     def limit(self, limits: Limits) -> None:
-        """Keep to these limits from now on, since other fronts have gone or come."""
+        """Keep to these limits from now on, since the number of fronts has changed."""
         self.limits = limits
         self._audits.limit(limits)
         for group in self._groups.values():
             group.limit(limits)
         self._nothing_to_launch = False
 
-    # What a driver asks
-
-    @property
-    def inside(self) -> int:
-        """Admitted inputs that have not ended."""
-        return len(self._tickets)
+    # The state that a driver reads
 
     @property
     def wake_s(self) -> float:
-        """When `tick` should be called if nothing else happens; inf: never.
-
-        A deadline passes then, or a replica becomes nearly idle that somebody waits for.
-        """
+        """When a deadline passes, or a replica becomes nearly idle: `tick` should be called then. Inf: never."""
         deadline_s, idle_at_s = self._next_deadline_s, self._nearly_idle_at_s
         return deadline_s if deadline_s < idle_at_s else idle_at_s
 
     def waiting(self) -> dict[tuple[str, int], int]:
-        """How many inputs wait, by the group that will run them and their next block."""
+        """The number of waiting inputs, by the group that will run them and their next block."""
         sizes: dict[tuple[str, int], int] = {}
         for queue in self._queues():
-            where = queue.stage.group, queue.cursor
-            sizes[where] = sizes.get(where, 0) + queue.size
+            key = queue.stage.group, queue.cursor
+            sizes[key] = sizes.get(key, 0) + queue.size
         return sizes
 
     def benched(self, now_s: float) -> list[str]:
-        """Replicas that are too slow, and have been for a while."""
+        """Replicas that have been too slow for some time."""
         return sorted({name for group in self._groups.values() for name in group.benched(now_s)})
 
     def replicas(self) -> dict[str, int]:
-        """How many replicas each group has. Inputs that need a group without any wait."""
+        """The number of replicas in each group. Inputs wait for a group that has none."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
     def needed_s(self, now_s: float, left_s: float, weight: int = 1) -> float:
-        """How much time inputs of this weight must have to be admitted now, if they have about so much.
+        """The time that inputs of this weight need to be admitted now, if they have about `left_s`.
 
-        Where there are several lanes, they are taken to spread over them.
+        The inputs are taken to spread over the lanes.
         """
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
         lane, expected = soonest(self._open, now_s, last, more)
         needed_s = self._admission.needed_s(lane, expected, left_s, last)
-        if (
-            self._tickets and not lane.busy and not more
-        ):  # others are busy: its own table decides, as in `Admission.risk`
+        if self.inside and not lane.busy and not more:  # in an empty lane its plan decides, as in `Admission.risk`
             return min(needed_s, lane.alone_s(last))
         return needed_s
 
-    def timeout_s(self, launch_id: int) -> float:
-        """How long a launch may take before it counts as failed."""
-        return self._flights[launch_id].timeout_s(self.limits)
-
-    # How inputs wait, and end
-
-    def _land(self, launch_id: int, now_s: float) -> PendingLaunch:
-        self._nothing_to_launch = False
-        return self._flights.land(launch_id, now_s)
+    # How inputs wait, and how they end
 
     def _wait(self, tickets: Iterable[Ticket], lane: Lane) -> None:
-        """Let inputs wait in a lane, or in a better one if it is closed or no longer there."""
+        """Let inputs wait in a lane, or in another one if it is closed or was removed."""
         staying = [ticket for ticket in tickets if not ticket.ended]
         for ticket in staying:
-            if ticket.kept_by is not None and not self._is_here(ticket.kept_by):
+            if ticket.kept_by and not any(ticket.kept_by in group.members for group in self._groups.values()):
                 ticket.begin_again()
             if ticket.deadline_s < self._next_deadline_s:
                 self._next_deadline_s = ticket.deadline_s
-        for (cursor, kept_by), together in groupby(staying, key=lambda ticket: (ticket.cursor, ticket.kept_by)):
-            self._lane_for(lane, kept_by).wait(list(together), cursor, kept_by)
-
-    def _is_here(self, replica: str) -> bool:
-        return any(replica in group.members for group in self._groups.values())
+        for (cursor, kept_by), run in groupby(staying, key=lambda ticket: (ticket.cursor, ticket.kept_by)):
+            self._lane_for(lane, kept_by).wait(list(run), cursor, kept_by)
 
     def _lane_for(self, lane: Lane, kept_by: str | None) -> Lane:
         if lane in self._open:
             return lane
-        near = [each for each in self._open if any(kept_by in group.members for group in each.groups)]
-        return near[0] if near else soonest(self._open, self._ticked_s)[0]
+        keeping = [other for other in self._open if any(kept_by in group.members for group in other.groups)]
+        return keeping[0] if keeping else soonest(self._open, self._ticked_s)[0]
 
     def _expire(self, now_s: float) -> None:
         for queue in list(self._queues()):
@@ -378,34 +358,35 @@ class Dispatcher:
         self._next_deadline_s = min(waiting, default=inf)
 
     def _end_late(self, tickets: list[Ticket]) -> None:
-        """End inputs for which there is no time left."""
-        first = self.route.edges[0] if self.limits.degrades and self.route.edges else self.route.num_blocks
-        kept = [ticket for ticket in tickets if ticket.cursor >= first]  # the first level's answer was promised
-        self._settle([ticket for ticket in kept if not ticket.ended], -inf)
-        self._end(kept, Outcome.DEGRADED)
-        self._settle([ticket for ticket in tickets if not ticket.ended], inf)
+        """End inputs that have no time left. Behind the first level of a cascade, they have the promised answer."""
+        edge = self.route.edges[0] if self.limits.degrades and self.route.edges else self.route.num_blocks
+        degraded = [ticket for ticket in tickets if ticket.cursor >= edge]
+        self._close_risk([ticket for ticket in degraded if not ticket.ended], -inf)
+        self._end(degraded, Outcome.DEGRADED)
+        self._close_risk([ticket for ticket in tickets if not ticket.ended], inf)
         self._end(tickets, Outcome.EXPIRED)
 
-    def _settle(self, tickets: Iterable[Ticket], now_s: float) -> None:
-        """These are through, in time or late: what was expected of them no longer counts."""
+    def _close_risk(self, tickets: Iterable[Ticket], now_s: float) -> None:
+        """Replace the expected lateness of these inputs by their real one: they have their answer, or end, now."""
         for ticket in tickets:
-            if (late := ticket.deadline_s < now_s) or ticket.risk:
+            if (late := ticket.is_late(now_s)) or ticket.risk:
                 self._admission.ended(ticket.risk, late)
                 ticket.risk = 0.0
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
-        ended, unfinished, is_answer = list[int](), list[Unfinished](), outcome is Outcome.ANSWERED
+        ended, unfinished, is_answer = list[Ticket](), list[Unfinished](), outcome is Outcome.ANSWERED
         for ticket in tickets:
             if not ticket.ended:
                 ticket.ended = True
-                ended.append(ticket.id)
+                ended.append(ticket)
                 if not is_answer and ticket.kind is not RowKind.FULL:
                     unfinished.append(ticket.unfinished)
-                del self._tickets[ticket.id]
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
-                    ticket.place = ticket.origin = NOWHERE  # the queue still has it, but its state can be let go
+                if ticket.early_answer is None:  # a shadow still needs its state
+                    ticket.place = ticket.origin = NOWHERE
         if ended:
+            self.inside -= len(ended)
             self._endings.append(Ending(tuple(ended), outcome, reason, fault, tuple(unfinished)))
 
     def _queues(self) -> Iterator[Queue]:

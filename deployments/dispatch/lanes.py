@@ -1,19 +1,180 @@
-"""A lane: one pipeline at work, with the queues of its stages and the groups of replicas that run them."""
+"""A lane: one pipeline at work, with the queues of its stages, its groups of replicas, and its expected times.
 
-from collections.abc import Iterator, Mapping
+The expected times of a new input follow from the work ahead of it. They are corrected by how much later or earlier
+recent inputs left, since the computed times ignore inputs that are not yet queued, launches that vary, and a front that
+is late. The mean of these delays corrects the computed time, and their spread gives its certainty; both become small
+where everything goes as planned. Delays are measured in full launches, so that they grow and shrink with the replicas'
+speed. (If an input's own launch were the unit, a delay of a few milliseconds would be large for an input in an empty
+lane, and the same ratio would then be feared for inputs in a crowded one.)
 
-from deployments.dispatch.estimates import Estimates
+Where an input leaves is not an error: an input that leaves at the end of a launch takes many times longer than one that
+leaves at the first ramp, and the plan knows the share of both. So each exit point has its own computed time, and only
+the delay at that point is learned.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+from deployments.dispatch.batching import Queue, StageQueues, Ticket
 from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.messages import Limits
-from deployments.dispatch.queues import Queue, StageQueues, Ticket
-from deployments.dispatch.route import Route
+from deployments.dispatch.route import Route, Stage
+
+# The weight of one launch in the learned mean and variance: about the last fifty launches matter.
+LEARNING_RATE = 0.02
+# The number of launches that the values before any measurement count for.
+PRIOR_LAUNCHES = 8
+# The longest delay that is learned, in full launches: one outlier should not dominate.
+MOST_DELAY = 5.0
+# Beyond the mean plus this many spreads, almost no input is later.
+SURE_SPREADS = 3.0
+# The share of all inputs that may be late.
+MAX_LATE = 0.01
+# The slope of the logistic curve that is closest to the normal distribution.
+_STEEPNESS = 1.702
+
+
+class ExpectedTimes(NamedTuple):
+    """When a new input is expected at each exit point of a lane, in seconds after `now_s`."""
+
+    estimates: "Estimates"  # of that lane
+    now_s: float
+    ends_s: Sequence[float]
+    full_launch_s: float  # the time of full launches on its way: the unit of delays
+
+    @property
+    def mean_s(self) -> float:
+        """The mean time until the input has its answer."""
+        exits = zip(self.estimates.leaving, self.ends_s, self.estimates.delay, strict=True)
+        return sum([leaving * (end_s + delay * self.full_launch_s) for leaving, end_s, delay in exits])
+
+    @property
+    def rank_s(self) -> float:
+        """The time by which lanes are compared: halfway between the mean and the last answers.
+
+        The mean alone would hide late answers behind many early ones.
+        """
+        number = self.estimates.last
+        return (self.mean_s + self.ends_s[number] + self.estimates.delay[number] * self.full_launch_s) / 2
+
+    @property
+    def latest_s(self) -> float:
+        """The time by which the input almost surely has its answer."""
+        number = self.estimates.last
+        return self.ends_s[number] + self.estimates.latest[number] * self.full_launch_s
+
+    @property
+    def latest_end_s(self) -> float:
+        """The time by which the input is almost surely at the end, if it leaves at no ramp."""
+        return self.ends_s[-1] + self.estimates.latest[-1] * self.full_launch_s
+
+    def needed_s(self, chance: float) -> float:
+        """The time until the deadline with which the input is late with about this probability.
+
+        This assumes that exit points are far apart.
+        """
+        estimates, number = self.estimates, 0
+        while estimates.unanswered[number] >= chance:
+            number += 1
+        share = max(1e-6, (chance - estimates.unanswered[number]) / estimates.leaving[number])  # of those leaving there
+        spreads = log(1.0 / share - 1.0) / _STEEPNESS if share < 1.0 else -SURE_SPREADS
+        delay = estimates.delay[number] + spreads * estimates.spread[number]
+        return self.ends_s[number] + delay * self.full_launch_s
+
+    def late(self, left_s: float) -> float:
+        """The probability that the input has no answer within this time."""
+        estimates, full_s = self.estimates, self.full_launch_s
+        if self.latest_s <= left_s:
+            return estimates.unanswered[estimates.last]
+        exits = zip(estimates.leaving, self.ends_s, estimates.delay, estimates.spread, strict=True)
+        return sum(
+            [
+                leaving * tail(left_s - end_s - delay * full_s, spread * full_s)
+                for leaving, end_s, delay, spread in exits
+                if leaving
+            ]
+        )
+
+    def learn(self, number: int, now_s: float) -> None:
+        """Learn from the input's delay: it is at this exit point now."""
+        if self.full_launch_s > 0.0:
+            self.estimates.learn(number, (now_s - self.now_s - self.ends_s[number]) / self.full_launch_s)
+
+
+class Estimates:
+    """The learned delays of one lane, by exit point. All exit points of a stage share what was learned at any of them.
+
+    Before any input was measured, `slack` is taken as twice the spread, in full launches.
+    """
+
+    def __init__(self, stages: Sequence[Stage], slack: float) -> None:
+        counts = [len(stage.exits) for stage in stages]
+        self._exits = [slice(after - count, after) for count, after in zip(counts, accumulate(counts), strict=True)]
+        self._stage_of = [number for number, count in enumerate(counts) for _ in range(count)]
+        self._by_block = [
+            exits.start + stage.exit_at(block)
+            for exits, stage in zip(self._exits, stages, strict=True)
+            for block in range(stage.start, stage.stop)
+        ]
+        self.delay, self.spread = [0.0] * sum(counts), [slack / 2] * sum(counts)
+        self.latest = [SURE_SPREADS * slack / 2] * sum(counts)  # almost no input has a longer delay
+        self._variance, self._launches = [(slack / 2) ** 2] * len(stages), [0] * len(stages)
+        reach = [*accumulate(_shares(stages), min), 0.0]
+        self.leaving = [before - after for before, after in pairwise(reach)]  # the share that leaves at each exit point
+        self.unanswered = reach[1:]  # the share that is still inside behind it
+        self.last = next(number for number, share in enumerate(self.unanswered) if share <= MAX_LATE)
+
+    def exit_at(self, block: int) -> int | None:
+        """The index of the exit point at this block, or of the first behind it; None: no promise covers this block."""
+        return self._by_block[block] if block < len(self._by_block) else None
+
+    def learn(self, number: int, delay: float) -> None:
+        """Learn the delay of an input at this exit point."""
+        stage = self._stage_of[number]
+        self._launches[stage] = launches = self._launches[stage] + 1
+        share = max(LEARNING_RATE, 1.0 / (launches + PRIOR_LAUNCHES))
+        difference = max(-MOST_DELAY, min(delay, MOST_DELAY)) - self.delay[number]
+        mean = self.delay[number] + share * difference
+        variance = self._variance[stage] = (1.0 - share) * (self._variance[stage] + share * difference * difference)
+        self.expect(stage, mean, sqrt(variance))
+
+    def expect(self, stage: int, delay: float, spread: float) -> None:
+        """Expect this delay and spread at all exit points of a stage from now on."""
+        exits = self._exits[stage]
+        count = exits.stop - exits.start
+        self.delay[exits], self.spread[exits] = [delay] * count, [spread] * count
+        self.latest[exits] = [delay + SURE_SPREADS * spread] * count
+
+
+def _shares(stages: Sequence[Stage]) -> Iterator[float]:
+    """The share of inputs before the first exit point, then behind each but the last.
+
+    If the plan expects no input even at the first stage, all inputs are taken to get to the end.
+    """
+    arriving = stages[0].survival
+    for stage in stages:
+        for share in (stage.survival, *(point.survival for point in stage.exits[:-1])):
+            yield share / arriving if arriving else 1.0
+
+
+def tail(above: float, spread: float) -> float:
+    """The probability of a value at least this far above the mean, by a logistic curve that is close to the normal one.
+
+    >>> round(tail(0.0, 1.0), 3), round(tail(2.0, 1.0), 3), tail(-1e-9, 0.0), tail(0.0, 0.0)
+    (0.5, 0.032, 1.0, 0.0)
+    """
+    if abs(above) >= 20.0 * spread:
+        return 1.0 if above < 0.0 else 0.0
+    return 1.0 / (1.0 + exp(_STEEPNESS * above / spread))
 
 
 class Lane:
     """A pipeline's route, the queues before its stages, and the groups that run it (which no other lane uses).
 
-    Newcomers are promised an answer by the last of the stages that are `promised`: by the end or, where a cascade may
-    degrade, by the end of its first level.
+    Inputs are promised an answer by the end of the `promised` stages: all of them, or the first level of a cascade that
+    may degrade.
     """
 
     def __init__(self, route: Route, groups: Mapping[str, Group], limits: Limits) -> None:
@@ -21,14 +182,14 @@ class Lane:
         self.groups = tuple(groups[name] for name in route.groups)
         until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
         self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
-        self.promised = tuple(each for each in self.stages if each.is_promised)
-        self.estimates = Estimates([each.stage for each in self.promised], limits.slack)
-        for each in self.stages:
-            each.is_alone = [other.group for other in self.stages].count(each.group) == 1
+        self.promised = tuple(stage for stage in self.stages if stage.is_promised)
+        self.estimates = Estimates([promised.stage for promised in self.promised], limits.slack)
+        for stage in self.stages:
+            stage.is_alone = [other.group for other in self.stages].count(stage.group) == 1
         self.by_group = tuple(
-            (group, tuple(each for each in self.stages if each.group is group)) for group in self.groups
+            (group, tuple(stage for stage in self.stages if stage.group is group)) for group in self.groups
         )
-        self.kept: dict[Replica, dict[int, Queue]] = {}  # of inputs that only this replica has, by the block before it
+        self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
             group.forget_kept()
             group.transfer_s = max(stage.transfer_s for stage in route.stages if stage.group == group.name)
@@ -36,36 +197,60 @@ class Lane:
 
     @property
     def open(self) -> bool:
-        """Whether an input can get to its end here: every group has a replica."""
+        """Whether an input can get to the end: every group has a replica."""
         return all(group.members for group in self.groups)
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits or runs here."""
-        return any(group.under_way for group in self.groups) or any(each.waiting for each in self.stages)
+        """Whether any input waits or runs in this lane."""
+        return any(group.running for group in self.groups) or any(stage.waiting for stage in self.stages)
 
     def alone_s(self, weight: int) -> float:
-        """By when at least half of the inputs that meet nobody have their answers, as planned."""
-        half = next(number for number, after in enumerate(self.estimates.beyond) if after <= 0.5)
+        """The planned time until half of the inputs have their answers, in a lane without other inputs."""
+        half = next(number for number, unanswered in enumerate(self.estimates.unanswered) if unanswered <= 0.5)
         return self.alone_until_s(weight)[half]
 
-    def whole_s(self, weight: int) -> float:
-        """By when an input that meets nobody and leaves at no ramp has its answer, as planned."""
+    def alone_end_s(self, weight: int) -> float:
+        """The planned time until the end of the lane, for an input that leaves at no ramp and meets no others."""
         return self.alone_until_s(weight)[-1]
 
     def alone_until_s(self, weight: int, slow: bool = False) -> list[float]:
-        """When an input that meets nobody is at each exit point, as planned; `slow`: as replicas really take."""
+        """The planned time until each exit point, for an input that meets no others; `slow`: the measured time."""
         ends_s, at_s = list[float](), 0.0
-        for each in self.promised:
-            ends_s += each.leaves_s(at_s, weight, each.group.slowdown if slow else 1.0)
+        for stage in self.promised:
+            ends_s += stage.leaves_s(at_s, weight, stage.group.slowdown if slow else 1.0)
             at_s = ends_s[-1]
         return ends_s
 
+    def expected(self, now_s: float, weight: int = 1, more: int = 0) -> ExpectedTimes:
+        """When a new input is at each exit point. At each stage it waits until the work ahead of it is done.
+
+        Launches count with the replicas' measured speed. If the latency table is wrong and all replicas are slower than
+        planned, the table would admit inputs that expire half-way. `more`: the weight of the request's inputs that are
+        admitted before it.
+        """
+        costs = self.entry.costs_s(more) if more else {}
+        at_s = full_launch_s = 0.0
+        ends_s = list[float]()
+        for queues in self.promised:
+            stage, group = queues.stage, queues.group
+            if queues.is_alone and not stage.start:
+                ahead_s = group.free_s(now_s, (queues.waiting + more) // stage.room, stage.launch_s[-1])
+                fills_up = ahead_s > 0.0
+            else:
+                ahead_s = group.ahead_s(now_s, costs.get(group, 0.0))
+                fills_up = False
+            full_launch_s += stage.launch_s[-1] * group.slowdown
+            launched = _launch_weight(queues, weight, fills_up)
+            ends_s += queues.leaves_s(ahead_s if ahead_s > at_s else at_s, launched, group.slowdown)
+            at_s = ends_s[-1]
+        return ExpectedTimes(self.estimates, now_s, ends_s, full_launch_s)
+
     @property
     def may_launch_newcomer(self) -> bool:
-        """Whether the newcomer that has just been admitted may have made a launch possible.
+        """Whether the input that was just admitted may have made a launch possible.
 
-        A replica is idle, or the batch is full; or the newcomer is the first who waits, and a replica is nearly idle.
+        That needs an idle replica, a full batch, or the first waiting input and a replica that is nearly idle.
         """
         entry, group = self.entry, self.entry.owner.group
         return entry.weight >= entry.stage.room or group.has_idle or (entry.size == 1 and group.early_s > 0)
@@ -81,25 +266,38 @@ class Lane:
             queue.owner.group.may_run_kept.add(queue.keeper)
 
     def queues(self) -> Iterator[Queue]:
-        """All queues in which somebody waits."""
+        """All queues that are not empty."""
         for stage in self.stages:
             yield from (queue for queue in stage.shared.values() if queue.size)
         for group in self.groups:
             for replica in group.members.values():
-                yield from (queue for queue in self.kept.get(replica, {}).values() if queue.size)
+                yield from (queue for queue in self.kept_queues.get(replica, {}).values() if queue.size)
 
     def forget_gone(self) -> None:
-        """Replicas that have left their group keep nothing any more."""
-        here = {replica for group in self.groups for replica in group.members.values()}
-        self.kept = {replica: queues for replica, queues in self.kept.items() if replica in here}
+        """Remove the queues of replicas that have left their group."""
+        members = {replica for group in self.groups for replica in group.members.values()}
+        self.kept_queues = {replica: queues for replica, queues in self.kept_queues.items() if replica in members}
 
     def queue(self, cursor: int, kept_by: str | None) -> Queue:
-        """Where inputs wait before a block, if this replica keeps them."""
+        """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps."""
         stage = self.stages[self.route.number_at(cursor)]
         keeper = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
         if keeper is not None:
             keeper.keeps_inputs = True
-        queues = stage.shared if keeper is None else self.kept.setdefault(keeper, {})
+        queues = stage.shared if keeper is None else self.kept_queues.setdefault(keeper, {})
         if cursor not in queues:
             queues[cursor] = Queue(stage, cursor, keeper)
         return queues[cursor]
+
+
+def _launch_weight(queues: StageQueues, weight: int, fills_up: bool) -> int:
+    """The weight of an input's launch, if it joins the inputs that wait for this stage now.
+
+    `fills_up`: the input waits for so long that others fill the launch.
+    """
+    stage, beside = queues.stage, queues.stage.room if fills_up else queues.waiting
+    if stage.local and stage.start:
+        beside //= max(1, len(queues.group.members))
+    if stage.length is None:  # a fast path for the last line with `weight` 1, since every request comes here
+        return beside + 1 if beside < stage.batch else stage.batch
+    return max(weight, min(beside + weight, stage.room))

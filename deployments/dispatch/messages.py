@@ -1,17 +1,22 @@
-"""What the dispatcher and its driver tell each other."""
+"""The types that the dispatcher and its drivers exchange: limits, launches, refusals, and how inputs end."""
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiles.model import OpenRamps
 
-# Where orders cross sockets, it takes about this long until we hear that a replica is free and it has its next order.
+if TYPE_CHECKING:
+    from deployments.dispatch.batching import Ticket
+
+# The default of `Limits.early_s` where orders cross sockets: about the time from the end of a launch until the replica
+# has its next order.
 EARLY_S = 0.0015
 
 
 class Place(NamedTuple):
-    """Where an input's state is: a row of something that the driver understands (a batch, a reference to one)."""
+    """Where the state of an input is: a row of a payload that only the driver reads (a batch or a reference)."""
 
     payload: Any
     row: int
@@ -21,11 +26,11 @@ NOWHERE = Place(None, 0)
 
 
 class RowKind(IntEnum):
-    """What an input of a launch is. All but the plain ones stay inside at ramps that let them go.
+    """How the ramps of a launch treat one of its inputs. Every kind but PLAIN stays inside where a ramp lets it go.
 
-    An audited input is answered there all the same, and is a shadow of itself from then on, whose end tells whether
-    that answer was the full network's. Who asked for the full network is answered at its end. Where answers are early,
-    every input is like an audited one, but for that its launch is as much its own after the answer as before.
+    An AUDITED input is answered at that ramp and goes on as a SHADOW of itself. The shadow's answer at the end shows
+    whether the first answer was the full network's. A FULL input asked for the full network and is answered at the end.
+    EARLY inputs exist where every input runs on after its answer: they become shadows too, but cost no audit allowance.
     """
 
     PLAIN = 0
@@ -39,7 +44,7 @@ class Outcome(Enum):
     """How an admitted input ended."""
 
     ANSWERED = "answered"
-    DEGRADED = "degraded"  # its time was over, but a level of a cascade had an answer that may be given
+    DEGRADED = "degraded"  # the deadline passed, but an earlier level of the cascade has an answer
     EXPIRED = "expired"
     ABANDONED = "abandoned"
     FAILED = "failed"
@@ -55,25 +60,25 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the dispatcher may do."""
+    """The dispatcher's settings."""
 
     backlog: int = 4096  # inputs inside at any time
-    slack: float = 0.2  # how much longer than expected inputs may take before any has shown it
-    # Further attempts after the network failed: of a launch at one stage, and of an input from block 0. And how many
-    # replicas may hang or end while they run an input, before it is taken for the cause.
+    slack: float = 0.2  # how much longer than planned an input may take, as a share; used until launches were measured
+    # Attempts after the first: of a launch at one stage after the network failed, and of an input from block 0. Also
+    # the number of replicas that may hang or end while they run an input, before that input is taken for the cause.
     retries: int = 2
-    early_s: float = 0.0  # a replica may be sent a batch that is not full this long before it is expected to be free
+    early_s: float = 0.0  # a batch that is not full may be sent this long before its replica is expected to be free
     ahead: int = 1  # full batches that may wait at a busy replica; more may wait only to hide a transfer
-    straggler_factor: float = 2.0  # a replica that is this many times slower than its peers is benched
-    probe_every_s: float = 5.0  # how often a benched replica is given another chance
-    stuck_factor: float = 10.0  # a launch that takes this many times as long as expected is tried elsewhere
-    stuck_after_s: float = 1.0  # but every launch may take this long
-    first_launch_s: float = 30.0  # and a replica's first this much longer: it compiles kernels and claims memory
-    share: float = 1.0  # of every replica: other fronts, each with a dispatcher of its own, use the rest
-    audit_share: float = 0.0  # of the inputs that are audited
-    audit_cost: float = 0.01  # what their shadows may cost, as a share of the seconds that replicas compute
-    degrades: bool = False  # what the first level of a cascade says is an answer, where time allows no better one
-    answers_early: bool = False  # inputs run on to the end after their answers, all of them
+    straggler_factor: float = 2.0  # a replica this many times slower than its peers is benched
+    probe_every_s: float = 5.0  # how often a benched replica gets another launch
+    stuck_factor: float = 10.0  # a launch that takes this many times its expected time is tried elsewhere
+    stuck_after_s: float = 1.0  # every launch may take this long, whatever was expected
+    first_launch_s: float = 30.0  # extra time for a replica's first launch, which compiles kernels and claims memory
+    share: float = 1.0  # this front's share of every replica; other fronts use the rest
+    audit_share: float = 0.0  # the share of inputs that are audited
+    audit_cost: float = 0.01  # the cost that shadows may cause, as a share of the seconds that replicas compute
+    degrades: bool = False  # an earlier level of a cascade may answer where there is no time for the next
+    answers_early: bool = False  # every input runs on to the end after its answer
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -82,36 +87,36 @@ class Limits:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an input was not admitted, and after what time it is worth asking again."""
+    """Why an input was not admitted, and after what time a retry is worthwhile."""
 
     reason: str
     retry_after_s: float
 
 
 class Unfinished(NamedTuple):
-    """An input that ended before it left the network: the block before which it stood, as far as is known."""
+    """An input that ended before it left the network, with the last block that it is known to have stood before."""
 
     block: int
     weight: int
 
 
 class Ending(NamedTuple):
-    """What became of admitted inputs that ended together.
+    """Admitted inputs that ended together.
 
-    `unfinished` has one for each that was not answered and had not asked for the whole network.
+    `unfinished` has an entry for each input that was not answered and had not asked for the full network.
     """
 
-    tickets: tuple[int, ...]
+    tickets: "tuple[Ticket, ...]"
     outcome: Outcome
     reason: str = ""
-    fault: Fault | None = None  # why they failed
+    fault: Fault | None = None  # of inputs that failed
     unfinished: tuple[Unfinished, ...] = ()
 
 
 class Audit(NamedTuple):
-    """An input that was answered at this block has run on to the end: whether its answer was the full network's.
+    """The result of one audit: the input was answered at `block`; `agrees`: the full network gives the same answer.
 
-    Where each word of a text is answered, one of them is drawn, which is right as often as all are on average.
+    Where every word of a text is answered, one random word is compared, so the mean is the share of equal words.
     """
 
     block: int
@@ -121,9 +126,10 @@ class Audit(NamedTuple):
 class Launch(NamedTuple):
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
-    `keep`: survivors go on on this very replica, so they should stay there. Its inputs weigh `weight` together, and
-    there was `room` for so much. `length`: what an input weighs of which plans are made, and `weights` are those of
-    these inputs. None: each weighs 1. `kinds` has a `RowKind` for each, shadows last; empty: all are plain.
+    `keep`: the survivors go on on the same replica, so they should stay there. `weight` is the sum of `weights`, and
+    `room` is the weight of a full launch. `length` is the weight of the inputs that the plan was made for; None: every
+    input weighs 1. `kinds` has a `RowKind` for each row, shadows last; empty: all rows are plain. After `timeout_s` the
+    launch counts as failed.
     """
 
     id: int
@@ -131,7 +137,7 @@ class Launch(NamedTuple):
     cursor: int
     stop: int
     ramps: OpenRamps
-    tickets: tuple[int, ...]
+    tickets: "tuple[Ticket, ...]"
     places: tuple[Place, ...]
     keep: bool = False
     room: int = 0
@@ -140,18 +146,18 @@ class Launch(NamedTuple):
     length: int | None = None
     weights: tuple[int, ...] = ()
     kinds: bytes = b""
+    timeout_s: float = inf
 
     @property
     def shadows(self) -> int:
-        """How many of its inputs have their answer already."""
+        """The number of inputs that already have their answer."""
         return self.kinds.count(RowKind.SHADOW)
 
     @property
     def shadow_weight(self) -> int:
-        """What they weigh."""
         return sum(self.weights[len(self.tickets) - self.shadows :]) if self.weights else self.shadows
 
     @property
     def size(self) -> int:
-        """Its inputs; where texts are told apart, so many as plans are made of."""
+        """The number of inputs; where inputs have lengths, the number of planned inputs that weigh the same."""
         return len(self.tickets) if self.length is None else max(1, round(self.weight / self.length))

@@ -1,4 +1,4 @@
-"""The way of inputs through a plan: all that the dispatcher knows of a plan, and how it is read from one."""
+"""The route of inputs through a plan: everything that the dispatcher knows of a plan, and how it is made from one."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -14,10 +14,10 @@ from profiles.model import OpenRamps
 
 @dataclass(frozen=True)
 class ExitPoint:
-    """Where inputs leave a launch: behind `block`, at a ramp or at the end of its stage.
+    """Where inputs leave a launch: behind `block`, at a ramp or at the end of the stage.
 
-    `launch_s[n - 1]` is what a launch of n inputs takes until here, if any of them gets here; `least_s` as in `Stage`;
-    `survival` is the share of all inputs that are expected to go on from here (behind a stage, its successor says it).
+    `launch_s[n - 1]` is the planned time until a launch of n inputs gets here, if any input does; `least_s` as in
+    `Stage`. `survival` is the share of all inputs that go on from here (for the last exit point, see the next stage).
     """
 
     block: int
@@ -30,14 +30,14 @@ class ExitPoint:
 class Stage:
     """Blocks `start..stop`, run as one launch by any replica of `group`.
 
-    `launch_s[n - 1]` is what a launch of n inputs is expected to take; `survival` is the share of all inputs that are
-    expected to get here; `transfer_s` is what a full batch takes to get here over the link. `local`: inputs that come
-    from an earlier stage of the same group are run by the very replica that ran them there, which has kept them.
+    `launch_s[n - 1]` is the planned time of a launch of n inputs; `survival` is the share of all inputs that get here;
+    `transfer_s` is the time that a full batch needs on the link to this stage. `local`: inputs from an earlier stage of
+    the same group stay on the replica that ran them there.
 
-    `length`: the tokens of the inputs that all this speaks of; an input then weighs its tokens, and a launch has room
-    for those of a batch. One of hardly any takes `least_s`. None: inputs are all alike, and weigh 1.
+    `length`: the tokens of a planned input. An input then weighs its tokens, and a launch has room for `batch` planned
+    inputs; `least_s` is the time of a launch of almost no tokens. None: every input weighs 1.
 
-    `exits`: where inputs leave a launch, the last at its end. Where none are known, all are taken to leave there.
+    `exits`: where inputs leave a launch, the last at the end of the stage. Default: only at the end.
     """
 
     start: int
@@ -66,11 +66,11 @@ class Stage:
 
     @cached_property
     def room(self) -> int:
-        """What a launch may weigh."""
+        """The weight of a full launch."""
         return self.batch * (self.length or 1)
 
     def seconds(self, weight: int) -> float:
-        """What a launch of this weight takes; where inputs have lengths, linear in between, and beyond a full batch.
+        """The planned time of a launch of this weight: interpolated between sizes where inputs have lengths.
 
         >>> Stage(0, 4, batch=2, group="a", launch_s=(0.01, 0.012)).seconds(1)
         0.01
@@ -83,14 +83,14 @@ class Stage:
         return seconds_at(weight / self.length, self.least_s, self.launch_s)
 
     def until_s(self, weight: int) -> Sequence[float]:
-        """What a launch of this weight takes until each of its exit points, if any of its inputs gets there."""
+        """The planned time until a launch of this weight gets to each of its exit points."""
         if self.length is None:
             return self._until_s[weight - 1 if weight < self.batch else -1]
         size = weight / self.length
         return [seconds_at(size, point.least_s, point.launch_s) for point in self.exits]
 
     def exit_at(self, block: int) -> int:
-        """The number of the exit point at this block, or of the first behind it."""
+        """The index of the exit point at this block, or of the first one behind it."""
         return self._exit_by_block[block - self.start]
 
     @cached_property
@@ -104,34 +104,34 @@ class Stage:
 
     @cached_property
     def seconds_per_weight(self) -> float:
-        """What a weight of 1 costs in a full batch."""
+        """The cost of a weight of 1 in a full batch."""
         return self.launch_s[-1] / self.room
 
 
 def seconds_at(size: float, least_s: float, launch_s: Sequence[float]) -> float:
-    """What a launch of any size takes, if one of n inputs takes `launch_s[n - 1]`, and one of hardly any `least_s`.
+    """The time of a launch of any size, interpolated: `least_s` at size 0, `launch_s[n - 1]` at size n.
 
     >>> [round(seconds_at(size, 1.0, (2.0, 4.0)), 3) for size in (0.5, 1.0, 1.25, 2.0, 3.0)]
     [1.5, 2.0, 2.5, 4.0, 6.0]
     """
     if size >= len(launch_s):
         return launch_s[-1] * size / len(launch_s)
-    whole = int(size)
-    before_s = launch_s[whole - 1] if whole else least_s
-    return before_s + (size - whole) * (launch_s[whole] - before_s)
+    below = int(size)
+    below_s = launch_s[below - 1] if below else least_s
+    return below_s + (size - below) * (launch_s[below] - below_s)
 
 
 @dataclass(frozen=True)
 class Route:
-    """Stages that cover all blocks, in order; `beside`: further routes, each on groups of its own.
+    """Stages that cover all blocks, in order. `beside`: the routes of further pipelines, each on its own groups.
 
-    An input goes one of them to its end. `pipelines` are all of them, each by itself. `thresholds` hold at these ramps
-    in place of the network's own.
+    An input goes through one pipeline. `edges` are the blocks at which the second and later levels of a cascade begin.
+    `thresholds` replace those of the network at these ramps.
     """
 
     stages: tuple[Stage, ...]
     beside: "tuple[Route, ...]" = ()
-    edges: tuple[int, ...] = ()  # the blocks at which a level of a cascade begins behind another
+    edges: tuple[int, ...] = ()
     thresholds: Thresholds = ()
 
     def __post_init__(self) -> None:
@@ -140,10 +140,10 @@ class Route:
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             if before.stop != after.start:
                 raise ValueError(f"a route must have no gap: block {before.stop} is followed by {after.start}")
-        if any(each.num_blocks != self.num_blocks or each.beside for each in self.beside):
+        if any(route.num_blocks != self.num_blocks or route.beside for route in self.beside):
             raise ValueError(f"every route beside must cover {self.num_blocks} blocks, and have none beside itself")
-        ways = Counter(group for each in (self, *self.beside) for group in {stage.group for stage in each.stages})
-        if shared := [group for group, count in ways.items() if count > 1]:
+        uses = Counter(group for route in (self, *self.beside) for group in {stage.group for stage in route.stages})
+        if shared := [group for group, count in uses.items() if count > 1]:
             raise ValueError(f"routes side by side need groups of their own, but share {shared[0]!r}")
 
     @property
@@ -153,31 +153,31 @@ class Route:
     @property
     def all_stages(self) -> "tuple[Stage, ...]":
         """The stages of all pipelines."""
-        return tuple(stage for each in (self, *self.beside) for stage in each.stages)
+        return tuple(stage for route in (self, *self.beside) for stage in route.stages)
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The names that its stages mention, each once."""
+        """The names of all groups, each once."""
         return tuple(dict.fromkeys(stage.group for stage in self.all_stages))
 
     @property
     def length(self) -> int | None:
-        """What an input weighs of which its stages speak; None: each weighs 1."""
+        """The tokens of a planned input; None: every input weighs 1."""
         return self.stages[0].length
 
     @cached_property
     def ramps(self) -> OpenRamps:
-        """The active ramps of the whole network, with their thresholds where these are not the network's own."""
-        active = frozenset[int]().union(*(stage.ramps for stage in self.stages))
-        told = dict(self.thresholds)
-        return {ramp: told.get(ramp) for ramp in sorted(active)} if told else active
+        """The open ramps of the whole network, with their thresholds where these replace the network's own."""
+        opened = frozenset[int]().union(*(stage.ramps for stage in self.stages))
+        thresholds = dict(self.thresholds)
+        return {ramp: thresholds.get(ramp) for ramp in sorted(opened)} if thresholds else opened
 
     @property
     def num_blocks(self) -> int:
         return self.stages[-1].stop
 
     def number_at(self, block: int) -> int:
-        """The number of the stage that holds this block, in whose middle an input of an earlier plan may stand."""
+        """The index of the stage that holds this block. After a change of plans, inputs may stand inside a stage."""
         return self._by_block[block]
 
     def onward(self, block: int) -> Sequence[Stage]:
@@ -185,12 +185,12 @@ class Route:
         return [stage for stage in self.stages if stage.stop > block]
 
     def keeps(self, stage: Stage) -> bool:
-        """Whether inputs that survive this stage go on, on the replica where they are."""
+        """Whether the survivors of this stage go on on the same replica."""
         after = self.stages[self.number_at(stage.stop)] if stage.stop < self.num_blocks else None
         return after is not None and after.local and after.group == stage.group
 
     def remaining_s(self, block: int) -> float:
-        """How long an input takes from this block to the end at most: a full batch at every stage."""
+        """The planned time of full batches from the stage of this block to the end."""
         return self._remaining_s[block]
 
     @cached_property
@@ -203,7 +203,7 @@ class Route:
 
 
 def stops(cursor: int, stop: int, ramps: Collection[int]) -> Sequence[int]:
-    """The blocks before which inputs may leave a launch: after every active ramp on its way, and at its end.
+    """The blocks before which inputs may leave a launch: after every open ramp that it passes, and at its end.
 
     >>> stops(2, 8, {0, 3, 5, 7, 9})
     [4, 6, 8]
@@ -212,12 +212,12 @@ def stops(cursor: int, stop: int, ramps: Collection[int]) -> Sequence[int]:
 
 
 def placements_of(plan: Plan) -> list[Placement]:
-    """All placements of a plan: its own, then those of the pipelines beside it."""
+    """The placements of all pipelines of a plan, in order."""
     return [placement for pipeline in plan.pipelines for placement in pipeline.placements]
 
 
 def named_groups(plan: Plan, facts: Problem, name: Callable[[Placement], str]) -> list[str]:
-    """The group of each of `placements_of(plan)`, named by its first one. Pipelines of one lane share their groups."""
+    """The group of each of `placements_of(plan)`. Pipelines of one lane share their groups; the first names them."""
     groups: dict[int, list[str]] = {}
     for lane, pipeline in zip(facts.lanes(plan), plan.pipelines, strict=True):
         groups.setdefault(lane, [name(placement) for placement in pipeline.placements])
@@ -225,15 +225,15 @@ def named_groups(plan: Plan, facts: Problem, name: Callable[[Placement], str]) -
 
 
 def route_of(plan: Plan, facts: Problem, groups: Sequence[str]) -> Route:
-    """The plan's splits as stages, with the times that the planner's own cost model gives to every size of launch.
+    """The plan's splits as stages. Their times come from the planner's own cost model, for every size of launch.
 
-    `groups` names the replicas of each of `placements_of(plan)`. Pipelines of the same groups are one route.
+    `groups` names the replicas of each of `placements_of(plan)`. Pipelines with the same groups become one route.
     """
     names = iter(groups)
     lanes = {tuple(next(names) for _ in pipeline.placements): pipeline for pipeline in plan.pipelines}
     first, *others = [
-        Route(tuple(_stages(pipeline, facts, here)), edges=facts.edges, thresholds=plan.thresholds)
-        for here, pipeline in lanes.items()
+        Route(tuple(_stages(pipeline, facts, lane)), edges=facts.edges, thresholds=plan.thresholds)
+        for lane, pipeline in lanes.items()
     ]
     return replace(first, beside=tuple(others))
 
@@ -242,24 +242,25 @@ def _stages(pipeline: Plan, facts: Problem, groups: Sequence[str]) -> Iterator[S
     reach, before = 1.0, None
     for split in pipeline.splits:
         number = next(index for index, placement in enumerate(pipeline.placements) if split in placement.splits)
-        here = pipeline.placements[number]
-        stays = here.local and before is here
+        placement = pipeline.placements[number]
+        stays = placement.local and before is placement
         source = None if before is None or stays else before.kind
-        yield _stage(split, here, groups[number], facts, source, reach)
-        reach, before = work(split, facts, here.kind, None, reach).survivors, here
+        yield _stage(split, placement, groups[number], facts, source, reach)
+        reach, before = work(split, facts, placement.kind, None, reach).survivors, placement
 
 
-def _stage(split: Split, here: Placement, group: str, facts: Problem, source: str | None, reach: float) -> Stage:
-    sizes = range(1, split.batch_size + 1)
-    works = [work(split, facts, here.kind, source, reach, size) for size in sizes]
-    least = min(1, facts.table(here.kind).batch_sizes[0])
-    by_size = [until_s(split, facts, here.kind, reach, size) for size in (least, *sizes)]
+def _stage(split: Split, placement: Placement, group: str, facts: Problem, source: str | None, reach: float) -> Stage:
+    """`source`: the kind of device that inputs come from over a link; `reach`: the share of inputs that get here."""
+    kind, sizes = placement.kind, range(1, split.batch_size + 1)
+    works = [work(split, facts, kind, source, reach, size) for size in sizes]
+    least = min(1, facts.table(kind).batch_sizes[0])
+    by_size = [until_s(split, facts, kind, reach, size) for size in (least, *sizes)]
     inside = inside_of(split, facts.survival, reach)
-    exits = [
-        ExitPoint(stop - 1, tuple(many), inside[stop - split.start], few if facts.length else 0.0)
-        for stop in stops(split.start, split.stop, split.ramps)
-        for few, *many in [[seconds[stop - 1 - split.start] for seconds in by_size]]
-    ]
+    exits = []
+    for stop in stops(split.start, split.stop, split.ramps):
+        least_s, *launch_s = [seconds[stop - 1 - split.start] for seconds in by_size]
+        survival = inside[stop - split.start]
+        exits.append(ExitPoint(stop - 1, tuple(launch_s), survival, least_s if facts.length else 0.0))
     return Stage(
         split.start,
         split.stop,
@@ -268,9 +269,9 @@ def _stage(split: Split, here: Placement, group: str, facts: Problem, source: st
         tuple(each.launch_s for each in works),
         reach,
         frozenset(split.ramps),
-        here.local,
+        placement.local,
         works[-1].transfer_s,
         facts.length,
-        0.0 if facts.length is None else work(split, facts, here.kind, source, reach, least).launch_s,
+        0.0 if facts.length is None else work(split, facts, kind, source, reach, least).launch_s,
         tuple(exits),
     )

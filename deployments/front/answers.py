@@ -1,36 +1,41 @@
-"""What goes to the user for one input, and why an input may get no answer."""
+"""The answer to one input, and the error for a request that gets no answer."""
 
 import reprlib
 from dataclasses import dataclass
 
 from profiles.model import Label, Probability, Words
 
-LONGEST_SENTENCE = 480  # bytes, which JSON makes twice as many at most: an error stays below 1 KiB
+# Bytes of an error's sentence. JSON at most doubles them, so an error stays below 1 KiB.
+LONGEST_SENTENCE = 480
 _CUT = " ... "
+# Characters of a client's value that an error repeats.
+_LONGEST_VALUE = 60
+# Items of a client's list that an error repeats.
+_LONGEST_LIST = 8
 
 
 @dataclass(frozen=True)
 class Step:
     """One launch that an input took part in."""
 
-    block: int  # the first it ran
-    queued_ms: float  # since the step before, or since it was admitted
-    computed_ms: float  # from the start of the launch until it left or the launch ended
-    inputs: int = 1  # of that launch, this one among them
+    block: int  # the first block of the launch
+    queued_ms: float  # since the last step, or since the input was admitted
+    computed_ms: float  # from the start of the launch until the input left or the launch ended
+    inputs: int = 1  # of that launch, this one included
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One input's label, and what happened to it on the way; or the labels of its words."""
+    """One input's label, or the labels of its words, and the launches that it took part in."""
 
     label: Label
     score: Probability  # the probability of `label`, after calibration
-    exit_block: int  # the block it left after
+    exit_block: int  # the block behind which the input left
     steps: tuple[Step, ...]
-    truncated: bool = False  # the input was longer than the network reads: its end was cut off
-    level: int | None = None  # of a cascade: the level that answered, from 0
-    degraded: bool = False  # there was no time for the next level, which would have answered
-    words: Words | None = None  # of a text whose words are answered
+    truncated: bool = False  # the input was longer than the network reads, so its end was cut off
+    level: int | None = None  # the level of the cascade that answered, from 0
+    degraded: bool = False  # there was no time for the next level of the cascade, which would have answered
+    words: Words | None = None  # of a text whose words are labelled
 
     @property
     def queued_ms(self) -> float:
@@ -46,11 +51,11 @@ class Answer:
 
 
 class RefusedError(Exception):
-    """A request that gets no answer: the HTTP status, and one short sentence that names the value."""
+    """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value."""
 
     def __init__(self, status: int, sentence: str, retry_after_s: float | None = None) -> None:
         sentence = brief(sentence)
-        super().__init__(status, sentence, retry_after_s)  # all of it, so that it can be pickled
+        super().__init__(status, sentence, retry_after_s)  # all arguments, so that it can be pickled
         self.status = status
         self.sentence = sentence
         self.retry_after_s = retry_after_s
@@ -60,16 +65,16 @@ class RefusedError(Exception):
 
 
 def brief(sentence: str) -> str:
-    """The sentence as one printable line of a bounded length, whatever it repeats of what came in.
+    """The sentence as one printable line of a bounded length, whatever it repeats of a request.
 
     >>> brief("one\\nline")
     'one line'
     >>> len(brief("x" * 10_000))
     480
     """
-    if len(sentence) > 2 * LONGEST_SENTENCE:  # what is in the middle is not even looked at
+    if len(sentence) > 2 * LONGEST_SENTENCE:  # so that the work is bounded, too
         sentence = sentence[:LONGEST_SENTENCE] + _CUT + sentence[-LONGEST_SENTENCE:]
-    line = "".join(each if each.isprintable() else " " for each in sentence).encode("utf-8", "replace")
+    line = "".join(char if char.isprintable() else " " for char in sentence).encode("utf-8", "replace")
     if len(line) > LONGEST_SENTENCE:
         end = LONGEST_SENTENCE // 3
         line = line[: LONGEST_SENTENCE - end - len(_CUT)] + _CUT.encode() + line[-end:]
@@ -77,7 +82,7 @@ def brief(sentence: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value that came in, as an error may repeat it: shortened, without looking at all of it.
+    """A client's value as an error may repeat it: shortened, without looking at all of it.
 
     >>> shown("INT7"), shown({"a": 1}), len(shown("x" * 10_000))
     ("'INT7'", 'an object', 60)
@@ -86,5 +91,5 @@ def shown(value: object) -> str:
 
 
 _repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = _repr.maxlong = 60
-_repr.maxlist = 8
+_repr.maxstring = _repr.maxother = _repr.maxlong = _LONGEST_VALUE
+_repr.maxlist = _LONGEST_LIST

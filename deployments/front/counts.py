@@ -1,4 +1,4 @@
-"""Counts everything that a front counts, each thing once. `/stats`, the metrics and the controller read it here."""
+"""The counts of a front. `/stats`, the metrics and the controller read them here."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -15,16 +15,21 @@ from deployments.metrics import LATENCY_BOUNDS_MS
 from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
+# Answers whose latencies are kept for percentiles.
 LATEST = 2000
-LATELY = 0.02  # the weight of the newest request in what is known of requests of late
+# The weight of a request in the mean size of recent requests.
+RECENT_WEIGHT = 0.02
+# Percentiles of the latency.
 QUANTILES = (50, 95, 99)
-BUSY_S = 10.0  # over so long it is told how busy a replica is
-LOOK_S = 5.0  # as often as a controller looks, unless told otherwise
+# The window in which the busy time of replicas is counted.
+BUSY_S = 10.0
+# The length of an audit window: the controller's default interval.
+AUDIT_WINDOW_S = 5.0
 
 
 @dataclass
 class Launches:
-    """The launches of one group from one block on: their inputs, what these weigh, and the room that there was."""
+    """The launches of one group from one block on: their number, inputs, weight and room."""
 
     count: int = 0
     inputs: int = 0
@@ -39,7 +44,8 @@ class Launches:
 
     @property
     def fill(self) -> float:
-        """
+        """The mean share of the room that was used.
+
         >>> Launches(2, inputs=24, weight=24, room=32).fill
         0.75
         """
@@ -47,10 +53,10 @@ class Launches:
 
 
 class Counts:
-    """Requests, inputs and launches since the start. Counts only grow, so that any number of readers can ask.
+    """Requests, inputs and launches since the start. Counts only grow, so that any number of readers can compare them.
 
-    A request carries one input or several. What becomes of requests is counted when they end, what becomes of inputs
-    when they come and when they leave the network.
+    A request carries one input or several. Requests are counted when they end, inputs when they arrive and when they
+    leave the network.
     """
 
     def __init__(
@@ -62,50 +68,51 @@ class Counts:
         self._kinds = {} if kinds is None else kinds  # of devices, by replica
         self._clock = clock  # one that all fronts share, wherever they run
         self._started_s = clock()
-        self.observations = 0  # times that a controller has asked
+        self.observations = 0  # how often a controller has read the counts
+
         # Requests
         self.outcomes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)  # of answered requests: "all", "queued", "computed"
-        self.buckets = [0] * (
-            len(LATENCY_BOUNDS_MS) + 1
-        )  # answered requests by latency: up to each bound, above the last
+        # Answered requests by latency: one bucket up to each bound, and one above the last.
+        self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._latest_s: deque[float] = deque(maxlen=latest)  # latencies of answered requests
-        # Inputs
-        self.arrivals = 0
-        self.refused = self.refused_weight = 0  # though their clients wait for as long as the SLO
-        self.in_time = 0
-        self.exits: Counter[int] = Counter()  # by the block they left after
-        self.degraded: Counter[int] = Counter()  # answered without the next level, by the block they stood behind
-        # What they weigh: texts their tokens, where the plan counts them; all others 1.
-        self.arrived_weight = self.in_time_weight = 0
+
+        # Inputs. Their weight is the number of tokens of a text where the plan counts them, else 1.
+        self.arrivals = self.arrived_weight = 0
+        self.refused = self.refused_weight = 0  # only inputs whose clients wait for as long as the SLO
+        self.in_time = self.in_time_weight = 0
+        self.exits: Counter[int] = Counter()  # by the block behind which they left
         self.exit_weights: Counter[int] = Counter()
-        # Inputs that asked for the whole network: among the arrivals, and among the exits.
+        self.degraded: Counter[int] = Counter()  # answered without the next level, by the last block of their level
+        # Inputs that asked for the full network: among the arrivals, and among the exits.
         self.full = self.full_weight = 0
         self.full_exits: Counter[int] = Counter()
-        self._inputs_each = self._weight_each = 1.0  # of a request, of late
         self.full_exit_weights: Counter[int] = Counter()
-        # Of the others, those that ended before they left, by the block before which they stood.
+        # Other inputs that ended before they left, by the block before which they stood.
         self.unfinished: Counter[int] = Counter()
         self.unfinished_weights: Counter[int] = Counter()
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
-        # Of those that were audited, by the block they left after: how many got to the end, and who disagrees there.
+        self._inputs_per_request = self._weight_per_request = 1.0  # means of recent requests
+
+        # Audits, by the block behind which their inputs left: those that ended, and those that disagreed.
         self.audited: Counter[int] = Counter()
         self.missed: Counter[int] = Counter()
-        # Of those that left after the last block, those that could not disagree with the full network.
+        # Inputs that left behind the last block and passed no open ramp, so they agree with the full network anyway.
         self.certain = self.certain_weight = 0
-        # The agreement lately, look by look. Looks of all fronts end at the same times.
-        self.promised: float | None = None  # the agreement that audits are held against
-        self._watch, self._seen = PromiseWatch(), AuditedAnswers()  # the looks that have ended, and all that they saw
-        self._look_ends_s = _next_end_s(self._started_s)
-        self._looked_s = self._look_ends_s - LOOK_S  # when the last one ended
-        self._route: Route | None = None  # that of this look
+        # Recent agreement, by windows of `AUDIT_WINDOW_S`. The windows of all fronts end at the same times.
+        self.promised: float | None = None  # the agreement that audits should confirm
+        self._watch, self._audited_before = PromiseWatch(), AuditedAnswers()  # finished windows, and their sums
+        self._window_ends_s = _next_end_s(self._started_s)
+        self._last_end_s = self._window_ends_s - AUDIT_WINDOW_S
+        self._route: Route | None = None  # the route of the present window
+
         # Launches
         self.launches: dict[tuple[str, int], Launches] = defaultdict(Launches)  # by group and first block
-        self.survivor_bytes: Counter[str] = Counter()  # that came back "by_value", or were "held" where they were
+        self.survivor_bytes: Counter[str] = Counter()  # returned "by_value", or "held" on their replica
         self._took: dict[LaunchShape, LaunchTimes] = {}
-        self._computed: dict[str, deque[tuple[float, float]]] = {}  # of late, by replica: from when until when
+        self._computed: dict[str, deque[tuple[float, float]]] = {}  # recent (start, end) of launches, by replica
 
-    # What is counted
+    # Events that are counted
 
     def request_ended(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
@@ -119,35 +126,35 @@ class Counts:
         self._latest_s.append(took_s)
 
     def inputs_arrived(self, inputs: int, weight: int, full: bool = False) -> None:
-        """So many inputs asked, whether they are admitted or not. `full`: for the whole network."""
+        """Inputs arrived, and may be admitted or refused. `full`: they asked for the full network."""
         if full:
             self.full += inputs
             self.full_weight += weight
         self.arrivals += inputs
         self.arrived_weight += weight
-        self._inputs_each += LATELY * (inputs - self._inputs_each)
-        self._weight_each += LATELY * (weight - self._weight_each)
+        self._inputs_per_request += RECENT_WEIGHT * (inputs - self._inputs_per_request)
+        self._weight_per_request += RECENT_WEIGHT * (weight - self._weight_per_request)
 
     def refused_unread(self, weight: int, most: int, waits: bool, full: bool = False) -> None:
-        """A request that probably weighs so much was refused before it was read. Its inputs asked all the same.
+        """A request was refused before it was read. Its inputs count as arrived.
 
-        It has so many inputs at `most`: it may only have said that it is long. `waits`: its client waits for as long as
-        the SLO.
+        `weight`: estimated from its size; `most`: the most inputs that a request may have, since it may lie about its
+        size; `waits`: its client waits for as long as the SLO.
         """
-        each = self.arrived_weight / self.arrivals if self.arrivals else 1.0
-        inputs = max(1, min(round(weight / each), most))
-        self.inputs_arrived(inputs, round(inputs * each), full)
+        mean_weight = self.arrived_weight / self.arrivals if self.arrivals else 1.0
+        inputs = max(1, min(round(weight / mean_weight), most))
+        self.inputs_arrived(inputs, round(inputs * mean_weight), full)
         if waits:
-            self.inputs_refused(inputs, round(inputs * each))
+            self.inputs_refused(inputs, round(inputs * mean_weight))
 
     def inputs_refused(self, inputs: int, weight: int) -> None:
-        """So many inputs that have arrived were refused, though their clients wait for as long as the SLO."""
+        """Inputs that had arrived were refused, and their clients wait for as long as the SLO."""
         self.refused += inputs
         self.refused_weight += weight
 
     def refused_outside(self, requests: int) -> None:
-        """A proxy before this front has refused so many requests, taken to be like those that came through."""
-        inputs, weight = round(requests * self._inputs_each), round(requests * self._weight_each)
+        """A proxy before this front has refused requests, which are taken to be like recent other ones."""
+        inputs, weight = round(requests * self._inputs_per_request), round(requests * self._weight_per_request)
         full = self.full / self.arrivals if self.arrivals else 0.0
         self.outcomes["refused"] += requests
         self.full += round(full * inputs)
@@ -159,9 +166,9 @@ class Counts:
     def input_left(
         self, block: int, took_s: float, in_time: bool, weight: int = 1, full: bool = False, could_disagree: bool = True
     ) -> None:
-        """One input was answered after this block. `full`: it had asked for the whole network.
+        """An input was answered behind this block. `full`: it had asked for the full network.
 
-        `could_disagree`: a ramp might have let it go.
+        `could_disagree`: it passed an open ramp.
         """
         if full:
             self.full_exits[block] += 1
@@ -176,37 +183,37 @@ class Counts:
         self.in_time_weight += weight if in_time else 0
 
     def input_unfinished(self, block: int, weight: int = 1) -> None:
-        """One input ended before it left (late, given up, failed, or answered by the level before): it stood here."""
+        """An input ended before this block (late, abandoned, failed, or answered by an earlier level)."""
         self.unfinished[block] += 1
         self.unfinished_weights[block] += weight
 
     def audit_ended(self, block: int, agrees: bool) -> None:
-        """An input that was answered after this block has run to the end, whose answer is the same or not."""
+        """An audit ended of an input that was answered behind this block. `agrees`: the full answer is the same."""
         self.audited[block] += 1
         self.missed[block] += not agrees
 
-    def look(self, route: Route) -> None:
-        """To be called before answers are counted, which are given under this route: ends the looks that are over.
+    def end_windows(self, route: Route) -> None:
+        """End the audit windows that are over. Must be called before answers under this route are counted.
 
-        A look ends, too, where other ramps are open from now on, or with other thresholds.
+        A window also ends when other ramps or thresholds apply from now on.
         """
         now_s, before = self._clock(), self._route or route
-        if now_s - self._look_ends_s > WATCHED_S:  # nothing came for so long
-            self._end_look(before, self._look_ends_s)
-            self._look_ends_s = _next_end_s(now_s - WATCHED_S)
-        while now_s >= self._look_ends_s:
-            self._end_look(before, self._look_ends_s)
-            self._look_ends_s += LOOK_S
+        if now_s - self._window_ends_s > WATCHED_S:  # no input came for longer than windows matter
+            self._end_window(before, self._window_ends_s)
+            self._window_ends_s = _next_end_s(now_s - WATCHED_S)
+        while now_s >= self._window_ends_s:
+            self._end_window(before, self._window_ends_s)
+            self._window_ends_s += AUDIT_WINDOW_S
         self._route = route
         if route is not before and (_ramps(route), route.thresholds) != (_ramps(before), before.thresholds):
-            self._end_look(before, (self._looked_s + self._look_ends_s) / 2)  # in all fronts the same
+            self._end_window(before, (self._last_end_s + self._window_ends_s) / 2)  # the same time in all fronts
             if route.thresholds != before.thresholds:
                 self._watch.restart()
 
-    def _end_look(self, route: Route, at_s: float) -> None:
-        seen = self._audits(route.num_blocks)
-        self._watch.follow(seen.since(self._seen), at_s, self.promised, _ramps(route))
-        self._seen, self._looked_s = seen, at_s
+    def _end_window(self, route: Route, at_s: float) -> None:
+        audits = self._audits(route.num_blocks)
+        self._watch.follow(audits.since(self._audited_before), at_s, self.promised, _ramps(route))
+        self._audited_before, self._last_end_s = audits, at_s
 
     def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
         self.launches[group, block].add(Launches(1, inputs, weight, room))
@@ -216,7 +223,7 @@ class Counts:
     ) -> None:
         """A launch came back, for which the replica computed for `seconds`.
 
-        `followed_s`: it waited while another ran there, and came back so long after that one.
+        `followed_s`: the time since the launch before it came back, if it waited for that one.
         """
         now_s, computed = self._clock(), self._computed.setdefault(replica, deque())
         computed.append((now_s - seconds, now_s))
@@ -226,31 +233,31 @@ class Counts:
         between = (0, 0.0) if followed_s is None else (1, max(0.0, followed_s - seconds))
         self._took[shape] = self._took.get(shape, NO_LAUNCH).plus(LaunchTimes(1, seconds, *between))
 
-    # What is read
+    # Values that are read
 
     @property
     def now_s(self) -> float:
-        """On the clock that all fronts share."""
+        """The time of the clock that all fronts share."""
         return self._clock()
 
     def busy_s(self) -> dict[str, tuple[str, float]]:
-        """The kind of each replica that has computed in the last `BUSY_S`, and for how many of these seconds."""
-        since_s, found = self._clock() - BUSY_S, {}
+        """The kind and the seconds of compute of each replica that has computed in the last `BUSY_S`."""
+        since_s, busy_s = self._clock() - BUSY_S, {}
         for replica, computed in self._computed.items():
             if spent_s := sum(max(0.0, ended_s - max(began_s, since_s)) for began_s, ended_s in computed):
-                found[replica] = self._kinds.get(replica, ""), spent_s
-        self._computed = {replica: each for replica, each in self._computed.items() if replica in found}
-        return found
+                busy_s[replica] = self._kinds.get(replica, ""), spent_s
+        self._computed = {replica: spans for replica, spans in self._computed.items() if replica in busy_s}
+        return busy_s
 
     def __getstate__(self) -> dict[str, object]:
-        """What other fronts are told, who need not know of single launches."""
+        """The state for other fronts, which do not read single launches."""
         return {**vars(self), "_computed": {}}
 
     def observed(self, num_blocks: int) -> Observed:
         """Everything since the start, for the controller."""
         self.observations += 1
 
-        def each(counts: Counter[int], without: Mapping[int, int] | None = None) -> tuple[int, ...]:
+        def by_block(counts: Counter[int], without: Mapping[int, int] | None = None) -> tuple[int, ...]:
             return tuple(counts[block] - (without or {}).get(block, 0) for block in range(num_blocks))
 
         return Observed(
@@ -258,18 +265,18 @@ class Counts:
             self._clock() - self._started_s,
             self.arrivals,
             self.in_time,
-            each(self.exits, self.full_exits),
+            by_block(self.exits, self.full_exits),
             dict(self._took),
             latencies=Counter(self._latencies),
             arrived_weight=self.arrived_weight,
             in_time_weight=self.in_time_weight,
-            exit_weights=each(self.exit_weights, self.full_exit_weights),
-            audited=each(self.audited),
-            missed=each(self.missed),
+            exit_weights=by_block(self.exit_weights, self.full_exit_weights),
+            audited=by_block(self.audited),
+            missed=by_block(self.missed),
             full=self.full,
             full_weight=self.full_weight,
-            unfinished=each(self.unfinished),
-            unfinished_weights=each(self.unfinished_weights),
+            unfinished=by_block(self.unfinished),
+            unfinished_weights=by_block(self.unfinished_weights),
             refused=self.refused,
             refused_weight=self.refused_weight,
             certain=self.certain,
@@ -277,15 +284,15 @@ class Counts:
         )
 
     def agreement(self, num_blocks: int) -> Agreement | None:
-        """Of all answers since the start that could disagree, as far as audits tell."""
+        """The agreement since the start, of all answers that could disagree, as estimated from audits."""
         return self._audits(num_blocks).agreement()
 
     def watched(self, route: Route) -> PromiseWatch:
-        """What was seen lately of the agreement, the look that has not ended among it."""
-        self.look(route)
-        watch, news = self._watch.copy(), self._audits(route.num_blocks).since(self._seen)
-        if any(news.left) or any(news.audited):
-            watch.follow(news, self._look_ends_s, self.promised, _ramps(route))
+        """The recent agreement, including the present window."""
+        self.end_windows(route)
+        watch, latest = self._watch.copy(), self._audits(route.num_blocks).since(self._audited_before)
+        if any(latest.left) or any(latest.audited):
+            watch.follow(latest, self._window_ends_s, self.promised, _ramps(route))
         return watch
 
     def _audits(self, num_blocks: int) -> AuditedAnswers:
@@ -297,14 +304,14 @@ class Counts:
         return AuditedAnswers(tuple(left), tuple(audited), tuple(missed))
 
     def latency_ms(self) -> dict[str, float]:
-        """Percentiles of the latest answers, from when a request was read to when its last input was answered."""
+        """Percentiles of the latest requests' latencies."""
         if not self._latest_s:
             return {}
         values = 1e3 * np.percentile(self._latest_s, QUANTILES)
         return {f"p{quantile}": round(float(value), 2) for quantile, value in zip(QUANTILES, values, strict=True)}
 
     def add(self, other: "Counts") -> None:
-        """Add what another front has counted."""
+        """Add the counts of another front."""
         self.observations += other.observations
         self.outcomes.update(other.outcomes)
         self.exits.update(other.exits)
@@ -324,25 +331,25 @@ class Counts:
         self.in_time += other.in_time
         self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
         self._latest_s.extend(other._latest_s)
-        for place, launches in other.launches.items():
-            self.launches[place].add(launches)
+        for key, launches in other.launches.items():
+            self.launches[key].add(launches)
         for name, seconds in other.seconds.items():
             self.seconds[name] += seconds
 
 
 def together(parts: Iterable[Counts]) -> Counts:
-    """The counts of several fronts as if they were one: all that `/stats` reads. (Observations have `merged`.)
+    """The sums of several fronts' counts, for `/stats`. (For observations see `merged`.)
 
-    >>> one, other = Counts(), Counts()
-    >>> one.launch_began("gpu", 0, 4, 4, 8), other.launch_began("gpu", 0, 8, 8, 8)
+    >>> first, second = Counts(), Counts()
+    >>> first.launch_began("gpu", 0, 4, 4, 8), second.launch_began("gpu", 0, 8, 8, 8)
     (None, None)
-    >>> together([one, other]).launches["gpu", 0].fill
+    >>> together([first, second]).launches["gpu", 0].fill
     0.75
     """
-    whole = Counts(latest=None)
+    total = Counts(latest=None)
     for part in parts:
-        whole.add(part)
-    return whole
+        total.add(part)
+    return total
 
 
 def _ramps(route: Route) -> frozenset[int]:
@@ -350,16 +357,16 @@ def _ramps(route: Route) -> frozenset[int]:
 
 
 def _next_end_s(now_s: float) -> float:
-    """When a look ends that began before now.
+    """The end of the present audit window.
 
     >>> _next_end_s(7.0), _next_end_s(10.0)
     (10.0, 15.0)
     """
-    return (now_s // LOOK_S + 1) * LOOK_S
+    return (now_s // AUDIT_WINDOW_S + 1) * AUDIT_WINDOW_S
 
 
 def by_level(counted: Mapping[int, int], edges: Sequence[int]) -> Counter[int]:
-    """Counts by block as counts by the level of a cascade that the block belongs to.
+    """Sum counts by block over the levels of a cascade.
 
     >>> by_level({0: 1, 3: 2, 4: 5}, edges=[4])
     Counter({1: 5, 0: 3})
@@ -371,7 +378,7 @@ def by_level(counted: Mapping[int, int], edges: Sequence[int]) -> Counter[int]:
 
 
 def survival(left: Mapping[int, int], num_blocks: int) -> list[float]:
-    """The share of what was answered that entered each block, by how much left after each.
+    """The share of the answered inputs that entered each block, from the number that left behind each.
 
     >>> survival(Counter({0: 1, 2: 3}), 3)
     [1.0, 0.75, 0.75]

@@ -1,5 +1,6 @@
-"""An input that fits the served network, and its shape: the interface's description shows them, `isobatch serve` prints
-one, and `isobatch load` makes up such inputs.
+"""An example input for the served network, and its shape.
+
+The interface's description shows it, `isobatch serve` prints it, and `isobatch load` sends inputs of this shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +12,20 @@ from deployments.demo import A_DIGIT
 from deployments.folders import checkpoint_json
 from deployments.models.levels import is_cascade, read_levels
 
-USUAL = 224  # pixels of an image's side, where a checkpoint does not say
+# The side of an image in pixels where a checkpoint does not tell: the most common size.
+USUAL = 224
 
 
 @dataclass(frozen=True)
 class Example:
-    """An input: None for a network of which too little is known. `shape`: an image's height, width and, where it is
-    coloured, channels.
-    """
+    """An input; None where the checkpoint tells too little. `shape` is (height, width[, channels]) of an image."""
 
     value: Any = None
     shape: tuple[int, ...] | None = None
 
 
 def example_of(model: str | Path | None) -> Example:
-    """Of a checkpoint a text where it has a vocabulary, a grey square where it has channels; of the demo a digit."""
+    """A text for a checkpoint with a vocabulary, a grey image for one with channels, a digit for the demo."""
     if model is None:
         return Example(list(map(list, A_DIGIT)), (len(A_DIGIT), len(A_DIGIT[0])))
     folder = _checkpoint(Path(model))
@@ -40,28 +40,28 @@ def example_of(model: str | Path | None) -> Example:
 
 
 def _shape(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> tuple[int, ...]:
-    """What the network was built for, or what its preprocessor makes of an image."""
-    height, width = _sides(config.get("image_size")) or _made(preprocessor)
+    """The size of the network's images, or the output size of its preprocessor."""
+    height, width = _sides(config.get("image_size")) or _preprocessed(preprocessor)
     channels = config["num_channels"]
     return (height, width) if channels == 1 else (height, width, channels)
 
 
 def _checkpoint(directory: Path) -> Path:
-    """This one; or of a cascade the one that is asked first."""
+    """The checkpoint's folder; of a cascade, that of its first level."""
     return directory / read_levels(directory).levels[0].folder if is_cascade(directory) else directory
 
 
-def _made(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
+def _preprocessed(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
     cut = preprocessor.get("crop_size") if preprocessor.get("do_center_crop") else None
     return _sides(cut) or _sides(preprocessor.get("size")) or (USUAL, USUAL)
 
 
-def _sides(told: Any) -> tuple[int, int] | None:
+def _sides(size: Any) -> tuple[int, int] | None:
     """
     >>> _sides(32), _sides([32, 64]), _sides({"height": 32, "width": 64}), _sides({"shortest_edge": 32}), _sides(None)
     ((32, 32), (32, 64), (32, 64), (32, 32), None)
     """
-    match told:
+    match size:
         case int(side) | {"shortest_edge": int(side)}:
             return side, side
         case [int(height), int(width)] | {"height": int(height), "width": int(width)}:
@@ -71,6 +71,6 @@ def _sides(told: Any) -> tuple[int, int] | None:
 
 def _grey(shape: Sequence[int]) -> Any:
     image: Any = 0.5
-    for size in reversed(shape):
-        image = [image] * size
+    for length in reversed(shape):
+        image = [image] * length
     return image

@@ -1,4 +1,4 @@
-"""Applies the deployer's plans to a running front, with the replicas that are alive."""
+"""Applies the deployer's plans to a running front, with the replicas that run."""
 
 import asyncio
 import logging
@@ -19,27 +19,30 @@ from deployments.graph import Graph
 from deployments.planning import summary
 
 log = logging.getLogger(__name__)
+# The time to reach the replicas of a new plan. Any that are missing join later.
 JOIN_WITHIN_S = 4.0
-TELL_EVERY_S = 1.0
-AGAIN_S = 0.5  # the wait between two attempts to reach the deployer
+# The time between two reports of this front's arrivals.
+REPORT_EVERY_S = 1.0
+# The wait between two attempts to reach the deployer.
+RETRY_AFTER_S = 0.5
 
 
 class Follower:
-    """Must be kept for as long as its driver is used, since the replicas stay only while it listens."""
+    """Holds the lease on the replicas, so it must live for as long as its driver is used."""
 
     def __init__(self, config: AppConfig, deployer: Any, directory: str) -> None:
         self._config, self._deployer = config, deployer
         self._name = uuid4().hex
         self._replicas: dict[str, Collection[str]] = {}  # by fleet
-        self._kinds: dict[str, str] = {}  # of every replica so far
+        self._kinds: dict[str, str] = {}  # kinds of devices, by replica
         self._workers = ServeWorkers(self._changed, config, directory)
         self._driver: Driver | None = None
 
     async def open(self, clock: Callable[[], float]) -> Driver:
-        """Returns when every kind of the plan has replicas."""
+        """Follow the deployer's plan; returns when each of its fleets has replicas."""
         messages = self._lease()
         while (message := await anext(messages, None)) is None:  # a deployer of another configuration ends first
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_AFTER_S)
             messages = self._lease()
         self._graph: Graph = message.content
         await self._workers.open()
@@ -49,7 +52,7 @@ class Follower:
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
         self._listening = asyncio.create_task(self._listen(messages))
         if self._config.front_replicas > 1:
-            self._telling = asyncio.create_task(self._tell_arrivals(self._driver))
+            self._reporting = asyncio.create_task(self._report_arrivals(self._driver))
         return self._driver
 
     @property
@@ -59,11 +62,11 @@ class Follower:
 
     @property
     def promised_per_s(self) -> float | None:
-        """What the plan promises, if anything."""
+        """The inputs per second that the plan promises, if any."""
         return self._graph.plan.promise.goodput_per_s if self._graph.plan.promise else None
 
     async def others(self) -> list[FrontState]:
-        """The states of the other fronts of this application; none while no deployer runs that could ask them."""
+        """The states of the application's other fronts; empty while no deployer runs."""
         if self._config.front_replicas == 1:
             return []
         try:
@@ -80,24 +83,24 @@ class Follower:
         return messages
 
     async def _listen(self, messages: AsyncIterator[FrontMessage]) -> None:
-        """Listen for ever: a killed deployer has a successor, which says at once which plan to follow."""
+        """Receive messages for ever. If the deployer is killed, its successor sends the present plan at once."""
         while True:
             try:
                 async for message in messages:
                     await self._receive(message)
             except Exception as error:
                 log.warning("no deployer: %s: %s", type(error).__name__, error)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_AFTER_S)
             messages = self._lease()
 
-    async def _tell_arrivals(self, driver: Driver) -> None:
-        """Say for ever what comes to this front, since its share of the replicas follows from that."""
+    async def _report_arrivals(self, driver: Driver) -> None:
+        """Report the arrivals of this front for ever: the deployer computes its share of the replicas from them."""
         loop = asyncio.get_running_loop()
         before, since_s = driver.counts.arrivals, loop.time()
         while True:
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(REPORT_EVERY_S)
             now, now_s = driver.counts.arrivals, loop.time()
-            with suppress(Exception):  # there is no deployer at the moment
+            with suppress(Exception):  # no deployer runs at the moment
                 await self._deployer.arrived.remote(self._name, (now - before) / (now_s - since_s))
             before, since_s = now, now_s
 
@@ -117,10 +120,10 @@ class Follower:
         await self._deployer.reply.remote(self._name, message.number, reply)
 
     async def _follow(self, graph: Graph) -> None:
-        """Switch to the plan; inputs continue from their blocks, and running launches are not disturbed."""
+        """Switch to another plan. Inputs go on from their blocks, and running launches are not disturbed."""
         if graph.version == self._graph.version:
             return
-        with suppress(TimeoutError):  # they ran a moment ago; if they have gone, Serve announces their successors
+        with suppress(TimeoutError):  # replicas that have just gone get successors, which join later
             await asyncio.wait_for(self._join(graph), JOIN_WITHIN_S)
         self._graph = graph
         self._reroute()
@@ -135,6 +138,6 @@ class Follower:
             self._reroute()
 
     def _reroute(self) -> None:
-        assert self._driver, "This is a bug: there is nothing to reroute yet."
+        assert self._driver, "This is a bug: there is no driver yet."
         self._driver.dispatcher.reroute(self._graph.route, self._graph.members(self._replicas))
         self._driver.pump()

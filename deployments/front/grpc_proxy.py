@@ -1,10 +1,9 @@
-"""A HAProxy of the front's own, before its gRPC server: Serve's carries no gRPC, and refusing costs Python too much.
+"""The front's own HAProxy before its gRPC server: Serve's carries no gRPC, and refusing is too slow in Python.
 
-It listens where clients ask, and hands their calls on over a socket in the file system. Inferences have as many places
-in the front as `ProxyLimit` says; who finds none is refused here. Questions about the server have a few of their own.
-Streams, which stay, have others, and what is asked in them takes places in the front (`places`). HAProxy lives exactly
-as long as the front: it is started again if it ends before, and the kernel kills it when the front is no more, whatever
-ended that.
+It listens for clients, and passes their calls on over a Unix socket. Inferences have as many places in the front as
+`ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of their own. Streams have
+others, since they stay open; the requests in them take places in the front (`places`). HAProxy lives exactly as long as
+the front: it is restarted if it ends earlier, and the kernel kills it when the front's process ends.
 """
 
 import contextlib
@@ -36,37 +35,52 @@ from deployments.front.proxy import (
     Burden,
     ProxyLimit,
     asks_little,
+    haproxy_reply,
     of_clients,
-    said,
 )
 from deployments.ray_settings import haproxy_folder
 from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS = 1024  # of all clients
+# Connections of all clients.
+CONNECTIONS = 1024
+# Connections from one address: one client may not take all of them.
 OF_ONE_ADDRESS = CONNECTIONS // 2
-CALLS = 128  # of one connection at once: what is beyond waits at the client, which knows how long
-STREAMS = 1024  # open at once, of all clients: more would keep calls out of the front
+# Calls of one connection at once. Further calls wait at the client.
+CALLS = 128
+# Streams of all clients that are open at once: more would keep calls out of the front.
+STREAMS = 1024
+# Streams from one address.
 STREAMS_OF_ONE_ADDRESS = STREAMS // 2
-CALLS_TO_FRONT = 1024  # of one connection to the front: there need not be many
-QUESTION = 16_384  # bytes of a call that only asks about the server: all of it is here before it takes a place
-IDLE_S = 300  # a client that says nothing for so long is hung up on; it connects again by itself
-LONGEST_FOLDER = 72  # characters: sockets have 97, of which we need 25 below it
-_SERVERS = [f"{FEW}/front", "inferences/front"]  # what HAProxy calls the front, where its places are limited
-_STARTS_WITHIN_S, _ENDS_WITHIN_S, _AGAIN_AFTER_S = 30.0, 0.3, 0.5
+# Calls on one connection to the front: high, so that HAProxy needs few connections.
+CALLS_TO_FRONT = 1024
+# Bytes of a call about the server. It is small, so it is complete before it takes a place.
+QUESTION_BYTES = 16_384
+# The time after which a silent connection is closed. Clients connect again by themselves.
+IDLE_S = 300
+# Characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder.
+LONGEST_FOLDER = 72
+# HAProxy's names for the front in the backends with a limit.
+_SERVERS = [f"{FEW}/front", "inferences/front"]
+# The time for HAProxy to start, for instance on a busy machine.
+_STARTS_WITHIN_S = 30.0
+# The time for HAProxy to end after a signal.
+_ENDS_WITHIN_S = 0.3
+# The wait before HAProxy is started again.
+_RESTART_AFTER_S = 0.5
 _HEALTH = f"{{ path /{SERVICE}/ServerLive /{SERVICE}/ServerReady }}"
 _CROWDED = "there are too many calls now: try again later"
 _GONE = "this front stops: connect again"
-_ENDED = "the front ended before it had answered"
-# By HTTP's status, what HAProxy says by itself: gRPC's code and a sentence.
-_SAYS = {
-    400: (3, "this is no call over HTTP/2, or its metadata are longer than is allowed"),
+_ENDED = "the front ended before it answered"
+# HAProxy's own errors: the gRPC code and a sentence for each HTTP status.
+_ERRORS = {
+    400: (3, "this is no call over HTTP/2, or its metadata are too long"),
     403: (7, "this is not allowed"),
-    408: (4, f"the call was not here after {REQUEST_S} seconds"),
-    413: (8, "the call is longer than is allowed"),
+    408: (4, f"the call did not arrive within {REQUEST_S} seconds"),
+    413: (8, "the call is too long"),
     500: (13, "the proxy before the front failed"),
-    501: (12, "the call asks for what is not known here"),
+    501: (12, "the proxy before the front does not support this call"),
     502: (14, _ENDED),
     503: (14, _CROWDED),
     504: (14, _ENDED),
@@ -76,7 +90,7 @@ global
     nbthread 1
     maxconn {connections}
     stats socket {folder}/admin.sock mode 600 level admin
-    # Large requests come fast; no client's answers wait until another takes its own, as a whole window has room.
+    # Large windows, for large requests. Every answer fits, so no client blocks the answers of another.
     tune.h2.fe.initial-window-size 1048576
     tune.h2.be.initial-window-size 65535
     tune.bufsize 73728
@@ -111,7 +125,7 @@ frontend calls
     http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
     http-request wait-for-body time {request_s}s if !streams  # before it takes a place
-    http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {question} }}
+    http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {question_bytes} }}
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable
     http-after-response set-header grpc-message "{crowded}" if unavailable
@@ -133,8 +147,8 @@ backend {questions}
     timeout queue {questions_ms}
     server front unix@{folder}/front.sock proto h2 maxconn {questions_at_once}
 """
-# Runs a program that the kernel kills when the thread that started it is no more.
-_TIED = """
+# Runs a program that the kernel kills when the thread that started it ends.
+_RUN_TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]):
@@ -143,72 +157,72 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class GrpcProxy(threading.Thread):
-    """It hands calls on to `socket`, where the front must listen before this is opened."""
+    """A thread that runs HAProxy. The front must listen on `socket` before `open`."""
 
     def __init__(self, program: str, host: str, port: int, drain_s: float, burden: Callable[[], Burden]) -> None:
         super().__init__(name="grpc-proxy", daemon=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="grpc-", dir=_place()))
-        self.socket, self._orders = self._folder / "front.sock", self._folder / "admin.sock"
-        configuration, self._words = self._folder / "haproxy.cfg", self._folder / "words"
+        self._folder = Path(tempfile.mkdtemp(prefix="grpc-", dir=_parent_folder()))
+        self.socket, self._admin = self._folder / "front.sock", self._folder / "admin.sock"
+        configuration, self._output = self._folder / "haproxy.cfg", self._folder / "output"
         configuration.write_text(_configuration(self._folder, host, port))
-        self._command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
+        self._command = [sys.executable, "-I", "-S", "-c", _RUN_TIED, str(os.getpid())]
         self._command += [program, "-db", "-f", str(configuration)]
         self._drain_s = drain_s
-        self._limit = ProxyLimit(self._orders, burden, lambda: _SERVERS)
+        self._limit = ProxyLimit(self._admin, burden, lambda: _SERVERS)
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def places(self) -> int:
-        """How many requests of streams the front works on at once: as many as it may have of those that take a call."""
+        """The number of requests of streams that the front runs at once: the same as for single calls."""
         return self._limit.value
 
     @property
     def refused(self) -> int:
-        """Calls that found no place here."""
+        """The number of calls that HAProxy has refused."""
         return self._limit.refused
 
     def open(self) -> None:
-        """Returns when it listens."""
+        """Start HAProxy; returns when it listens."""
         self.start()
         until_s = time.monotonic() + _STARTS_WITHIN_S
         while not self._listens():
             if time.monotonic() > until_s or self._ending.wait(0.02):
-                raise UserError(f"gRPC: HAProxy did not start: {self._said()}")
+                raise UserError(f"gRPC: HAProxy did not start: {self._error_text()}")
         self._limit.start()
 
     def run(self) -> None:
-        """A thread of its own starts it, since it would end with whichever thread did."""
+        """Run HAProxy until the end. It runs in this thread, since it ends with the thread that started it."""
         while not self._ending.is_set():
-            reason = self._ran()
+            reason = self._run_once()
             if not self._ending.is_set():
                 log.warning("the HAProxy of gRPC ended and is started again: %s", reason)
-                self._ending.wait(_AGAIN_AFTER_S)
+                self._ending.wait(_RESTART_AFTER_S)
 
-    def _ran(self) -> str:
-        """Why it ended, or could not start: a machine may have no memory or file handles left for a moment."""
+    def _run_once(self) -> str:
+        """Returns why it ended, or why it could not start: for a moment the machine may lack memory or file handles."""
         try:
-            with self._words.open("wb") as words:
-                self._process = subprocess.Popen(self._command, stdout=words, stderr=words)
-            return f"exit code {self._process.wait()}, {self._said()}"
+            with self._output.open("wb") as output:
+                self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+            return f"exit code {self._process.wait()}, {self._error_text()}"
         except OSError as error:
             return str(error)
 
     def drain(self) -> None:
-        """Listen no more; returns when what was admitted is answered.
+        """Stop listening; returns when all calls are answered.
 
-        The front must stay until then: of a connection that it closes HAProxy may not read the last answers.
+        The front must run until then: if it closed a connection, HAProxy might not read the last answers.
         """
         self._ending.set()
         self._limit.end()
         until_s = time.monotonic() + self._drain_s
         with contextlib.suppress(OSError):
-            said(self._orders, "shutdown frontend calls")
+            haproxy_reply(self._admin, "shutdown frontend calls")
             while self._inside() and time.monotonic() < until_s:
                 time.sleep(0.01)
 
     def close(self) -> None:
-        """Clients that have nothing to ask may stay connected, and are not waited for."""
+        """End HAProxy. Idle clients may still be connected; it does not wait for them."""
         self._ending.set()
         self._signal(signal.SIGUSR1)
         self.join(_ENDS_WITHIN_S)
@@ -217,31 +231,31 @@ class GrpcProxy(threading.Thread):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _inside(self) -> int:
-        """Calls that are here or in the front."""
-        rows = csv.DictReader(said(self._orders, "show stat -1 2 -1").splitlines())
+        """The number of calls in HAProxy or in the front."""
+        rows = csv.DictReader(haproxy_reply(self._admin, "show stat -1 2 -1").splitlines())
         return sum(int(row["scur"]) for row in rows)
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError):
-            return bool(said(self._orders, "show version"))
+            return bool(haproxy_reply(self._admin, "show version"))
         return False
 
     def _signal(self, number: int) -> None:
         if self._process:
             self._process.send_signal(number)
 
-    def _said(self) -> str:
+    def _error_text(self) -> str:
         with contextlib.suppress(OSError):
-            return self._words.read_text(errors="replace")[:1000] or "it said nothing"
-        return "what it said cannot be read"
+            return self._output.read_text(errors="replace")[:1000] or "without any output"
+        return "and its output cannot be read"
 
 
 def _configuration(folder: Path, host: str, port: int) -> str:
-    says = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
+    http_error = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
     return _CONFIGURATION.format(
         folder=folder,
         address=f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}",
-        errors="\n".join(says.format(status, *told) for status, told in _SAYS.items()),
+        errors="\n".join(http_error.format(status, *error) for status, error in _ERRORS.items()),
         connections=CONNECTIONS,
         clients="\n".join(f"    {line}" for line in of_clients(OF_ONE_ADDRESS, _HEALTH)),
         calls=CALLS,
@@ -258,7 +272,7 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         questions=QUESTIONS,
         questions_ms=QUESTIONS_MS,
         questions_at_once=QUESTIONS_AT_ONCE,
-        question=QUESTION,
+        question_bytes=QUESTION_BYTES,
         retry_ms=1000 * (RETRY_S - 1),
         service=SERVICE,
         started=STARTED.decode(),
@@ -269,9 +283,9 @@ def _configuration(folder: Path, host: str, port: int) -> str:
     )
 
 
-def _place() -> str:
-    """A folder for small files whose path is short enough; that of the command if it serves, which deletes it."""
-    if ours := haproxy_folder():
-        return str(ours)
-    usual = tempfile.gettempdir()
-    return usual if len(usual) <= LONGEST_FOLDER else "/tmp"
+def _parent_folder() -> str:
+    """A folder with a short path: that of `isobatch serve`, which deletes it, or the system's temporary folder."""
+    if folder := haproxy_folder():
+        return str(folder)
+    default = tempfile.gettempdir()
+    return default if len(default) <= LONGEST_FOLDER else "/tmp"

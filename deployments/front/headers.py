@@ -1,4 +1,4 @@
-"""What the headers of a request say (over gRPC: its metadata): how long the client waits, and which key it shows."""
+"""The headers of a request, or its gRPC metadata: how long the client waits, and which API key it sends."""
 
 import hmac
 import os
@@ -11,13 +11,18 @@ from deployments.front.answers import RefusedError, shown
 from profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
-STARTED = b"x-request-start"  # when a proxy of ours saw the request: t=MICROSECONDS since 1970
+# When our proxy received the request: t=MICROSECONDS since 1970.
+STARTED = b"x-request-start"
 FULL = b"x-full"
-TIMEOUT = "x-grpc-timeout"  # how long the client of a call waits since then, as gRPC writes it and keeps it to itself
-CLIENT = "x-client-address"  # whose stream it is, as our HAProxy saw it
-_MOST_WAITED_S = 60.0  # whoever says more has another clock
-LONGEST_MS = 86_400_000.0  # a day: no client waits longer, and clocks and timers have their limits
-# Load balancers ask these paths, so they need no key even where one is set.
+# How long the client of a gRPC call waits from then on: a copy of grpc-timeout, which gRPC hides from the application.
+TIMEOUT = "x-grpc-timeout"
+# The address of a stream's client, as our HAProxy saw it.
+CLIENT = "x-client-address"
+# A request that seems to have waited longer comes from a machine with another clock.
+_MOST_WAITED_S = 60.0
+# The longest deadline, a day: timers have limits, and no client waits longer.
+LONGEST_MS = 86_400_000.0
+# Paths for load balancers, which need no key even where one is set.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
 _BEARER = b"bearer "
@@ -32,7 +37,7 @@ def path_below(scope: Mapping[str, Any]) -> str:
 
 
 def key_in(variable: str | None) -> bytes | None:
-    """The key that the environment holds, or None where none is asked for."""
+    """The key in this environment variable; None if the configuration names none."""
     if variable is None:
         return None
     key = os.environ.get(variable, "")
@@ -42,7 +47,7 @@ def key_in(variable: str | None) -> bytes | None:
 
 
 def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """In `Authorization: Bearer KEY` or `X-API-Key: KEY`; compared in a time that tells nothing of the key.
+    """Whether `Authorization: Bearer KEY` or `X-API-Key: KEY` holds the key; compared in constant time.
 
     >>> is_shown(b"k", [(b"authorization", b"Bearer k")]), is_shown(b"k", [(b"x-api-key", b"no")])
     (True, False)
@@ -57,12 +62,12 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
-def elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The page from which a browser sends this request, if it is none of this server's: any page may try.
+def foreign_origin(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The page from which a browser sends this request, if another server serves that page.
 
-    >>> elsewhere([(b"host", b"localhost:8000"), (b"origin", b"http://evil.example")])
+    >>> foreign_origin([(b"host", b"localhost:8000"), (b"origin", b"http://evil.example")])
     'http://evil.example'
-    >>> elsewhere([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]) is None
+    >>> foreign_origin([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]) is None
     True
     """
     origin, host, site = b"", b"", b""
@@ -81,65 +86,64 @@ def elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str] = ()) -> str | None:
-    """Why a request is refused that such a page sends; None: no such page does, or only one that is allowed to.
+    """Why a request from the page of another server is refused; None if it is not, or if the page is allowed.
 
     >>> from_shop = [(b"host", b"localhost:8000"), (b"origin", b"https://shop.example")]
     >>> page_refusal(from_shop), page_refusal(from_shop, ("https://shop.example",))
-    ("a page from 'https://shop.example' asked for this: only pages of this server may", None)
+    ("a page from 'https://shop.example' sent this request: only pages of this server may", None)
     """
-    page = elsewhere(headers)
+    page = foreign_origin(headers)
     if not page or page in allowed:
         return None
-    return f"a page from {shown(page)} asked for this: only pages of this server may"
+    return f"a page from {shown(page)} sent this request: only pages of this server may"
 
 
-def waited_s_by(told: bytes | None, clock: Callable[[], float] = time.time) -> float:
-    """How long ago a proxy on this machine saw the request; 0 where none did, or its clock is not ours.
+def waited_s_by(started: bytes | None, clock: Callable[[], float] = time.time) -> float:
+    """The time since a proxy on this machine received the request; 0 without a proxy, or with another clock.
 
     >>> waited_s_by(b"t=1500000", lambda: 2.0), waited_s_by(None), waited_s_by(b"t=1e99", lambda: 2.0)
     (0.5, 0.0, 0.0)
     """
-    if told is None or not told.startswith(b"t=") or not told[2:18].isdigit() or len(told) > 18:
+    if started is None or not started.startswith(b"t=") or not started[2:18].isdigit() or len(started) > 18:
         return 0.0
-    waited_s = clock() - int(told[2:]) / 1e6
+    waited_s = clock() - int(started[2:]) / 1e6
     return waited_s if 0.0 < waited_s < _MOST_WAITED_S else 0.0
 
 
-def wants_full(told: bytes | None) -> bool:
+def wants_full(value: bytes | None) -> bool:
     """Whether the client wants the full network's answer.
 
     >>> wants_full(b"1"), wants_full(b"0"), wants_full(None)
     (True, False, False)
     """
-    if told not in (None, b"0", b"1"):
-        raise RefusedError(400, f"X-Full is {shown(told.decode('latin-1'))}: it must be 1 (or 0, as without it)")
-    return told == b"1"
+    if value not in (None, b"0", b"1"):
+        raise RefusedError(400, f"X-Full is {shown(value.decode('latin-1'))}: it must be 1 (or 0, as without it)")
+    return value == b"1"
 
 
-def timeout_s_by(told: str | None) -> float | None:
-    """How long the client of a gRPC call waits, as the call itself says it.
+def timeout_s_by(timeout: str | None) -> float | None:
+    """The seconds of a grpc-timeout header: how long the client of a call waits.
 
     >>> timeout_s_by("250m"), timeout_s_by("forever"), timeout_s_by(None)
     (0.25, None, None)
     """
-    found = _TIMEOUT.fullmatch(told or "")
-    return int(found[1]) * _UNITS_S[found[2]] if found else None
+    match = _TIMEOUT.fullmatch(timeout or "")
+    return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 
-def deadline_s(told: str | None) -> float | None:
-    """How long the client waits for the answer, if it says so.
+def deadline_s(milliseconds: str | None) -> float | None:
+    """The seconds of an X-Deadline-Ms header: how long the client waits for the answer.
 
     >>> deadline_s("250")
     0.25
     """
-    if told is None:
+    if milliseconds is None:
         return None
     try:
-        deadline_ms = float(told)
+        deadline_ms = float(milliseconds)
     except ValueError:
         deadline_ms = 0.0
     if not 0 < deadline_ms <= LONGEST_MS:
-        raise RefusedError(
-            400, f"X-Deadline-Ms is {shown(told)}: it must be a number of milliseconds, more than 0, of a day at most"
-        )
+        rule = "it must be a number of milliseconds, more than 0 and at most a day"
+        raise RefusedError(400, f"X-Deadline-Ms is {shown(milliseconds)}: {rule}")
     return deadline_ms / 1e3

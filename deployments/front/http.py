@@ -1,4 +1,4 @@
-"""The HTTP side: paths, limits, and the shape of answers and errors."""
+"""The front's HTTP interface: its paths, its limits, and its errors."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -15,7 +15,15 @@ from deployments.front.bodies import body_of
 from deployments.front.headers import DEADLINE_HEADER, OPEN_PATHS, deadline_s, path_below
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
-from deployments.front.openapi import READING, WITH_INPUTS, DocumentedApi, in_json, predict_body, refusal_headers, told
+from deployments.front.openapi import (
+    READING,
+    WITH_INPUTS,
+    DocumentedApi,
+    documented,
+    in_json,
+    predict_body,
+    refusal_headers,
+)
 from deployments.front.page import explain, files, show
 from deployments.front.predict import Predict
 from deployments.front.schemas import PREDICTIONS, Alive, Ready, StatsBody
@@ -25,16 +33,16 @@ log = logging.getLogger(__name__)
 
 
 class Api(DocumentedApi):
-    """FastAPI describes and answers everything but POST /predict, which is asked most and goes past it (`Predict`).
+    """FastAPI describes all paths, and answers all but POST /predict, which `Predict` answers faster.
 
-    No exception gets out of here: each becomes one sentence in JSON.
+    Every exception becomes a response with one sentence in JSON.
     """
 
     predict: Predict
 
-    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await super()._inside(scope, receive, send)
+            return await super()._handle(scope, receive, send)
         reply = _Reply(send, scope["method"] == "HEAD")
         try:
             await self._answer(scope, receive, reply)
@@ -51,13 +59,13 @@ class Api(DocumentedApi):
         if path == "/predict" and scope["method"] == "POST":
             await self.predict(scope, receive, send)
         elif scope["method"] == "HEAD":
-            await super()._inside({**scope, "method": "GET"}, receive, send)
+            await super()._handle({**scope, "method": "GET"}, receive, send)
         else:
-            await super()._inside(scope, receive, send)
+            await super()._handle(scope, receive, send)
 
 
 class _Reply:
-    """Sends one response (to HEAD without its body), and knows whether it has begun."""
+    """Sends one response (to HEAD without its body), and notes whether it has begun."""
 
     def __init__(self, send: Send, head_only: bool) -> None:
         self._send, self._head_only = send, head_only
@@ -70,23 +78,22 @@ class _Reply:
         await self._send(message)
 
     async def instead(self, response: Response, scope: Scope, receive: Receive) -> None:
-        """Send this response, unless another has begun: that one then ends too early, which clients notice."""
+        """Send this response, unless another has begun. That one then ends too early, which clients notice."""
         if not self._begun:
             await response(scope, receive, self)
 
 
 def create_api(service: Service) -> Api:
-    """The application that answers for `service`."""
+    """The ASGI application of a service."""
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.open()
         async with serving(service):
             yield
         await service.close()
 
-    about = f"Early-exit inference: {service.name}"
-    api = Api(title="isobatch", description=about, lifespan=life)
+    api = Api(title="isobatch", description=f"Early-exit inference: {service.name}", lifespan=lifespan)
     api.key, api.open_paths = service.key, OPEN_PATHS | files().keys()
     api.allow(service.config.allowed_origins)
     api.add_exception_handler(RefusedError, _refused)
@@ -94,9 +101,9 @@ def create_api(service: Service) -> Api:
     api.add_exception_handler(Exception, lambda _, error: _failed(error))
     api.predict = Predict(service)
 
-    asked = WITH_INPUTS | predict_body(service.example.value)
+    request_format = WITH_INPUTS | predict_body(service.example.value)
 
-    @api.post("/predict", **told(PREDICTIONS[service.task.name], *READING), openapi_extra=asked)
+    @api.post("/predict", **documented(PREDICTIONS[service.task.name], *READING), openapi_extra=request_format)
     async def predict() -> NoReturn:
         """Answer one input or a list of them, in order."""
         raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")
@@ -108,19 +115,19 @@ def create_api(service: Service) -> Api:
     show(api, service)
     explain(api)
 
-    @api.get("/healthz", **told(Alive))
+    @api.get("/healthz", **documented(Alive))
     async def healthz() -> dict[str, str]:
-        """Alive."""
+        """The server is alive."""
         return {"status": "ok"}
 
-    @api.get("/readyz", **told(Ready, 503))
+    @api.get("/readyz", **documented(Ready, 503))
     async def readyz() -> dict[str, str]:
         """The network is loaded, and every part of it has a replica."""
         if missing := await service.missing():
             raise RefusedError(503, f"no replica of {', '.join(missing)} is running", retry_after_s=1)
         return {"status": "ready", "model": service.name}
 
-    @api.get("/stats", **told(StatsBody, 401, 500))
+    @api.get("/stats", **documented(StatsBody, 401, 500))
     async def stats() -> Response:
         """The counts of all fronts together, since the start."""
         return in_json(await service.stats())
@@ -147,6 +154,6 @@ def _failed(error: Exception) -> Response:
 
 def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    asked = f"{request.method} {shown(request.url.path)}"
-    sentence = brief(f"{asked}: {error.detail}; POST /predict answers, /docs explains")
+    name = f"{request.method} {shown(request.url.path)}"
+    sentence = brief(f"{name}: {error.detail}; POST /predict answers, /docs explains")
     return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)

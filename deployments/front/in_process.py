@@ -1,4 +1,4 @@
-"""Without a plan, the front runs the whole network itself, one batch at a time, which shrinks at every ramp."""
+"""Without a plan, the front runs the whole network in its own process, one batch at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,8 @@ from deployments.replica.split import SplitReplica
 from profiles.model import SplitModel, edges_of
 
 _GROUP = _REPLICA = "here"
-_UNKNOWN_S = 0.0  # nothing was measured, so deadlines are judged when batches form, not when inputs ask
+# The planned time of a launch: nothing was measured, so late inputs are dropped when batches form, not at admission.
+_UNKNOWN_S = 0.0
 
 
 async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
@@ -20,7 +21,7 @@ async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], f
     times = (_UNKNOWN_S,) * config.max_batch
     stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
     route = Route((stage,), edges=edges_of(model))
-    # Never ahead: what waits at a busy thread could have been merged with what comes meanwhile.
+    # No batch waits at the busy thread: it could have been merged with inputs that arrive meanwhile.
     limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
     dispatcher = Dispatcher(route, {_GROUP: [_REPLICA]}, limits)
     return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)

@@ -1,4 +1,4 @@
-"""What the deployer and the fronts of an application say to each other."""
+"""The messages between the deployer and the fronts of an application."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,32 +9,32 @@ from deployments.front.counts import Counts
 
 @dataclass(frozen=True)
 class FrontMessage:
-    """What the deployer sends to a front. The front sends its reply, if there is one, under the same number."""
+    """A message from the deployer to a front. The front's reply, if there is one, has the same number."""
 
     number: int
-    content: Any  # a Graph to follow, or one of the following
+    content: Any  # a Graph to follow, a ReplicaShare, AskState or AskCounts
 
 
 @dataclass(frozen=True)
 class ReplicaShare:
-    """What a front may count on of every replica, from now on: all of it is 1."""
+    """The share of every replica that a front may use from now on; 1 is all of it."""
 
     share: float
 
 
 @dataclass(frozen=True)
 class AskState:
-    """Every front is asked for its `FrontState` when one of them is asked for /stats."""
+    """Asks a front for its `FrontState`, since a client has asked another front for /stats."""
 
 
 @dataclass(frozen=True)
 class AskCounts:
-    """Every front is asked for what it has `Observed`."""
+    """Asks a front for its counts (`Observed`)."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process takes of its machine: processor time since it began, memory now (0 if the system does not say)."""
+    """A process's use of its machine: processor time since its start, memory now (0 where the system does not tell)."""
 
     cpu_s: float
     memory_mb: float
@@ -42,15 +42,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class FrontState:
-    """What one front tells the others when one of them is asked for /stats."""
+    """The state of one front, for the front that answers /stats."""
 
     counts: Counts
     route: Route
-    inside: int  # inputs that were admitted and have no answer yet
-    waiting: dict[tuple[str, int], int]  # of them, by group and next block
-    replicas: dict[str, int]  # of each group
+    inside: int  # admitted inputs that have no answer yet
+    waiting: dict[tuple[str, int], int]  # inputs that wait, by group and next block
+    replicas: dict[str, int]  # the number of replicas, by group
     usage: Usage
-    busy_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # of each replica: its kind, and of late
+    busy_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # see `Counts.busy_s`
 
     @property
     def missing(self) -> list[str]:

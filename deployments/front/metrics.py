@@ -1,4 +1,4 @@
-"""What the front tells Prometheus, through Ray: counts are told once a second, so that no request waits for it."""
+"""The front's metrics for Prometheus, exported through Ray once a second, so that no request waits for them."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +10,12 @@ from deployments.front.driver import Driver
 from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
 from profiles.agreement import Agreement, PromiseState, recent_agreement
 
+# The time between two exports.
 EVERY_S = 1.0
-NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)  # without audits, lately
-AT_ONCE = 200  # values of a histogram that are told in one turn of the event loop: about 1 ms
+# The agreement without recent audits: it may be anything.
+NOTHING_KNOWN = Agreement(1.0, 0.0, 1.0, 0)
+# Values of a histogram that are exported in one turn of the event loop: about 1 ms.
+AT_ONCE = 200
 
 
 async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> None:
@@ -21,97 +24,91 @@ async def export(driver: Driver, promised_per_s: Callable[[], float | None]) -> 
 
     series = FrontSeries(MetricSeries(FRONT, metrics))
     while True:
-        series.tell(driver, promised_per_s())
+        series.update(driver, promised_per_s())
         for _ in series.latencies(driver.counts):
             await asyncio.sleep(0)
         await asyncio.sleep(EVERY_S)
 
 
 class FrontSeries:
-    """What is told of a front's counts."""
+    """The time series of one front."""
 
     def __init__(self, series: MetricSeries) -> None:
         self._series = series
-        self._told_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        self._exported_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
-    def tell(self, driver: Driver, promised_per_s: float | None) -> None:
+    def update(self, driver: Driver, promised_per_s: float | None) -> None:
         counts, route, total = driver.counts, driver.dispatcher.route, self._series.total
         for outcome in OUTCOMES:
             total("isobatch_requests", counts.outcomes[outcome], outcome=outcome)
-        self._by("isobatch_exits", "block", counts.exits)
-        self._tell_levels(counts, route.edges)
-        self._by("isobatch_survivor_bytes", "way", counts.survivor_bytes)
-        self._tell_launches(counts)
-        self._tell_now(driver)
-        self._tell_agreement(counts, route)
+        self._update_by("isobatch_exits", "block", counts.exits)
+        self._update_levels(counts, route.edges)
+        self._update_by("isobatch_survivor_bytes", "way", counts.survivor_bytes)
+        self._update_launches(counts)
+        self._update_now(driver)
+        self._update_agreement(counts, route)
         total("isobatch_arrived_inputs", counts.arrivals)
         total("isobatch_arrived_weight", counts.arrived_weight)
         total("isobatch_in_time_inputs", counts.in_time)
         self._series.now("isobatch_promised_per_s", promised_per_s or 0.0)
 
     def latencies(self, counts: Counts) -> Iterator[None]:
-        """Tell the histogram what was answered since the last time, and pause now and then.
+        """Add the latest answers to the histogram. Yields between small parts, so that the event loop can run.
 
-        Ray takes values one by one. Each is told as the middle of its bucket, which is what Ray makes of any value.
+        Ray takes values one by one. The middle of its bucket stands for each value, as in Ray's own histogram.
         """
-        buckets, told = list(counts.buckets), 0
-        for place, (now, before) in enumerate(zip(buckets, self._told_buckets, strict=True)):
+        buckets, exported = list(counts.buckets), 0
+        for number, (now, before) in enumerate(zip(buckets, self._exported_buckets, strict=True)):
             for _ in range(now - before):
-                self._series.value("isobatch_latency_ms", _inside(place))
-                told += 1
-                if not told % AT_ONCE:
+                self._series.value("isobatch_latency_ms", _inside(number))
+                exported += 1
+                if not exported % AT_ONCE:
                     yield
-        self._told_buckets = buckets
+        self._exported_buckets = buckets
 
-    def _by(self, name: str, label: str, counted: Mapping[Any, int]) -> None:
-        for each, count in counted.items():
-            self._series.total(name, count, **{label: str(each)})
+    def _update_by(self, name: str, label: str, counted: Mapping[Any, int]) -> None:
+        for value, count in counted.items():
+            self._series.total(name, count, **{label: str(value)})
 
-    def _tell_launches(self, counts: Counts) -> None:
+    def _update_launches(self, counts: Counts) -> None:
         for (group, block), launches in counts.launches.items():
-            where = {"group": group, "block": str(block)}
-            self._series.total("isobatch_launches", launches.count, **where)
-            self._series.total("isobatch_launched_inputs", launches.inputs, **where)
-            self._series.total("isobatch_launched_weight", launches.weight, **where)
-            self._series.total("isobatch_launched_room", launches.room, **where)
+            labels = {"group": group, "block": str(block)}
+            self._series.total("isobatch_launches", launches.count, **labels)
+            self._series.total("isobatch_launched_inputs", launches.inputs, **labels)
+            self._series.total("isobatch_launched_weight", launches.weight, **labels)
+            self._series.total("isobatch_launched_room", launches.room, **labels)
 
-    def _tell_now(self, driver: Driver) -> None:
+    def _update_now(self, driver: Driver) -> None:
         waiting, replicas = driver.dispatcher.waiting(), driver.dispatcher.replicas()
         for stage in driver.dispatcher.route.all_stages:
-            where = {"group": stage.group, "block": str(stage.start)}
-            self._series.now("isobatch_waiting_inputs", waiting.get((stage.group, stage.start), 0), **where)
+            labels = {"group": stage.group, "block": str(stage.start)}
+            self._series.now("isobatch_waiting_inputs", waiting.get((stage.group, stage.start), 0), **labels)
         for group, count in replicas.items():
             self._series.now("isobatch_replicas", count, group=group)
 
-    def _tell_agreement(self, counts: Counts, route: Route) -> None:
-        missed, seen = counts.missed.total(), recent_agreement([counts.watched(route)], counts.now_s, counts.promised)
+    def _update_agreement(self, counts: Counts, route: Route) -> None:
+        missed, recent = counts.missed.total(), recent_agreement([counts.watched(route)], counts.now_s, counts.promised)
         self._series.total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
         self._series.total("isobatch_audits", missed, outcome="disagreed")
         if total := counts.agreement(route.num_blocks):
-            self._tell_disagreement("isobatch_disagreement", total)
-            self._tell_disagreement("isobatch_disagreement_lately", seen.agreement or NOTHING_KNOWN)
-        for state in get_args(PromiseState) if seen.state else ():
-            self._series.now("isobatch_promise", float(state == seen.state), state=state)
+            self._update_disagreement("isobatch_disagreement", total)
+            self._update_disagreement("isobatch_disagreement_lately", recent.agreement or NOTHING_KNOWN)
+        for state in get_args(PromiseState) if recent.state else ():
+            self._series.now("isobatch_promise", float(state == recent.state), state=state)
 
-    def _tell_disagreement(self, name: str, agreement: Agreement) -> None:
+    def _update_disagreement(self, name: str, agreement: Agreement) -> None:
         for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
             self._series.now(name, 1 - share, bound=bound)
 
-    def _tell_levels(self, counts: Counts, edges: Sequence[int]) -> None:
-        """Of a cascade, which has edges."""
-        for name, counted in (
-            (
-                ("isobatch_level_answers", counts.exits),
-                ("isobatch_degraded_answers", counts.degraded),
-            )
-            if edges
-            else ()
-        ):
-            self._by(name, "level", by_level(counted, edges))
+    def _update_levels(self, counts: Counts, edges: Sequence[int]) -> None:
+        """Count the answers of each level of a cascade."""
+        if edges:
+            self._update_by("isobatch_level_answers", "level", by_level(counts.exits, edges))
+            self._update_by("isobatch_degraded_answers", "level", by_level(counts.degraded, edges))
 
 
 def _inside(bucket: int) -> float:
-    """A value inside of a bucket: its middle, or twice the last bound.
+    """A value inside a bucket: its middle, or twice the last bound.
 
     >>> _inside(0), _inside(1), _inside(len(LATENCY_BOUNDS_MS))
     (0.5, 1.5, 20000.0)

@@ -1,4 +1,4 @@
-"""What a running application saw in one stretch of time: its fronts count it, the controller asks for it."""
+"""Observations: the counts of a running application's fronts in one window of time, for the controller."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 from profiles.agreement import Agreement, AuditedAnswers
 
-FASTEST_S, STEP = 1e-5, 1.05  # latencies are counted in bins of 5 %
+# The lowest latency that has its own bin.
+FASTEST_S = 1e-5
+# The ratio of the bounds of a bin: latencies are counted to 5 %.
+STEP = 1.05
 
 
 class LaunchShape(NamedTuple):
@@ -22,10 +25,9 @@ class LaunchShape(NamedTuple):
 
 
 class LaunchTimes(NamedTuple):
-    """How many launches, and the seconds that replicas computed for all of them together.
+    """The number of launches, and the seconds that replicas computed for all of them together.
 
-    `followed` of them were waiting when the launch before them ended. Between the two their replicas computed nothing
-    for `between_s`.
+    `followed` of them waited for the launch before them. `between_s` is the idle time of their replicas before them.
     """
 
     times: int
@@ -46,17 +48,19 @@ NO_LAUNCH = LaunchTimes(0, 0.0)
 
 @dataclass(frozen=True)
 class Observed:
-    """Counts of one stretch of time, by one front or by several.
+    """The counts of one window, by one front or by several.
 
-    `arrivals` are inputs that asked, admitted or not. `refused` of them were not admitted though their clients wait for
-    as long as the application's SLO, here or by the proxy before the front. `exits[k]` inputs were answered after block
-    k because they left there; `unfinished[k]` ended before they left (late, given up, failed, or answered by the level
-    before), and stood before block k then. `full` of the arrivals asked for the whole network, so they are in neither,
-    however they ended; `in_time` counts all answers within their deadline. `devices` are all that the plan could have
-    now, those it uses among them. `arrived_weight`, `in_time_weight`, `exit_weights`, `full_weight` and
-    `unfinished_weights` are what these inputs weigh: texts their tokens, where plans count them.
-    Of those that left after block k, audits of `audited[k]` have ended, and the full network disagreed in `missed[k]`.
-    `certain` of those that left after the last block could not disagree: they passed no ramp that might let them go.
+    `arrivals` counts all inputs, admitted or not. `refused` of them were not admitted by the front, or by the proxy
+    before it, although their clients wait for as long as the SLO. `exits[k]` inputs left behind block k and were
+    answered. `unfinished[k]` ended before they left (late, abandoned, failed, or answered by an earlier level), and
+    stood before block k then. `full` of the arrivals asked for the full network, so they count in neither of these two;
+    `in_time` counts all answers before their deadline.
+
+    `audited[k]` audits of inputs that left behind block k have ended, and in `missed[k]` of them the full network
+    disagreed. `certain` of the inputs that left behind the last block passed no open ramp, so they could not disagree.
+
+    `..._weight` and `..._weights` are the weights of the same inputs: tokens of texts, where plans count them.
+    `devices` are all devices that a plan could use now, including those in use.
     """
 
     started_s: float
@@ -76,11 +80,9 @@ class Observed:
     full_weight: int = 0
     unfinished: tuple[int, ...] = ()
     unfinished_weights: tuple[int, ...] = ()
-    # Where what is counted above is inputs of one length (`counted_in`): the texts that arrived. Where it is tokens
-    # that are written: the texts that have ended, and their tokens.
-    texts: int = 0
-    ended: int = 0
-    lengths: tuple[tuple[int, int], ...] = ()  # of the latest texts that were written: of the prompt, and of the answer
+    texts: int = 0  # texts that arrived, where the counts above are in inputs of one length (`counted_in`)
+    ended: int = 0  # texts that a decoder finished, where the counts above are in tokens
+    lengths: tuple[tuple[int, int], ...] = ()  # tokens of the latest finished texts: of the prompt, and of the answer
     refused: int = 0
     refused_weight: int = 0
     benched: tuple[tuple[str, str], ...] = ()  # replicas that are too slow to be used, and their kinds
@@ -93,7 +95,7 @@ class Observed:
 
     @property
     def answered(self) -> int:
-        """Those that left, of the inputs that might have left anywhere."""
+        """The answered inputs, without those that asked for the full network."""
         return sum(self.exits)
 
     @property
@@ -105,7 +107,7 @@ class Observed:
         return self.arrivals / self.seconds if self.seconds else 0.0
 
     def counted_in(self, length: int | None) -> "Observed":
-        """The same as plans count it: texts that weigh `length` tokens together are an input.
+        """The same counts in the plan's unit: texts with `length` tokens together count as one input.
 
         >>> texts = Observed(0, 1, 2, 1, (1, 1), arrived_weight=90, in_time_weight=30, exit_weights=(30, 60))
         >>> inputs = texts.counted_in(30)
@@ -131,7 +133,7 @@ class Observed:
         return self.arrived_weight / self.texts if self.texts else None
 
     def agreement(self) -> Agreement | None:
-        """As far as the audits of this time tell."""
+        """The agreement with the full network, as estimated from the audits of this window."""
         return self.audits.agreement()
 
     @property
@@ -140,26 +142,27 @@ class Observed:
         return AuditedAnswers(left, self.audited, self.missed)
 
     def quantile_s(self, share: float) -> float | None:
-        """The latency that this share of the answers kept, to 5 %; None where there is no answer.
+        """The latency that this share of the answers did not exceed, to 5 %; None without answers.
 
         >>> latencies = Counter(map(latency_bin, (0.010, 0.100)))
         >>> round(Observed(0, 1, 2, 2, (2,), latencies=latencies).quantile_s(0.99), 2)
         0.1
         """
-        wanted, seen = share * sum(self.latencies.values()), 0
-        for each in sorted(self.latencies):
-            seen += self.latencies[each]
-            if seen >= wanted:
-                return float(FASTEST_S * STEP ** (each + 0.5))
+        needed, count = share * sum(self.latencies.values()), 0
+        for number in sorted(self.latencies):
+            count += self.latencies[number]
+            if count >= needed:
+                return float(FASTEST_S * STEP ** (number + 0.5))
         return None
 
 
 def latency_bin(seconds: float) -> int:
+    """The number of the bin in which a latency is counted."""
     return int(log(max(seconds, FASTEST_S) / FASTEST_S) / log(STEP))
 
 
 def merged(observations: Iterable[Observed]) -> Observed:
-    """Of several fronts, or of one stretch of time after the other. Of the devices the latest observation knows best.
+    """One observation from those of several fronts, or of consecutive windows. The latest one's devices are taken.
 
     >>> early = Observed(0, 5, 10, 8, (6, 3), {LaunchShape("v100", 0, 2, 8): LaunchTimes(2, 0.5)}, {"v100": 2})
     >>> late = Observed(5, 5, 4, 4, (1, 3), {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.2)}, {"v100": 1})
@@ -213,13 +216,13 @@ def _sums(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 def _launches(parts: list[Observed]) -> dict[LaunchShape, LaunchTimes]:
     launches: dict[LaunchShape, LaunchTimes] = {}
     for part in parts:
-        for shape, took in part.launches.items():
-            launches[shape] = launches.get(shape, NO_LAUNCH).plus(took)
+        for shape, times in part.launches.items():
+            launches[shape] = launches.get(shape, NO_LAUNCH).plus(times)
     return launches
 
 
 def since(now: Observed, before: Observed | None) -> Observed:
-    """What one front counted between two times of asking.
+    """The difference between two observations of the same front.
 
     >>> first, second = Observed(0, 5, 10, 8, (6, 3)), Observed(0, 7, 14, 11, (7, 6))
     >>> between = since(second, first)
@@ -234,18 +237,18 @@ def since(now: Observed, before: Observed | None) -> Observed:
         seconds=now.ended_s - before.ended_s,
         arrivals=now.arrivals - before.arrivals,
         in_time=now.in_time - before.in_time,
-        exits=_more(now.exits, before.exits),
+        exits=_difference(now.exits, before.exits),
         launches=_new_launches(now.launches, before.launches),
-        latencies=dict(Counter(now.latencies) - Counter(before.latencies)),  # which leaves out what did not grow
+        latencies=dict(Counter(now.latencies) - Counter(before.latencies)),  # without zeros
         arrived_weight=now.arrived_weight - before.arrived_weight,
         in_time_weight=now.in_time_weight - before.in_time_weight,
-        exit_weights=_more(now.exit_weights, before.exit_weights),
-        audited=_more(now.audited, before.audited),
-        missed=_more(now.missed, before.missed),
+        exit_weights=_difference(now.exit_weights, before.exit_weights),
+        audited=_difference(now.audited, before.audited),
+        missed=_difference(now.missed, before.missed),
         full=now.full - before.full,
         full_weight=now.full_weight - before.full_weight,
-        unfinished=_more(now.unfinished, before.unfinished),
-        unfinished_weights=_more(now.unfinished_weights, before.unfinished_weights),
+        unfinished=_difference(now.unfinished, before.unfinished),
+        unfinished_weights=_difference(now.unfinished_weights, before.unfinished_weights),
         texts=now.texts - before.texts,
         ended=now.ended - before.ended,
         refused=now.refused - before.refused,
@@ -255,12 +258,12 @@ def since(now: Observed, before: Observed | None) -> Observed:
     )
 
 
-def _more(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+def _difference(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0))
 
 
 def _new_launches(
     now: Mapping[LaunchShape, LaunchTimes], before: Mapping[LaunchShape, LaunchTimes]
 ) -> dict[LaunchShape, LaunchTimes]:
-    news = {shape: took.minus(before.get(shape, NO_LAUNCH)) for shape, took in now.items()}
-    return {shape: took for shape, took in news.items() if took.times > 0}
+    new = {shape: times.minus(before.get(shape, NO_LAUNCH)) for shape, times in now.items()}
+    return {shape: times for shape, times in new.items() if times.times > 0}

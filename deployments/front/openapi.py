@@ -1,6 +1,6 @@
-"""What OpenAPI says of a server's paths: which statuses each may have, and bodies that can be tried."""
+"""An API with an OpenAPI document of its paths, their statuses and bodies to try, and with CORS for allowed pages."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -8,12 +8,13 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.front.answers import RefusedError
-from deployments.front.cors import AllowedPages
 from deployments.front.headers import (
     DEADLINE_HEADER,
+    FULL,
     LONGEST_MS,
     NO_KEY,
     OPEN_PATHS,
@@ -22,34 +23,42 @@ from deployments.front.headers import (
     path_below,
 )
 from deployments.front.schemas import ErrorBody
+from deployments.tracing import PARENT
 
 PROBLEMS = {
-    400: "The body is not what was asked for.",
-    401: "A key is asked for, and was not shown.",
-    403: "A web page of another server asked for this.",
+    400: "The body has the wrong form.",
+    401: "The key is missing or wrong.",
+    403: "A web page of another server sent this request.",
     404: "There is no such model.",
-    408: "The body did not come in time.",
-    413: "The body is too large, as it comes or decompressed.",
-    415: "The body is compressed in a way that is not known.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large, compressed or decompressed.",
+    415: "The compression of the body is not supported.",
     422: "The inputs do not fit the network.",
     500: "The network, or this server, failed.",
-    503: "The deadline cannot be met with what is waiting, a part of the network has no replica, or the server stops; "
-    "try again later.",
+    503: "The deadline cannot be met with the waiting requests, a part of the network has no replica, or the server "
+    "stops; try again later.",
     504: "The deadline passed before the answer was known.",
 }
-READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)  # what may become of a request with inputs
+# The possible statuses of a request with inputs.
+READING = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)
 _AN_INPUT = (
-    "One input (a text, or an image as nested lists), or a list. "
-    "Where words are answered, a text may be given as a list of its words."
+    "One input (a text, or an image as nested lists), or a list of inputs. "
+    "If the network labels words, a text may be a list of its words."
 )
-_LONGEST_EXAMPLE = 2000  # characters
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds until it may go better.", "schema": {"type": "integer"}}}
+# Characters of an example that people can read.
+_LONGEST_EXAMPLE = 2000
+_CORS_METHODS = ("GET", "POST")
+# The request headers that allowed pages of other servers may set.
+_CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", DEADLINE_HEADER, FULL.decode(), PARENT)
+# The response headers that such pages may read.
+_CORS_RESPONSE_HEADERS = ("Retry-After", PARENT)
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds until a retry is useful.", "schema": {"type": "integer"}}}
 
 
 def problems(
     *statuses: int, error: type[BaseModel] = ErrorBody, about: Mapping[int, str] = PROBLEMS
 ) -> dict[int | str, dict[str, Any]]:
-    """These statuses, as FastAPI takes them; each with an `error` in JSON."""
+    """FastAPI's `responses` for these statuses; each body is an `error` in JSON."""
     responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         responses[status] = {"model": error, "description": about[status]}
@@ -58,20 +67,20 @@ def problems(
     return responses
 
 
-def told(model: type[BaseModel], *statuses: int, **problem: Any) -> dict[str, Any]:
-    """What a route's decorator is given: this answer, or one of these problems (see `problems`)."""
+def documented(model: type[BaseModel], *statuses: int, **problem: Any) -> dict[str, Any]:
+    """The arguments of a route's decorator for this response and these errors (see `problems`)."""
     responses: dict[int | str, dict[str, Any]] = {200: {"model": model, "description": "OK"}}
     return {"response_model": None, "responses": responses | problems(*statuses, **problem)}
 
 
 def refusal_headers(refused: RefusedError) -> dict[str, str]:
-    """The headers of a refusal: when to try again, and how to show the key."""
+    """The headers of a refusal: when to try again, and how to send the key."""
     headers = {"Retry-After": str(ceil(refused.retry_after_s))} if refused.retry_after_s else {}
     return headers | ({"WWW-Authenticate": "Bearer"} if refused.status == 401 else {})
 
 
 def in_json(body: Any) -> Response:
-    """What is asked every second, as bytes at once: FastAPI would first copy it, value by value.
+    """A JSON response. FastAPI would copy the body value by value, which is slow for paths that are polled.
 
     >>> in_json({"exits": {0: 3}, "p99": float("nan")}).body
     b'{"exits":{"0":3},"p99":null}'
@@ -80,33 +89,33 @@ def in_json(body: Any) -> Response:
 
 
 def examples(**by_name: Any) -> dict[str, Any]:
-    """Bodies of requests that this server answers, by a name for people."""
+    """OpenAPI examples of request bodies, by their titles."""
     return {name.replace("_", " "): {"value": body} for name, body in by_name.items()}
 
 
 def schema_of(part: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema with each `$ref` replaced by what it names, since OpenAPI looks for these elsewhere."""
+    """The JSON schema with each `$ref` replaced by its definition, since OpenAPI resolves them differently."""
     schema = part.model_json_schema()
-    aside = schema.pop("$defs", {})
+    definitions = schema.pop("$defs", {})
 
-    def whole(node: Any) -> Any:
+    def inlined(node: Any) -> Any:
         if isinstance(node, dict):
             if "$ref" in node:
-                return whole(aside[node["$ref"].rpartition("/")[2]])
-            return {name: whole(value) for name, value in node.items()}
-        return [whole(each) for each in node] if isinstance(node, list) else node
+                return inlined(definitions[node["$ref"].rpartition("/")[2]])
+            return {name: inlined(value) for name, value in node.items()}
+        return [inlined(item) for item in node] if isinstance(node, list) else node
 
-    found: dict[str, Any] = whole(schema)
-    return found
+    inlined_schema: dict[str, Any] = inlined(schema)
+    return inlined_schema
 
 
 def fits(example: Any | None) -> bool:
-    """Whether an example is one for people: a photograph is not."""
+    """Whether people can read an example: a photograph is too long."""
     return example is not None and len(str(example)) <= _LONGEST_EXAMPLE
 
 
 def predict_body(example: Any | None) -> dict[str, Any]:
-    """What POST /predict takes; `example`: an input of the network that is served, if one is known."""
+    """The body of POST /predict; `example`: an input for the served network, if one is known."""
     schema = {
         "type": "object",
         "required": ["inputs"],
@@ -125,7 +134,7 @@ WITH_INPUTS: dict[str, Any] = {
             "name": "-".join(part.capitalize() for part in DEADLINE_HEADER.split("-")),
             "in": "header",
             "required": False,
-            "description": "Milliseconds until the answer is of no use to the client; without: as the server has it.",
+            "description": "Milliseconds until the answer is useless to the client; default: the server's SLO.",
             "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_MS},
             "example": 60_000,
         },
@@ -141,19 +150,42 @@ WITH_INPUTS: dict[str, Any] = {
 }
 
 
+class AllowedPages:
+    """Answers browsers' preflight requests for allowed pages of other servers, and adds CORS headers to responses.
+
+    Requests from other pages pass through unchanged: the application refuses them with a sentence.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
+        self._app, self._origins = app, frozenset(origin.encode() for origin in origins)
+        self._app_with_cors = CORSMiddleware(
+            app,
+            allow_origins=list(origins),
+            allow_methods=_CORS_METHODS,
+            allow_headers=_CORS_REQUEST_HEADERS,
+            expose_headers=_CORS_RESPONSE_HEADERS,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = scope["type"] == "http" and any(
+            name == b"origin" and value in self._origins for name, value in scope["headers"]
+        )
+        await (self._app_with_cors if allowed else self._app)(scope, receive, send)
+
+
 class DocumentedApi(FastAPI):
-    """FastAPI without pages that load scripts from elsewhere, and without statuses that it only believes in."""
+    """FastAPI without pages that load scripts from other servers, and without statuses that never occur."""
 
     key: bytes | None = None
-    pages: tuple[str, ...] = ()  # of other servers, that may ask
+    pages: tuple[str, ...] = ()  # the origins of other servers whose pages may send requests
     open_paths: Collection[str] = OPEN_PATHS  # that are answered without the key
-    _entrance: AllowedPages | None = None
+    _with_cors: AllowedPages | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(docs_url=None, redoc_url=None, **options)
 
     def allow(self, pages: tuple[str, ...]) -> None:
-        self.pages, self._entrance = pages, AllowedPages(self._inside, pages) if pages else None
+        self.pages, self._with_cors = pages, AllowedPages(self._handle, pages) if pages else None
 
     def refusal(self, scope: Scope) -> RefusedError | None:
         """The refusal of a request without the key, or, where no key is needed, of a web page of another server."""
@@ -164,28 +196,28 @@ class DocumentedApi(FastAPI):
         return RefusedError(403, reason) if reason else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._entrance or self._inside)(scope, receive, send)
+        await (self._with_cors or self._handle)(scope, receive, send)
 
-    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         if not self.openapi_schema:
-            self.openapi_schema = _mended(super().openapi(), asks_key=bool(self.key))
+            self.openapi_schema = _corrected(super().openapi(), needs_key=bool(self.key))
         return self.openapi_schema
 
 
-def _mended(document: dict[str, Any], asks_key: bool) -> dict[str, Any]:
-    """Without the 422 that FastAPI adds wherever a path has parameters, and with the key, where one is asked for."""
-    for operation in (each for path in document["paths"].values() for each in path.values()):
+def _corrected(document: dict[str, Any], needs_key: bool) -> dict[str, Any]:
+    """Without the 422 that FastAPI adds to every path with parameters, and with the key where it is needed."""
+    for operation in (operation for path in document["paths"].values() for operation in path.values()):
         schema = operation["responses"].get("422", {}).get("content", {}).get("application/json", {}).get("schema", {})
         if schema.get("$ref", "").endswith("HTTPValidationError"):
             del operation["responses"]["422"]
-    parts = document.setdefault("components", {})
+    components = document.setdefault("components", {})
     for unused in ("HTTPValidationError", "ValidationError"):
-        parts.get("schemas", {}).pop(unused, None)
-    if asks_key:
-        parts["securitySchemes"] = {
+        components.get("schemas", {}).pop(unused, None)
+    if needs_key:
+        components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
         }

@@ -1,4 +1,4 @@
-"""The pages: `/` shows what runs, `/docs` explains the interface. They are files of `deployments/page/`."""
+"""The web pages, from `deployments/page/`: `/` shows the running application, `/docs` explains its interface."""
 
 from functools import cache
 from pathlib import Path
@@ -13,10 +13,12 @@ from deployments.named import DEMO, function_at
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
 DOCS = "/docs"
-EXPLAINING = frozenset({DOCS, "/page/docs.js", "/page/docs.css", "/page/page.css"})  # the files that `/docs` needs
-DIGITS = 60  # of the demo, that the page may send
+# The files that `/docs` needs.
+EXPLAINING = frozenset({DOCS, "/page/docs.js", "/page/docs.css", "/page/page.css"})
+# The demo's digits that the page can send.
+DIGITS = 60
 _HEADERS = {
-    # Nothing from elsewhere, no script or style but the files, and no other page may frame this one.
+    # Load nothing from other servers, no scripts or styles except the files, and forbid frames.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -32,13 +34,13 @@ class _File(NamedTuple):
 
 @cache
 def files() -> dict[str, _File]:
-    """The files of the page by the paths at which they are asked for. They hold no secrets, so they need no key."""
-    found = {
+    """The files by their URL paths. They hold no secrets, so they need no key."""
+    by_path = {
         f"/page/{path.name}": _File(path.read_bytes(), TYPES[path.suffix])
         for path in FILES.iterdir()
         if path.suffix in TYPES
     }
-    return found | {"/": found.pop("/page/index.html"), DOCS: found.pop("/page/docs.html")}
+    return by_path | {"/": by_path.pop("/page/index.html"), DOCS: by_path.pop("/page/docs.html")}
 
 
 def show(api: FastAPI, service: Service) -> None:
@@ -49,14 +51,14 @@ def show(api: FastAPI, service: Service) -> None:
 
     @router.get("/page/about.json")
     def about() -> dict[str, object]:
-        """What the page must know once. No coroutine: to read the demo's digits takes a while."""
+        """The facts that the page loads once. No coroutine, since reading the demo's digits blocks."""
         return _about(service)
 
     api.include_router(router)
 
 
 def explain(api: FastAPI) -> None:
-    """Add the page at `/docs`, which makes the OpenAPI document of any application readable, to that application."""
+    """Add the page at `/docs` to an application. It displays the application's OpenAPI document."""
     for path in EXPLAINING:
         api.add_api_route(path, _answering(files()[path]), include_in_schema=False)
 
@@ -69,14 +71,14 @@ def _answering(file: _File) -> Any:
 
 
 def _about(service: Service) -> dict[str, object]:
-    told: dict[str, object] = {
+    facts: dict[str, object] = {
         "model": service.name,
         "blocks": service.num_blocks,
         "slo_ms": service.config.slo_ms,
         "takes": "texts" if service.reads_text else "other",
     }
     if directory_of(service.config) != str(function_at(DEMO)()):
-        return told
+        return facts
     from deployments.demo.digits import demo_inputs
 
-    return told | {"takes": "digits", "digits": demo_inputs(DIGITS, noise=0.0).round(1).tolist()}
+    return facts | {"takes": "digits", "digits": demo_inputs(DIGITS, noise=0.0).round(1).tolist()}

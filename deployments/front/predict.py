@@ -1,4 +1,4 @@
-"""Answers POST /predict in plain ASGI, without FastAPI: every request pays what this path costs."""
+"""Answers POST /predict in plain ASGI, without FastAPI, since this path determines the cost of most requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,15 +19,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Predict:
-    """Raises `RefusedError` for what gets no answer."""
+    """The ASGI application; it raises `RefusedError` for a request that gets no answer."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = dict(scope["headers"])
-        with self._service.counted("predict", asked) as span:
-            reply = await self._reply(asked, receive)
+        request_headers = dict(scope["headers"])
+        with self._service.counted("predict", request_headers) as span:
+            reply = await self._reply(request_headers, receive)
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
         if span:
             headers.append((b"traceparent", span.traceparent.encode()))
@@ -35,12 +35,13 @@ class Predict:
         await send({"type": "http.response.body", "body": reply})
 
     async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        told = headers.get(_DEADLINE)
-        service = self._service
-        within_s = service.config.slo_ms / 1e3 if told is None else deadline_s(told.decode("latin-1"))
-        visit = service.visit("predict", size_of(headers), headers, within_s)
+        service, deadline = self._service, headers.get(_DEADLINE)
+        within_s = service.config.slo_ms / 1e3 if deadline is None else deadline_s(deadline.decode("latin-1"))
+        incoming = service.register("predict", size_of(headers), headers, within_s)
         body = await body_of(headers, receive, service.config.max_body_bytes)
-        return await service.answer(visit, lambda: Content(service.encoded(inputs_in(body)), self._written), len(body))
+        return await service.answer(
+            incoming, lambda: Content(service.encoded(inputs_in(body)), self._written), len(body)
+        )
 
     def _written(self, answers: Sequence[Answer]) -> bytes:
         task, labels = self._service.task, self._service.labels
@@ -63,7 +64,7 @@ def inputs_in(body: bytes) -> object:
 
 
 def output_of(answer: Answer, task: Task, labels: Sequence[str]) -> dict[str, Any]:
-    """As `schemas.py` describes it; times to the microsecond."""
+    """The answer's JSON, as `schemas.py` describes it; times are rounded to microseconds."""
     steps = [
         {
             "block": step.block,

@@ -1,11 +1,11 @@
-"""Tells HAProxy how many requests this front may have at once, so that what is beyond is refused before it gets here.
+"""Limits the requests that HAProxy sends to this front at once, so that HAProxy refuses the others.
 
-To refuse a request takes this process a good part of what it takes to answer one; HAProxy refuses at a fraction of
-that. So while a front must refuse, it asks HAProxy over its own socket for fewer requests at once, until it refuses
-next to none. What cannot be handed on within some milliseconds is told 503 there (cluster/serving/haproxy.py). While
-nothing is refused and many want in, each answer lets a little more in; where few want in, what was found is forgotten
-over a minute, so that the next flood meets a front that knows its limit. A thread does all this: the event loop may be
-late.
+Refusing a request costs this process a large part of the cost of an answer; HAProxy refuses at a fraction of that. So
+while the front has to refuse requests, it lowers its limit over HAProxy's socket, until it refuses almost none. HAProxy
+then answers 503 to requests that find no place within some milliseconds (cluster/serving/haproxy.py). While the front
+refuses nothing and many requests wait, each answer raises the limit a little. With few requests, the limit grows back
+over a minute, so that the front still knows its limit at the next flood. A thread does this, since the event loop may
+be late.
 """
 
 import csv
@@ -23,38 +23,74 @@ from typing import NamedTuple
 from deployments.front.load import FadingPeak
 
 log = logging.getLogger(__name__)
-EVERY_S, CALM_EVERY_S = 0.02, 0.1  # while requests are refused; while none are: this takes time from those who answer
-TELL_AGAIN_S = 1.0  # HAProxy forgets the limit when Serve starts it anew
-COUNT_AGAIN_S = 0.25  # what HAProxy has refused, while it refuses
-WITHIN_S = 1.0  # a HAProxy that says nothing for so long is asked again later
-SEEN_AFTER_S, SURELY_SEEN_AFTER_S = 0.06, 0.2  # a lower limit shows its effect
-LEAST_KEPT, MOST_KEPT = 0.7, 0.9  # of the limit when it is lowered: the less, the more of those that came are strained
-FEW_STRAINED, MANY_STRAINED = 1.5, 0.05  # requests: one may have bad luck; of those that ended
-COUNTED_S = 0.1  # in so long half of both is forgotten
-MOST_MORE, MORE_PER_S = 0.2, 0.2  # places for each answer, while many want in: at most; by how long ago it was lowered
-FORGOTTEN_S = 5.0  # in so long a limit that few want to reach becomes twice as high
-TOLD_FROM = 1.05  # of what HAProxy knows: to tell it of less that is more would take time from those who answer
-LEAST, MOST = 4, 4096  # requests at once
-# What a HAProxy before the front is told when it starts, by whoever starts it:
-REQUEST_S = 10  # the time that a client has to send its headers, and as much to begin its body, before it has a place
-QUEUED_MS = 25  # how long a request waits there for a front that has as many as it wants at once
-QUEUED = 64  # requests wait there for each front; then clients who ask for as many in a second are refused at once
-# Two kinds of requests have places of their own, in backends of the same servers that are called so:
-FEW = "few"  # of clients who ask for no more than QUEUED in a second: as many places as all others have
-QUESTIONS = "questions"  # of who only asks about the server: a turn of the event loop answers all of these
-QUESTIONS_AT_ONCE, QUESTIONS_MS = 8, 2000
-HEALTH_MS = 1000  # health checks come before what was asked so long before them
-RETRY_S = 4  # who is refused there is told to come back after a number of seconds up to this, drawn for each
-_ASKED = "sc0_http_req_rate,mul(100)"  # in milliseconds by which a request comes later than it did
+
+# The limit
+
+# The time between two steps of the limit while requests are refused.
+EVERY_S = 0.02
+# The same while none are refused: each step takes processor time from answers.
+CALM_EVERY_S = 0.1
+# The time between two repetitions of the limit: HAProxy forgets it when Serve restarts it.
+REPEAT_S = 1.0
+# The time between two readings of HAProxy's refusals, while it refuses.
+COUNT_EVERY_S = 0.25
+# The time that HAProxy has for a reply. Without one, the next attempt comes later.
+REPLY_WITHIN_S = 1.0
+# A lower limit shows its effect after this time at the earliest, ...
+SEEN_AFTER_S = 0.06
+# ... and after this time at the latest, however long requests take.
+SURELY_SEEN_AFTER_S = 0.2
+# The factor by which the limit is lowered: the more of the requests were strained, the lower, between these two.
+LEAST_FACTOR = 0.7
+MOST_FACTOR = 0.9
+# Strained requests that are tolerated: a number, since one may have bad luck, ...
+TOLERATED_STRAINED = 1.5
+# ... and a share of the requests that ended.
+TOLERATED_STRAINED_SHARE = 0.05
+# The half-life of both numbers.
+STRAINED_HALF_LIFE_S = 0.1
+# The most places that each answer adds to the limit while many requests wait.
+MOST_ADDED = 0.2
+# How fast the added places grow with the time since the limit was lowered, per second.
+ADDED_PER_S = 0.2
+# The time in which a limit that is not reached doubles.
+DOUBLES_S = 5.0
+# HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
+SENT_FROM_FACTOR = 1.05
+# The bounds of the limit: requests at once.
+LEAST, MOST = 4, 4096
+
+# The configuration of a HAProxy before the front
+
+# The time for a client to send its headers, and again to send its body, before the request takes a place.
+REQUEST_S = 10
+# The time that a request waits in HAProxy for a place in the front.
+QUEUED_MS = 25
+# The requests that wait in HAProxy for each front. If more wait, clients that send as many per second are refused.
+QUEUED = 64
+# The backend of clients that send at most QUEUED requests per second: it has as many places as all others together.
+FEW = "few"
+# The backend of requests about the server itself (health, metadata), which the front answers at once.
+QUESTIONS = "questions"
+# The places of that backend.
+QUESTIONS_AT_ONCE = 8
+# The time that such a request waits in HAProxy.
+QUESTIONS_MS = 2000
+# Health checks go before other requests that arrived up to this time before them.
+HEALTH_MS = 1000
+# The longest time after which a refused client should retry; each gets a random whole number of seconds.
+RETRY_S = 4
+# HAProxy's expression for the delay, in ms, of a client's request behind those of others, by its rate of requests.
+_DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"  # in milliseconds by which a request comes later than it did
 
 
-def asks_little(in_a_second: int) -> str:
-    """HAProxy's condition for a client that has not asked more often."""
-    return f"!{{ sc0_http_req_rate gt {in_a_second} }}"
+def asks_little(per_s: int) -> str:
+    """HAProxy's condition for a client that sends at most `per_s` requests per second."""
+    return f"!{{ sc0_http_req_rate gt {per_s} }}"
 
 
 def of_clients(most_connections: int, health: str) -> list[str]:
-    """What HAProxy does with clients before any front: none has too many connections; who asks least is next.
+    """HAProxy's rules for clients: a limit of connections for each, and the least frequent client goes first.
 
     `health`: HAProxy's condition for a health check.
     """
@@ -62,67 +98,67 @@ def of_clients(most_connections: int, health: str) -> list[str]:
         "stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)",
         "tcp-request connection track-sc0 src",
         f"tcp-request connection reject if {{ sc0_conn_cur gt {most_connections} }}",
-        f"http-request set-priority-offset {_ASKED}",
-        f"http-request set-priority-offset {_ASKED},sub({HEALTH_MS}) if {health}",
+        f"http-request set-priority-offset {_DELAY_BY_RATE}",
+        f"http-request set-priority-offset {_DELAY_BY_RATE},sub({HEALTH_MS}) if {health}",
     ]
 
 
 class Burden(NamedTuple):
-    """What a front has done until now."""
+    """The load of a front: requests inside now, and the numbers of others since the start."""
 
-    inside: int  # requests that wait for their answers
-    strained: int  # requests since the start that were refused, late, or waited long, as there was too much to do
+    inside: int
+    strained: int  # refused, late, or answered after a long wait, because of overload
     answered: int
 
     @property
     def ended(self) -> int:
-        """Who was answered after a long wait counts twice."""
+        """Requests that ended. One that was answered after a long wait counts twice."""
         return self.strained + self.answered
 
 
 class Limit:
-    """How many requests the front may have at once.
+    """The number of requests that the front may have at once.
 
-    It is compared with the most that were inside of late: how many are inside in one moment says little.
+    It is compared with the recent peak of requests inside, since their number at one moment varies a lot.
     """
 
     def __init__(self) -> None:
-        self.calm = True  # nothing has to be refused, and few want in
+        self.calm = True  # nothing has to be refused, and few requests wait
         self._value = float(MOST)
         self._inside = FadingPeak()
         self._last = Burden(0, 0, 0)
-        self._strained = self._ended = 0.0  # of late
+        self._strained = self._ended = 0.0  # recent requests
         self._stepped_s, self._lowered_s = inf, -inf
-        self._shown_at = 0  # requests that will have ended then
+        self._shown_at = 0  # the number of ended requests at which the last lower limit has shown its effect
 
     @property
     def value(self) -> int:
         return int(self._value)
 
     def step(self, now_s: float, burden: Burden) -> None:
-        """Some time has passed. As long as many are strained it may have fewer than were inside, then a few more."""
+        """Adapt the limit: below the recent peak while many requests are strained, then slowly higher."""
         since_s, last = max(0.0, now_s - self._stepped_s), self._last
         self._stepped_s, self._last = now_s, burden
-        self._inside.saw(now_s, burden.inside)
+        self._inside.add(now_s, burden.inside)
         inside = self._inside.at(now_s)
         if not self._has_shown(now_s, burden):
             return
         answered, strained = burden.answered - last.answered, burden.strained - last.strained
-        kept = 0.5 ** (since_s / COUNTED_S)
-        self._strained = kept * self._strained + strained
-        self._ended = kept * self._ended + strained + answered
+        remembered = 0.5 ** (since_s / STRAINED_HALF_LIFE_S)
+        self._strained = remembered * self._strained + strained
+        self._ended = remembered * self._ended + strained + answered
         crowded = 2 * inside > self._value
-        self.calm = not crowded and self._strained < FEW_STRAINED
-        if self._strained > max(FEW_STRAINED, MANY_STRAINED * self._ended):
+        self.calm = not crowded and self._strained < TOLERATED_STRAINED
+        if self._strained > max(TOLERATED_STRAINED, TOLERATED_STRAINED_SHARE * self._ended):
             self._lower(now_s, burden, inside)
-        elif crowded:  # by answers: a lower limit of long requests shows its effect later than one of short ones
-            self._raise(self._value + answered * min(MOST_MORE, MORE_PER_S * (now_s - self._lowered_s)))
+        elif crowded:  # per answer, since a change of the limit shows later where requests take longer
+            self._raise(self._value + answered * min(MOST_ADDED, ADDED_PER_S * (now_s - self._lowered_s)))
         else:
-            self._raise(self._value * 2 ** (since_s / FORGOTTEN_S))
+            self._raise(self._value * 2 ** (since_s / DOUBLES_S))
 
     def _lower(self, now_s: float, burden: Burden, inside: float) -> None:
-        kept = min(MOST_KEPT, max(LEAST_KEPT, 1.0 - self._strained / self._ended))
-        self._value = max(float(LEAST), kept * min(self._value, inside))
+        factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 - self._strained / self._ended))
+        self._value = max(float(LEAST), factor * min(self._value, inside))
         self._lowered_s, self._shown_at = now_s, burden.ended + burden.inside
         self._strained = self._ended = 0.0
 
@@ -130,79 +166,80 @@ class Limit:
         self._value = min(float(MOST), value)
 
     def _has_shown(self, now_s: float, burden: Burden) -> bool:
-        """A lower limit shows its effect once those who were inside before have ended, or some time later at most."""
+        """Whether the last lower limit shows its effect: the requests that were inside have ended, or time is up."""
         since_s = now_s - self._lowered_s
         return since_s >= (SEEN_AFTER_S if burden.ended >= self._shown_at else SURELY_SEEN_AFTER_S)
 
 
 class Refusals:
-    """Counts the requests for a front that HAProxy has answered with an error itself, from the first look on.
+    """Counts the requests for a front that HAProxy itself has answered with an error, from the first reading on.
 
-    Where several fronts have a backend in common, each counts its share. A HAProxy that was started anew counts from 0.
+    Each front counts its share of a backend that several fronts use. A restarted HAProxy counts from 0.
 
     >>> head, refusals = "# pxname,svname,hrsp_5xx,bck", Refusals()
-    >>> for made in (100, 120, 8):
-    ...     rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", f"app,BACKEND,{10 + made},1", "other,BACKEND,7,0"
-    ...     refusals.look("\\n".join((head, *rows)), ["app/r2"])
+    >>> for errors in (100, 120, 8):
+    ...     rows = "app,r1,5,0", "app,r2,5,0", "app,spare,0,1", f"app,BACKEND,{10 + errors},1", "other,BACKEND,7,0"
+    ...     refusals.read("\\n".join((head, *rows)), ["app/r2"])
     >>> refusals.total
     14
     """
 
     def __init__(self) -> None:
-        self._made: dict[str, int] = {}  # by backend, at the last look
+        self._errors: dict[str, int] = {}  # by backend, at the last reading
         self._share = 0.0
 
     @property
     def total(self) -> int:
         return int(self._share)
 
-    def look(self, stats: str, servers: Collection[str]) -> None:
-        """What HAProxy says of its backends and servers, and the names by which it knows the front."""
-        mine = Counter(server.partition("/")[0] for server in servers)
-        rows: dict[str, list[dict[str, str]]] = {each: [] for each in mine if not each.endswith(f":{QUESTIONS}")}
+    def read(self, stats: str, servers: Collection[str]) -> None:
+        """Read HAProxy's statistics; `servers` are its names for the front."""
+        servers_of = Counter(server.partition("/")[0] for server in servers)
+        rows: dict[str, list[dict[str, str]]] = {name: [] for name in servers_of if not name.endswith(f":{QUESTIONS}")}
         for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
             rows.get(row["pxname"], []).append(row)
-        for backend, of_backend in rows.items():
-            made = _made_here(of_backend)
-            before = self._made.get(backend, made)
-            self._made[backend] = made
-            self._share += (made - before if made >= before else made) * mine[backend] / _fronts(of_backend)
+        for backend, backend_rows in rows.items():
+            errors = _own_errors(backend_rows)
+            before = self._errors.get(backend, errors)
+            self._errors[backend] = errors
+            new = errors - before if errors >= before else errors
+            self._share += new * servers_of[backend] / _fronts(backend_rows)
 
 
-def _made_here(rows: Sequence[dict[str, str]]) -> int:
-    """The errors of a backend that none of its servers has said."""
+def _own_errors(rows: Sequence[dict[str, str]]) -> int:
+    """The errors of a backend that come from HAProxy itself, and not from one of its servers."""
     return sum(int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in rows)
 
 
 def _fronts(rows: Sequence[dict[str, str]]) -> int:
-    """The servers of a backend that do not only stand in for others."""
+    """The number of a backend's servers, without backup servers."""
     return max(1, sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in rows))
 
 
 class ProxyLimit(threading.Thread):
-    """Runs until its end or that of its process. HAProxy takes orders at `path`, and calls the front by these names.
+    """A thread that adapts the limit in a HAProxy until `end`. `path` is HAProxy's socket for commands.
 
-    Before a front may stand two of them, for HTTP and for gRPC, each with a limit of its own that depends on all that
-    the front does: a flood through one is held back there, and leaves those who come through the other their places.
+    `servers` returns HAProxy's names for the front. A front may have two HAProxies, for HTTP and for gRPC. Each has its
+    own limit, which depends on the whole load of the front: a flood through one leaves the places of the other free.
     """
 
     def __init__(self, path: Path, burden: Callable[[], Burden], servers: Callable[[], list[str]]) -> None:
         super().__init__(name="proxy-limit", daemon=True)
-        self._path, self._burden, self._servers_now = path, burden, servers
-        self._limit, self._told = Limit(), 0
-        self._servers: list[str] = []  # by which HAProxy knew the front when it was last looked
-        self._looked_s = self._counted_s = 0.0
+        self._path, self._burden, self._find_servers = path, burden, servers
+        self._limit, self._sent_limit = Limit(), 0
+        self._servers: list[str] = []  # HAProxy's names for the front, at the last repetition
+        self._repeated_s = self._counted_s = 0.0
         self._refusals = Refusals()
         self._ended = threading.Event()
 
     @property
     def refused(self) -> int:
-        """Requests to this front that HAProxy has refused itself, since this began."""
+        """The number of requests to this front that HAProxy has refused."""
         return self._refusals.total
 
     @property
     def value(self) -> int:
-        """Requests that the front may have at once now."""
+        """The number of requests that the front may have at once now."""
         return self._limit.value
 
     def end(self) -> None:
@@ -211,39 +248,38 @@ class ProxyLimit(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(CALM_EVERY_S if self._limit.calm else EVERY_S):
             self._limit.step(time.monotonic(), self._burden())
-            again = time.monotonic() - self._looked_s > TELL_AGAIN_S
-            if again or not self._told <= self._limit.value < TOLD_FROM * self._told:
-                self._tell(self._limit.value, again)
-            if again or (not self._limit.calm and time.monotonic() - self._counted_s > COUNT_AGAIN_S):
+            repeat = time.monotonic() - self._repeated_s > REPEAT_S
+            if repeat or not self._sent_limit <= self._limit.value < SENT_FROM_FACTOR * self._sent_limit:
+                self._send(self._limit.value, repeat)
+            if repeat or (not self._limit.calm and time.monotonic() - self._counted_s > COUNT_EVERY_S):
                 self._count()
 
     def _count(self) -> None:
         self._counted_s = time.monotonic()
         with suppress(OSError):
-            self._refusals.look(said(self._path, "show stat -1 6 -1"), self._servers)
+            self._refusals.read(haproxy_reply(self._path, "show stat -1 6 -1"), self._servers)
 
-    def _tell(self, limit: int, again: bool = True) -> None:
+    def _send(self, limit: int, find_servers: bool = True) -> None:
         try:
-            if again:
-                self._looked_s = time.monotonic()
-                self._servers = self._servers_now()
+            if find_servers:
+                self._repeated_s = time.monotonic()
+                self._servers = self._find_servers()
             if self._servers:
-                said(
-                    self._path, ";".join(f"set maxconn server {each} {_places(each, limit)}" for each in self._servers)
-                )
-            self._told = limit
+                commands = [f"set maxconn server {server} {_places(server, limit)}" for server in self._servers]
+                haproxy_reply(self._path, ";".join(commands))
+            self._sent_limit = limit
         except OSError as error:
-            log.warning("HAProxy was not told its limit: %s: %s", type(error).__name__, error)
+            log.warning("HAProxy did not take the limit of this front: %s: %s", type(error).__name__, error)
 
 
 def _places(server: str, limit: int) -> int:
     return QUESTIONS_AT_ONCE if f":{QUESTIONS}/" in server else limit
 
 
-def said(path: Path, command: str) -> str:
-    """What HAProxy says to an order."""
+def haproxy_reply(path: Path, command: str) -> str:
+    """Send a command to HAProxy's socket, and return its reply."""
     with socket.socket(socket.AF_UNIX) as haproxy:
-        haproxy.settimeout(WITHIN_S)
+        haproxy.settimeout(REPLY_WITHIN_S)
         haproxy.connect(str(path))
         haproxy.sendall(f"{command}\n".encode())
         with haproxy.makefile() as reply:
@@ -251,15 +287,15 @@ def said(path: Path, command: str) -> str:
 
 
 def servers_at(path: Path, port: int | None) -> list[str]:
-    """The names by which HAProxy knows what it reaches at this port; there may be several. None: not known yet."""
-    return _named(said(path, "show servers state"), port) if port else []
+    """HAProxy's names for the servers at this port; none while the port is not known."""
+    return _servers_in(haproxy_reply(path, "show servers state"), port) if port else []
 
 
-def _named(told: str, port: int) -> list[str]:
+def _servers_in(state: str, port: int) -> list[str]:
     """
-    >>> _named("1\\n# be_name srv_name srv_port\\napp r1 4001\\napp r2 4002\\n", 4002)
+    >>> _servers_in("1\\n# be_name srv_name srv_port\\napp r1 4001\\napp r2 4002\\n", 4002)
     ['app/r2']
     """
-    lines = [line.removeprefix("# ") for line in told.splitlines()[1:]]
+    lines = [line.removeprefix("# ") for line in state.splitlines()[1:]]
     rows = csv.DictReader(lines, delimiter=" ")
     return [f"{row['be_name']}/{row['srv_name']}" for row in rows if row.get("srv_port") == str(port)]

@@ -1,6 +1,6 @@
-"""Serve's request router for splits: it tells a listener which replicas there are, and lets calls go to a given one.
+"""Serve's request router for splits: it reports the list of replicas to a listener, and sends calls to a named replica.
 
-The replica's name travels as the call's session id.
+The session id of a call is the name of its replica.
 """
 
 from collections.abc import Callable
@@ -26,18 +26,18 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no typ
     ) -> list[list[RunningReplica]]:
         wanted = pending_request.metadata.session_id if pending_request else ""
         named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == wanted]
-        # If the replica has just gone, another one answers with its own name. With no candidate Serve would wait.
+        # If the replica has just gone, another one answers with its own name. Without a candidate Serve would wait.
         return [named or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._tell()
+        self._notify()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         # Serve pickles this class by value, with a copy of its module's globals; the import reaches the real listeners.
         from deployments.front.router import listeners
 

@@ -1,6 +1,6 @@
-"""The shape of every answer of the front, as OpenAPI tells it.
+"""The shape of every response of the front, for the OpenAPI document.
 
-Answers are not made from these classes, which would cost each of them time: tests hold every answer against them.
+Responses are not built from these classes, which would slow each of them down: tests validate every response instead.
 """
 
 from collections.abc import Mapping
@@ -13,66 +13,67 @@ from deployments.front.messages import Usage
 from deployments.tasks import CLASSIFICATION, TOKENS
 from profiles.agreement import Agreement
 
-STATS_VERSION = 1  # of what `/stats` says: it grows when a field changes its meaning or goes; new fields leave it
+# The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
+STATS_VERSION = 1
 
 
 class Schema(BaseModel):
-    """Every field of an answer is declared here: an undeclared one is refused."""
+    """The base of all responses. Undeclared fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class OnTheWay(Schema):
-    """What happened to an input on the way."""
+    """Where an input left, and how long it took."""
 
     exit_block: int = Field(description="The block after which the input left, from 0.")
-    queued_ms: float = Field(description="Time spent waiting for batches to form.")
-    computed_ms: float = Field(description="Time in launches, until it left.")
-    splits: list[Step] = Field(description="The same for each launch it took part in.")
-    truncated: bool = Field(False, description="The text is longer than the network reads: its end was cut off.")
-    level: int | None = Field(None, description="Of a cascade: the level that answered, from 0.")
-    degraded: bool = Field(False, description="There was no time for the next level, which would have answered.")
+    queued_ms: float = Field(description="Time in queues.")
+    computed_ms: float = Field(description="Time in launches, until the input left.")
+    splits: list[Step] = Field(description="The same for each launch that the input took part in.")
+    truncated: bool = Field(False, description="The text was longer than the network reads, so its end was cut off.")
+    level: int | None = Field(None, description="The level of the cascade that answered, from 0.")
+    degraded: bool = Field(False, description="There was no time for the level that would have answered.")
 
 
 class Output(OnTheWay):
-    """One input's label, and what happened to it on the way."""
+    """One input's label, where it left, and how long it took."""
 
-    label: int = Field(description="The class that was chosen, from 0.")
-    name: str = Field(description="What the checkpoint calls that class.")
-    score: float = Field(description="Its probability.")
+    label: int = Field(description="The chosen class, from 0.")
+    name: str = Field(description="The name of that class in the checkpoint.")
+    score: float = Field(description="The probability of that class.")
 
 
 class Token(Schema):
     """A word of a text, and its label."""
 
-    label: int = Field(description="The class that was chosen, from 0.")
-    name: str = Field(description="What the checkpoint calls that class.")
-    score: float = Field(description="Its probability.")
+    label: int = Field(description="The chosen class, from 0.")
+    name: str = Field(description="The name of that class in the checkpoint.")
+    score: float = Field(description="The probability of that class.")
     word: str
-    start: int = Field(description="Its first character in the text, from 0. A list of words is joined by blanks.")
-    end: int = Field(description="Behind its last character.")
+    start: int = Field(description="The position of the first character, from 0. A list of words is joined by blanks.")
+    end: int = Field(description="The position behind the word's last character.")
 
 
 class Entity(Schema):
     """Neighbouring words of one kind, as transformers' pipeline gives them (`aggregation_strategy="first"`)."""
 
-    entity_group: str = Field(description="The kind, without B- and I-.")
-    score: float = Field(description="The mean probability of its words' labels.")
+    entity_group: str = Field(description="The label without B- and I-.")
+    score: float = Field(description="The mean probability of the words' labels.")
     word: str
     start: int
     end: int
 
 
 class WordsOutput(OnTheWay):
-    """The labels of a text's words, and what happened to it on the way."""
+    """The labels of a text's words, where the text left, and how long it took."""
 
-    tokens: list[Token] = Field(description="Every word, by the first of its tokens.")
-    entities: list[Entity] = Field(description="Those that are something other than O.")
+    tokens: list[Token] = Field(description="Every word, labelled by its first token.")
+    entities: list[Entity] = Field(description="The words with a label other than O.")
 
 
 class PredictionsBase(Schema):
     model: str
-    virtual: bool = Field(False, description="Nothing was computed: devices only took the time that they would.")
+    virtual: bool = Field(False, description="Nothing was computed: virtual devices only took the time of real ones.")
 
 
 class Predictions(PredictionsBase):
@@ -87,7 +88,7 @@ PREDICTIONS: Mapping[str, type[PredictionsBase]] = {CLASSIFICATION.name: Predict
 
 
 class ErrorBody(Schema):
-    error: str = Field(description="One sentence that names the value.")
+    error: str = Field(description="One sentence that names the wrong value.")
 
 
 class Alive(Schema):
@@ -100,44 +101,44 @@ class Ready(Schema):
 
 
 class RequestOutcomes(Schema):
-    """Requests by what became of them."""
+    """The number of requests by outcome."""
 
     answered: int
     refused: int
     failed: int
-    abandoned: int = Field(description="The client went away.")
+    abandoned: int = Field(description="The client disconnected.")
 
 
 class SplitStats(Schema):
-    """One split of the plan that runs now; launches are counted since the start, of all plans that began there."""
+    """One split of the present plan. Launches are counted since the start, for all plans with the same first block."""
 
-    blocks: tuple[int, int] = Field(description="The first, and the one behind the last.")
-    batch: int = Field(description="Inputs of a full launch.")
-    room: int = Field(description="What a full launch weighs: tokens where the plan counts them, else inputs.")
-    ramps: list[int] = Field(description="The open ones, by their blocks.")
+    blocks: tuple[int, int] = Field(description="The first block, and the one behind the last.")
+    batch: int = Field(description="The number of inputs of a full launch.")
+    room: int = Field(description="The size of a full launch: in tokens where the plan counts them, else in inputs.")
+    ramps: list[int] = Field(description="The open ramps, by their blocks.")
     group: str
     replicas: int
     launches: int
-    fill: float = Field(description="How full launches were, of 1.")
-    waiting: int = Field(description="Inputs that wait before it now.")
+    fill: float = Field(description="The mean share of a launch's room that was used.")
+    waiting: int = Field(description="Inputs that wait for this split now.")
 
 
 class ReplicaStats(Schema):
     """A replica that has computed in the last ten seconds."""
 
     replica: str
-    kind: str = Field(description="Of its device; empty: all runs in one process.")
-    busy: float = Field(description="The share of these seconds in which it computed launches, of all fronts.")
+    kind: str = Field(description="The kind of its device; empty: everything runs in one process.")
+    busy: float = Field(description="The share of these seconds in which it computed launches of any front.")
 
 
 class AuditStats(Schema):
     ended: int
     disagreed: int
-    agreement: Agreement | None = Field(description="Since the start, of answers that a ramp might have given.")
-    lately: Agreement | None = Field(description="Of the last ten minutes, since thresholds changed.")
-    promised: float | None = Field(description="The share of answers that should be the full network's.")
+    agreement: Agreement | None = Field(description="Since the start, over answers that a ramp might have given.")
+    lately: Agreement | None = Field(description="In the last ten minutes, or since thresholds changed.")
+    promised: float | None = Field(description="The promised share of answers that are the full network's.")
     verdict: Literal["kept", "broken", "not watched"] | None = Field(
-        description="What audits tell of that now. A promise that broke counts as broken for ten minutes."
+        description="Whether audits confirm the promise. It counts as broken for ten minutes after it broke."
     )
 
 
@@ -146,14 +147,14 @@ class LevelStats(Schema):
 
     blocks: tuple[int, int]
     answered: int
-    degraded: int = Field(description="Answered here as there was no time for the next level.")
+    degraded: int = Field(description="Answered by this level because there was no time for the next one.")
     share: float | None
 
 
 class TokenStats(Schema):
-    """The same in tokens, where the plan counts them."""
+    """The counts in tokens, where the plan counts them."""
 
-    length: int = Field(description="Of the inputs that the plan is made of.")
+    length: int = Field(description="The tokens of an input in the plan.")
     arrived: int
     per_input: float | None
     answered: int
@@ -161,29 +162,29 @@ class TokenStats(Schema):
 
 
 class StatsBody(Schema):
-    """The counts of all fronts together, since the start. `plan` and `splits` are of now."""
+    """The counts of all fronts together, since the start. `plan` and `splits` describe the present plan."""
 
     schema_version: Literal[1]
     model: str
-    plan: str | None = Field(description="In words; none: all runs in one process.")
-    slo_ms: float = Field(description="An answer's deadline, unless its request says otherwise.")
-    promise: str = Field(description="What exits lose at most, in words.")
-    agreement: str = Field(description="How often answers are the full network's, lately and since the start.")
+    plan: str | None = Field(description="The plan in words; null: everything runs in one process.")
+    slo_ms: float = Field(description="The deadline of a request that sets none itself.")
+    promise: str = Field(description="The most that early exits may lose, in words.")
+    agreement: str = Field(description="How often answers are the full network's, recently and since the start.")
     requests: RequestOutcomes
     latency_ms: dict[Literal["p50", "p95", "p99"], float] = Field(
-        description="Of the latest 2,000 answers of each front; empty before the first."
+        description="Percentiles of the latest 2,000 answers of each front; empty before the first."
     )
-    inside: int = Field(description="Inputs that were admitted and have no answer yet.")
-    waiting: int = Field(description="Those of them that are in no launch.")
+    inside: int = Field(description="Admitted inputs that have no answer yet.")
+    waiting: int = Field(description="Admitted inputs that are in no launch.")
     splits: list[SplitStats]
-    exits: dict[str, int] = Field(description="Inputs by the block after which they left.")
-    survival: list[float] = Field(description="The share of inputs that entered each block; empty before the first.")
-    observations: int = Field(description="Times that a controller has asked; 0: none steers this application.")
+    exits: dict[str, int] = Field(description="The number of inputs by the block after which they left.")
+    survival: list[float] = Field(description="The share of inputs that entered each block; empty at first.")
+    observations: int = Field(description="How often a controller has read the counts; 0: there is none.")
     audits: AuditStats
     survivor_bytes: dict[Literal["by_value", "held"], int] = Field(
-        description="Hidden states that came back to the front, or were held where they were."
+        description="Bytes of hidden states that came back to the front, or stayed on their replica."
     )
     replicas: list[ReplicaStats]
     fronts: list[Usage]
-    levels: list[LevelStats] | None = Field(None, description="Of a cascade.")
-    tokens: TokenStats | None = Field(None, description="Where the plan counts tokens.")
+    levels: list[LevelStats] | None = Field(None, description="The levels of a cascade.")
+    tokens: TokenStats | None = Field(None, description="The counts in tokens, where the plan counts them.")

@@ -1,10 +1,10 @@
-"""Answers POST /predict past Serve's own handling of a request, which adds more than half to its processor time
+"""Answers POST /predict without Serve's handling of a request, which would add more than half to its processor time
 (docs/overload.md).
 
 Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, set by
-`isobatch serve`). This one answers the most frequent request itself; without the variable only the cost changes.
-Others do what Serve then skips: the dispatcher limits and counts requests, uvicorn waits for those in flight when it
-stops, and this module notices a client that goes away.
+`isobatch serve`). This middleware answers the most frequent request itself; without the variable only the cost changes.
+Other parts do the work that Serve then skips: the dispatcher limits and counts requests, uvicorn waits for running
+requests when it stops, and this module cancels a request whose client disconnects.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-PATH = "/predict"  # where the application has no route prefix of its own
+PATH = "/predict"  # only without a route prefix of the application
 
-port: int | None = None  # where HTTP reaches this process, as the proxy's first health check shows
+port: int | None = None  # the HTTP port of this process, learned from the proxy's first health check
 _front: ASGIApp | None = None  # the front of this process, once it exists
 
 
 def middlewares() -> list[Middleware]:
-    """The middlewares, for which Serve calls this in every replica that HTTP reaches."""
+    """The callback that Serve calls in every replica with an HTTP server."""
     return [Middleware(Shortcut)]
 
 
@@ -38,13 +38,13 @@ class Shortcut:
         if port is None and scope.get("server"):
             port = scope["server"][1]
         if _front and scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST":
-            await _Attended(receive).run(_front, scope, send)
+            await _CancellableRequest(receive).run(_front, scope, send)
         else:
             await self._app(scope, receive, send)
 
 
-class _Attended:
-    """A request that is given up when its client goes away."""
+class _CancellableRequest:
+    """A request that is cancelled when its client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -55,24 +55,24 @@ class _Attended:
         try:
             await app(scope, self.receive, send)
         except asyncio.CancelledError:
-            if not self._gone():
+            if not self._client_has_gone():
                 raise
         finally:
             if self._watch:
-                self._watch.remove_done_callback(self._give_up)
+                self._watch.remove_done_callback(self._cancel)
                 self._watch.cancel()
 
     async def receive(self) -> Any:
-        """The next message of the body. After the last one, another message can only mean that the client has gone."""
+        """The next message of the body. After the last one, any message means that the client has disconnected."""
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body") and not self._watch:
             self._watch = asyncio.ensure_future(self._receive())
-            self._watch.add_done_callback(self._give_up)
+            self._watch.add_done_callback(self._cancel)
         return message
 
-    def _give_up(self, _: object) -> None:
+    def _cancel(self, _: object) -> None:
         if self._task:
             self._task.cancel()
 
-    def _gone(self) -> bool:
+    def _client_has_gone(self) -> bool:
         return self._watch is not None and self._watch.done() and not self._watch.cancelled()

@@ -1,4 +1,4 @@
-"""The content of /stats, over all fronts of an application together."""
+"""The content of /stats: the sums over all fronts of an application."""
 
 import os
 import time
@@ -26,19 +26,19 @@ def state_of(driver: Driver) -> FrontState:
 
 
 def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dict[str, Any]:
-    """Sum the fronts' states; the first is the front that was asked. All fronts change plans within milliseconds.
+    """The sums of the fronts' states. The plan is that of the first: all fronts change plans within milliseconds.
 
-    `promised`: the agreement that audits are held against.
+    `promised`: the agreement that audits should confirm.
     """
-    counts, route = together([each.counts for each in fronts]), fronts[0].route
+    counts, route = together([front.counts for front in fronts]), fronts[0].route
     splits = [_split(stage, counts, fronts) for stage in route.all_stages]
     audits, in_words = _audits(counts, fronts, promised)
-    found = {
+    stats = {
         "agreement": in_words,
         "requests": {name: counts.outcomes[name] for name in OUTCOMES},
         "latency_ms": counts.latency_ms(),
-        "inside": sum(each.inside for each in fronts),
-        "waiting": sum(sum(each.waiting.values()) for each in fronts),
+        "inside": sum(front.inside for front in fronts),
+        "waiting": sum(sum(front.waiting.values()) for front in fronts),
         "splits": splits,
         "exits": {str(block): counts.exits[block] for block in range(route.num_blocks)},
         "survival": survival(counts.exits, route.num_blocks),
@@ -46,26 +46,26 @@ def stats_of(fronts: Sequence[FrontState], promised: float | None = None) -> dic
         "audits": audits,
         "survivor_bytes": dict(counts.survivor_bytes),
         "replicas": _busy(fronts),
-        "fronts": [asdict(each.usage) for each in fronts],
+        "fronts": [asdict(front.usage) for front in fronts],
     }
     if route.edges:
-        found["levels"] = _levels(counts, route)
-    return found if route.length is None else found | {"tokens": _tokens(counts, route)}
+        stats["levels"] = _levels(counts, route)
+    return stats if route.length is None else stats | {"tokens": _tokens(counts, route)}
 
 
 def _busy(fronts: Sequence[FrontState]) -> list[dict[str, Any]]:
-    """The share of the last seconds in which each replica has computed, for all fronts together."""
-    found: dict[str, tuple[str, float]] = {}
-    for replica, (kind, spent_s) in (pair for each in fronts for pair in each.busy_s.items()):
-        found[replica] = kind, found.get(replica, (kind, 0.0))[1] + spent_s
+    """The share of the last `BUSY_S` in which each replica has computed, for all fronts together."""
+    by_replica: dict[str, tuple[str, float]] = {}
+    for replica, (kind, spent_s) in (pair for front in fronts for pair in front.busy_s.items()):
+        by_replica[replica] = kind, by_replica.get(replica, (kind, 0.0))[1] + spent_s
     return [
         {"replica": replica, "kind": kind, "busy": round(min(1.0, spent_s / BUSY_S), 3)}
-        for replica, (kind, spent_s) in sorted(found.items())
+        for replica, (kind, spent_s) in sorted(by_replica.items())
     ]
 
 
 def _levels(counts: Counts, route: Route) -> list[dict[str, Any]]:
-    """Of each level of a cascade: its blocks, what it answered, and for whom there was no time to go further."""
+    """The blocks of each level of a cascade, its answers, and those without time for the next level (`degraded`)."""
     answered, degraded = (by_level(counted, route.edges) for counted in (counts.exits, counts.degraded))
     total = answered.total() + degraded.total()
     return [
@@ -80,7 +80,7 @@ def _levels(counts: Counts, route: Route) -> list[dict[str, Any]]:
 
 
 def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
-    """The same counts in tokens, where the plan counts them; `length`: of the inputs that the plan is made of."""
+    """The counts in tokens; `length`: the tokens of an input in the plan."""
     return {
         "length": route.length,
         "arrived": counts.arrived_weight,
@@ -91,25 +91,25 @@ def _tokens(counts: Counts, route: Route) -> dict[str, Any]:
 
 
 def _audits(counts: Counts, fronts: Sequence[FrontState], promised: float | None) -> tuple[dict[str, Any], str]:
-    """How many ended, how many disagreed, and what that tells of the promise; the same in words."""
-    watches = [each.counts.watched(each.route) for each in fronts]
-    total, seen = (
+    """The results of audits and the state of the promise, as JSON and in words."""
+    watches = [front.counts.watched(front.route) for front in fronts]
+    total, recent = (
         counts.agreement(fronts[0].route.num_blocks),
         recent_agreement(watches, fronts[0].counts.now_s, promised),
     )
-    told = {
+    audits = {
         "ended": counts.audited.total(),
         "disagreed": counts.missed.total(),
         "agreement": total and asdict(total),
-        "lately": seen.agreement and asdict(seen.agreement),
+        "lately": recent.agreement and asdict(recent.agreement),
         "promised": promised,
-        "verdict": seen.state,
+        "verdict": recent.state,
     }
-    return told, agreement_text(seen, promised, total)
+    return audits, agreement_text(recent, promised, total)
 
 
 def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[str, Any]:
-    where = stage.group, stage.start
+    key = stage.group, stage.start
     return {
         "blocks": [stage.start, stage.stop],
         "batch": stage.batch,
@@ -117,14 +117,15 @@ def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[s
         "ramps": sorted(stage.ramps),
         "group": stage.group,
         "replicas": fronts[0].replicas.get(stage.group, 0),
-        "launches": counts.launches[where].count,
-        "fill": round(counts.launches[where].fill, 3),
-        "waiting": sum(each.waiting.get(where, 0) for each in fronts),
+        "launches": counts.launches[key].count,
+        "fill": round(counts.launches[key].fill, 3),
+        "waiting": sum(front.waiting.get(key, 0) for front in fronts),
     }
 
 
 def usage() -> Usage:
-    """
+    """This process's use of its machine.
+
     >>> usage().cpu_s > 0
     True
     """

@@ -14,9 +14,9 @@ from cluster.load.workloads import arrivals, exit_blocks
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.admission import soonest
+from deployments.dispatch.batching import Ticket
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Fault, Outcome, Place, Refusal
-from deployments.dispatch.queues import Ticket
 from experiments.planner.random_problems import random_problem
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
@@ -51,7 +51,7 @@ class Watched:
 
     which: int
     refused: int = 0  # until now
-    ticket: int | None = None
+    ticket: Ticket | None = None
     due_s: float = 0.0
     in_time: bool = False
 
@@ -65,7 +65,7 @@ class InsistentDispatcher(Dispatcher):
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
-    ) -> int | Refusal:
+    ) -> Ticket | Refusal:
         found, watched = super().admit(now_s, deadline_s, place, weight, full), self._watched
         if not isinstance(found, Refusal):
             return found
@@ -73,12 +73,12 @@ class InsistentDispatcher(Dispatcher):
         if watched.refused - 1 != watched.which:
             return found
         watched.due_s = deadline_s
-        watched.ticket = self._let_in(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
+        watched.ticket = self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
         return watched.ticket
 
     def _end(self, tickets: Iterable[Ticket], outcome: Outcome, reason: str = "", fault: Fault | None = None) -> None:
         ending, watched = list(tickets), self._watched
-        if any(ticket.id == watched.ticket and not ticket.ended for ticket in ending):
+        if any(ticket is watched.ticket and not ticket.ended for ticket in ending):
             watched.in_time = outcome is Outcome.ANSWERED and self._clock() <= watched.due_s + ROUNDING_S
         super()._end(ending, outcome, reason, fault)
 

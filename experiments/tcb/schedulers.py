@@ -6,11 +6,10 @@ The paper's utility of a text is 1 / tokens, and it has no admission: who is not
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from deployments.dispatch.admission import expected_in
+from deployments.dispatch.batching import Queue, StageQueues, Ticket
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
-from deployments.dispatch.queues import Queue, StageQueues, Ticket
 from deployments.dispatch.route import Route
 
 Order = Callable[[Sequence[Ticket], int], list[Ticket]]  # of those who wait, who goes into a launch with this room
@@ -29,7 +28,7 @@ class DeadlineDispatcher(Dispatcher):
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
-    ) -> int | Refusal:
+    ) -> Ticket | Refusal:
         return super().admit(now_s, place.payload.deadline_s, place, weight, full)
 
 
@@ -50,9 +49,9 @@ class OrderedDispatcher(Dispatcher):
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
-    ) -> int | Refusal:
-        expected = expected_in(self._lane, now_s, weight)
-        return self._let_in(self._lane, expected, place.payload.deadline_s, place, weight, full)
+    ) -> Ticket | Refusal:
+        expected = self._lane.expected(now_s, weight)
+        return self._add(self._lane, expected, place.payload.deadline_s, place, weight, full)
 
 
 class _OrderedQueue(Queue):

@@ -1,4 +1,4 @@
-"""A world in virtual time around a dispatcher: inputs that exit where they are told to, replicas that break."""
+"""A dispatcher in virtual time, with inputs whose exit blocks are given, and replicas that fail."""
 
 import heapq
 from collections import defaultdict
@@ -8,6 +8,7 @@ from itertools import count
 from math import inf
 from random import Random
 
+from deployments.dispatch.batching import Ticket
 from deployments.dispatch.dispatcher import Dispatcher, Limits
 from deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, RowKind
 from deployments.dispatch.route import Route, Stage
@@ -36,6 +37,7 @@ class World:
         self.dispatcher = Dispatcher(self.route, self.groups, self.limits, Random(0).random)
         self.audits: list[Audit] = []
         self.now_s = 0.0
+        self.tickets: list[Ticket] = []  # by number, as all that follows
         self.depths: dict[int, int] = {}
         self.deadlines: dict[int, float] = {}
         self.weights: dict[int, int] = {}
@@ -73,8 +75,8 @@ class World:
             self._begin(launch)
         for ending in self.dispatcher.endings():
             for ticket in ending.tickets:
-                assert ticket not in self.outcomes, "an input ended twice"
-                self.outcomes[ticket], self.ended_s[ticket] = ending.outcome, self.now_s
+                assert ticket.id not in self.outcomes, "an input ended twice"
+                self.outcomes[ticket.id], self.ended_s[ticket.id] = ending.outcome, self.now_s
 
     def _admit(self, each: Input) -> None:
         number = len(self.depths)
@@ -83,10 +85,16 @@ class World:
         if isinstance(ticket, Refusal):
             self.refusals.append(ticket)
             return
-        assert ticket == number
-        self.places[ticket] = Place(("input", ticket), 0)
-        self.depths[ticket], self.deadlines[ticket] = each.depth, self.now_s + each.slack_s
-        self.admitted_s[ticket], self.weights[ticket] = self.now_s, each.weight
+        assert ticket.id == number
+        self.tickets.append(ticket)
+        self.places[number] = place
+        self.depths[number], self.deadlines[number] = each.depth, self.now_s + each.slack_s
+        self.admitted_s[number], self.weights[number] = self.now_s, each.weight
+
+    def abandon(self, number: int) -> None:
+        """The client of this input has gone, if it was admitted at all."""
+        if number < len(self.tickets):
+            self.dispatcher.abandon(self.tickets[number])
 
     def reroute(self, route: Route, groups: dict[str, list[str]]) -> None:
         """Switch to another plan or other replicas. Launches on a replica that has gone are lost."""
@@ -95,9 +103,9 @@ class World:
             del self.running[gone]
         self.dispatcher.reroute(route, groups)
 
-    def says(self, launch: Launch, row: int) -> bool:
+    def label(self, launch: Launch, row: int) -> bool:
         """The label of an input at a ramp, and at the end: another one for each third input."""
-        return launch.stop < self.route.num_blocks and launch.tickets[row] % 3 == 0
+        return launch.stop < self.route.num_blocks and launch.tickets[row].id % 3 == 0
 
     def stage_of(self, launch: Launch) -> Stage:
         stages = [stage for lane in self.dispatcher.route.pipelines for stage in lane.stages]
@@ -109,11 +117,10 @@ class World:
     def _check(self, launch: Launch) -> None:
         """Check what must hold for every launch in any circumstances."""
         stage = self.stage_of(launch)
-        asking = launch.tickets[: len(launch.tickets) - launch.shadows]
-        assert all(
-            self.outcomes.get(ticket, Outcome.ANSWERED) is Outcome.ANSWERED for ticket in launch.tickets[len(asking) :]
-        )
-        weights = [self.weights[ticket] if stage.length else 1 for ticket in launch.tickets]
+        inside = numbers(launch)
+        asking, shadows = inside[: len(inside) - launch.shadows], inside[len(inside) - launch.shadows :]
+        assert all(self.outcomes.get(number, Outcome.ANSWERED) is Outcome.ANSWERED for number in shadows)
+        weights = [self.weights[number] if stage.length else 1 for number in inside]
         assert launch.weight == sum(weights)
         assert launch.room == stage.room
         assert launch.tickets
@@ -121,24 +128,24 @@ class World:
         assert launch.stop == stage.stop
         assert launch.replica in self.groups[stage.group]
         assert len(set(launch.tickets)) == len(launch.tickets)
-        deadlines = [self.deadlines[ticket] for ticket in asking]
+        deadlines = [self.deadlines[number] for number in asking]
         assert deadlines == sorted(deadlines)
         assert all(deadline >= self.now_s for deadline in deadlines)
         assert not set(asking) & set(self.outcomes), "an input that has ended was launched"
-        for ticket, place in zip(launch.tickets, launch.places, strict=True):
-            self._check_place(launch, stage, ticket, place)
+        for number, place in zip(inside, launch.places, strict=True):
+            self._check_place(launch, stage, number, place)
         self.running[launch.replica].add(launch.id)
         assert len(self.running[launch.replica]) <= 1 + self.limits.ahead
 
-    def _check_place(self, launch: Launch, stage: Stage, ticket: int, place: Place) -> None:
+    def _check_place(self, launch: Launch, stage: Stage, number: int, place: Place) -> None:
         """Check that an input is taken from its present place: where it came in, or where its last launch left it."""
         if launch.cursor == 0:
-            assert place.payload == ("input", ticket)
-            self.places[ticket] = place
+            assert place.payload == ("input", number)
+            self.places[number] = place
             return
         kind, *state, holder = place.payload
-        assert (kind, state) == ("survivor", [ticket, launch.cursor])
-        assert place == self.places[ticket], "an input was taken from where it is no longer"
+        assert (kind, state) == ("survivor", [number, launch.cursor])
+        assert place == self.places[number], "an input was taken from where it is no longer"
         assert holder is None or self.is_here(holder), "what a replica kept went with it"
         if stage.local and holder in self.groups[stage.group]:
             assert launch.replica == holder, "what a replica has kept is needed there"
@@ -160,19 +167,27 @@ class World:
             return
         holder = launch.replica if launch.keep else None
         last, kinds = launch.stop == self.route.num_blocks, launch.kinds or bytes(len(launch.tickets))
-        leaves = [last or self.depths[ticket] <= launch.stop for ticket in launch.tickets]
+        leaves = [last or self.depths[number] <= launch.stop for number in numbers(launch)]
         if launch.kinds:
-            told = [row for row, leaving in enumerate(leaves) if last or (leaving and kinds[row] <= RowKind.AUDITED)]
-            said = [self.says(launch, row) for row in told]
-            self.dispatcher.released(launch.id, self.now_s, told, [launch.stop - 1] * len(told), said)
+            leaving_rows = [
+                row for row, leaving in enumerate(leaves) if last or (leaving and kinds[row] <= RowKind.AUDITED)
+            ]
+            labels = [self.label(launch, row) for row in leaving_rows]
+            blocks = [launch.stop - 1] * len(leaving_rows)
+            self.dispatcher.released(launch.id, self.now_s, leaving_rows, blocks, labels)
             self.audits += self.dispatcher.audits()
         survivors = {
-            row: Place(("survivor", ticket, launch.stop, holder), row)
-            for row, ticket in enumerate(launch.tickets)
+            row: Place(("survivor", number, launch.stop, holder), row)
+            for row, number in enumerate(numbers(launch))
             if not leaves[row] or (kinds[row] and not last)
         }
-        self.places |= {launch.tickets[row]: place for row, place in survivors.items()}
+        self.places |= {launch.tickets[row].id: place for row, place in survivors.items()}
         self.dispatcher.completed(launch.id, self.now_s, survivors)
+
+
+def numbers(launch: Launch) -> tuple[int, ...]:
+    """The numbers of a launch's inputs, in the order in which they were admitted."""
+    return tuple(ticket.id for ticket in launch.tickets)
 
 
 def linear(

@@ -8,8 +8,7 @@ from itertools import count
 import numpy as np
 
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits
-from deployments.dispatch.queues import Place
+from deployments.dispatch.messages import Launch, Limits, Place, Refusal
 from deployments.dispatch.route import Route
 from deployments.transport.packed import join, pack
 from profiles.model import Batch
@@ -37,7 +36,7 @@ def busy_dispatcher(inside: int) -> Callable[[], None]:
 
     def arrive(inputs: int, now_s: float) -> None:
         for row in range(inputs):
-            assert isinstance(dispatcher.admit(now_s, now_s + 1e6, Place(None, row)), int)
+            assert not isinstance(dispatcher.admit(now_s, now_s + 1e6, Place(None, row)), Refusal)
 
     def step() -> None:
         now_s = 0.001 * next(now)

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol (v2), over HTTP and gRPC: what Triton's clients and KServe ask for."""
+"""The Open Inference Protocol (v2), over HTTP and gRPC: the protocol of Triton's clients and of KServe."""

@@ -1,4 +1,4 @@
-"""What every service of the Open Inference Protocol over gRPC shares: the key, the limits, and how errors are told."""
+"""The parts that all gRPC services share: the key, the limits of calls, and errors."""
 
 import asyncio
 import logging
@@ -32,26 +32,28 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_OPEN = ("ServerLive", "ServerReady")  # for load balancers, as over HTTP
-# Limits of a call, and limits of clients' connections, which HAProxy keeps where one stands before the server.
+# Methods for load balancers, which need no key.
+_OPEN = ("ServerLive", "ServerReady")
+# Limits of each call.
 OF_CALLS = [
     ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
-    # gRPC would also count calls that are answered and not yet forgotten, and refuse one in forty of a client that
-    # keeps to the limit below.
+    # With its protection, gRPC also counts calls that have just been answered, and refuses one in forty calls of a
+    # client that keeps to the limit below.
     ("grpc.http.overload_protection", 0),
 ]
+# Limits of clients' connections; with a HAProxy before the server, HAProxy applies them.
 OF_CONNECTIONS = [
     ("grpc.so_reuseport", 1),  # the replicas of a front share the port
     ("grpc.max_allowed_incoming_connections", grpc_proxy.CONNECTIONS),
     ("grpc.max_concurrent_streams", grpc_proxy.CALLS),
-    ("grpc.server_handshake_timeout_ms", 1000 * REQUEST_S),  # a connection that says nothing
+    ("grpc.server_handshake_timeout_ms", 1000 * REQUEST_S),  # for connections without a request
     ("grpc.max_connection_idle_ms", 1000 * grpc_proxy.IDLE_S),
-    ("grpc.keepalive_time_ms", 60_000),  # is anybody still there?
+    ("grpc.keepalive_time_ms", 60_000),  # detects clients that have gone
 ]
 
 
 def check_port(host: str, port: int) -> None:
-    """One sentence where nothing can listen there. Other replicas of this front may: they share the port."""
+    """Raise `UserError` if the server cannot listen there. Replicas of this front share the port."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -86,24 +88,24 @@ def unary(name: str, answer: Callable[[bytes, Any], Awaitable[dict[str, Any]]]) 
     response = message(f"{name}Response")
 
     async def handle(sent: bytes, context: Any) -> Any:
-        async with told_to(context, name):
+        async with aborting(context, name):
             return response(**await answer(sent, context))
 
     return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
-    """Finds the method of a call by its name. A caller without the key is refused before its message is read."""
+    """Finds the method of a call by its name. A call without the key is refused before its message is read."""
 
     def __init__(self, key: bytes | None, methods: Mapping[str, Any]) -> None:
         self._key = key
         self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
         self._open = {f"/{SERVICE}/{name}" for name in _OPEN}
 
-    def service(self, asked: Any) -> grpc.RpcMethodHandler | None:
-        if self._key and asked.method not in self._open and not _is_shown(self._key, asked.invocation_metadata):
+    def service(self, call: Any) -> grpc.RpcMethodHandler | None:
+        if self._key and call.method not in self._open and not _is_shown(self._key, call.invocation_metadata):
             return _REFUSED
-        return self._methods.get(asked.method)
+        return self._methods.get(call.method)
 
 
 def _is_shown(key: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
@@ -115,20 +117,18 @@ async def _refuse(requests: Any, context: Any) -> None:
 
 
 _REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
-
-
-_KNOWN = (STARTED, FULL, PARENT.encode())
+_HEADERS = (STARTED, FULL, PARENT.encode())
 
 
 def as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
-    """What a request would say of itself over HTTP."""
-    return {name: told.encode() for name in _KNOWN if (told := metadata.get(name.decode()))}
+    """The metadata of a call as the headers of an HTTP request."""
+    return {name: value.encode() for name in _HEADERS if (value := metadata.get(name.decode()))}
 
 
 def decoded(name: str, sent: bytes, most_fields: int) -> Any:
-    """Decode a message; refuse one that has so many fields that making them would take much memory and time."""
+    """Decode a message. One with too many fields is refused, since it would take much memory and time."""
     if not has_few_fields(sent, most_fields):
-        raise RefusedError(400, f"this is no {name}, or one of more than {most_fields} fields")
+        raise RefusedError(400, f"this is no {name}, or it has more than {most_fields} fields")
     try:
         return message(name).FromString(sent)
     except (DecodeError, ValueError) as error:
@@ -136,8 +136,8 @@ def decoded(name: str, sent: bytes, most_fields: int) -> Any:
 
 
 @asynccontextmanager
-async def told_to(context: Any, name: str) -> AsyncIterator[None]:
-    """Whatever goes wrong inside is told to the client, as gRPC says it."""
+async def aborting(context: Any, name: str) -> AsyncIterator[None]:
+    """Abort the call with a gRPC status if the code in this context raises an exception."""
     try:
         yield
     except RefusedError as refused:
@@ -148,18 +148,18 @@ async def told_to(context: Any, name: str) -> AsyncIterator[None]:
 
 
 async def first(requests: AsyncIterator[bytes]) -> bytes:
-    """The message of a call, which has a place in the proxy while it comes: not for longer than over HTTP."""
+    """The message of a call, within the time of an HTTP body: it holds a place in the proxy meanwhile."""
     try:
         async with asyncio.timeout(READ_WITHIN_S):
             async for sent in requests:
                 return sent
     except TimeoutError:
-        raise RefusedError(408, f"the request was not here after {READ_WITHIN_S:g} s") from None
+        raise RefusedError(408, f"the request did not arrive within {READ_WITHIN_S:g} s") from None
     raise RefusedError(400, "the call holds no request")
 
 
 async def abort(context: Any, refused: RefusedError) -> None:
-    """gRPC's own word for Retry-After is a push-back, which clients with a retry policy obey."""
+    """Abort the call. A push-back is gRPC's Retry-After, which clients with a retry policy obey."""
     after_s = refused.retry_after_s
     metadata = (("grpc-retry-pushback-ms", str(round(1000 * after_s))),) if after_s else ()
     await context.abort(CODES.get(refused.status, grpc.StatusCode.INTERNAL), refused.sentence, metadata)

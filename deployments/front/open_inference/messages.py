@@ -1,7 +1,7 @@
-"""The protocol's gRPC messages, made when this is imported: no compiler, no generated file.
+"""The protocol's gRPC messages, created at import without a compiler or generated files.
 
-What must agree with every other implementation is the service's name, and each field's number and type. A field of
-another message is repeated or not; a `map` is, on the wire, repeated pairs of key and value.
+The service's name, and the number and type of each field, must agree with other implementations. On the wire, a `map`
+is a repeated message with a key and a value.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
 
-# A message by its fields: NUMBER NAME TYPE, the type with a star when repeated.
+# Each message with its fields: NUMBER NAME TYPE, with a star after the type of a repeated field.
 _MESSAGES = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "1 live bool",
@@ -61,10 +61,10 @@ _MESSAGES = {
 
 def _field(text: str) -> FieldDescriptorProto:
     number, name, kind = text.split()
-    several = kind.endswith("*")
+    repeated = kind.endswith("*")
     kind = kind.removesuffix("*")
     field = FieldDescriptorProto(name=name, number=int(number))
-    field.label = field.LABEL_REPEATED if several else field.LABEL_OPTIONAL
+    field.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
     if kind in _MESSAGES:
         field.type, field.type_name = field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
     else:
@@ -79,13 +79,13 @@ def _file() -> FileDescriptorProto:
     return file
 
 
-# A pool of its own: a client of this protocol in the same process has messages of the same names.
+# A separate pool, since a client of this protocol in the same process has messages with the same names.
 _POOL = DescriptorPool()
 _POOL.Add(_file())
 
 
 def message(name: str) -> Any:
-    """The class of one message.
+    """The class of a message.
 
     >>> message("ServerLiveResponse")(live=True).SerializeToString()
     b'\\x08\\x01'
@@ -94,12 +94,12 @@ def message(name: str) -> Any:
 
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# Fields that hold messages, as a path of field numbers: what has parts of its own is looked into.
-_INSIDE: dict[tuple[int, ...], set[int]] = {(): {4, 5, 6}, (4,): {2}, (5,): {4, 5}, (5, 4): {2}, (6,): {2}, (6, 2): {2}}
+# The fields of a request that hold messages, by the path of field numbers to their parent.
+_NESTED: dict[tuple[int, ...], set[int]] = {(): {4, 5, 6}, (4,): {2}, (5,): {4, 5}, (5, 4): {2}, (6,): {2}, (6, 2): {2}}
 
 
 def has_few_fields(sent: bytes, most: int) -> bool:
-    """Whether a request can be read and has at most so many fields. Two bytes of an empty one take hundreds in memory.
+    """Whether a request is valid and has at most `most` fields. An empty field of two bytes takes hundreds in memory.
 
     >>> request = message("ModelInferRequest")(outputs=[{"name": "label"}] * 5).SerializeToString()
     >>> has_few_fields(request, 10), has_few_fields(request, 9), has_few_fields(b"\\xff", 9)
@@ -112,8 +112,8 @@ def has_few_fields(sent: bytes, most: int) -> bool:
 
 
 def _fields_left(sent: memoryview, path: tuple[int, ...], left: int) -> int:
-    """How many of `left` fields are left after those in here; a negative number says that there are too many."""
-    at, inside = 0, _INSIDE.get(path, set())
+    """The rest of `left` fields after those of this message; negative if there are too many."""
+    at, nested = 0, _NESTED.get(path, set())
     while at < len(sent) and left >= 0:
         tag, at = _varint(sent, at)
         left -= 1
@@ -122,7 +122,7 @@ def _fields_left(sent: memoryview, path: tuple[int, ...], left: int) -> int:
             _, at = _varint(sent, at)
         elif kind == _BYTES:
             size, at = _varint(sent, at)
-            if number in inside:
+            if number in nested:
                 left = _fields_left(sent[at : at + size], (*path, number), left)
             at += size
         elif kind in (_FIXED64, _FIXED32):

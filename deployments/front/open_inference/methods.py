@@ -1,4 +1,4 @@
-"""The protocol's gRPC methods: what each answers, as the fields of its response, and what an inference asks."""
+"""The protocol's gRPC methods: the fields of each response, and the content of an inference request."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from deployments.front.service import Content, Format, Service
 
 @dataclass(frozen=True)
 class Call:
-    """What came with a request, beside its message."""
+    """The facts of a call besides its message."""
 
     metadata: Mapping[str, Any]
-    left_s: float | None  # how long its client will wait
+    left_s: float | None  # how long its client still waits
 
 
 Answering = Callable[[Service, Any, Call], Awaitable[dict[str, Any]]]
@@ -36,7 +36,7 @@ async def _ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
 
 
 async def _model_ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    """As Triton says it: what is not there is not ready."""
+    """Like Triton: an unknown model is not ready."""
     try:
         check(service, request.name, request.version)
     except RefusedError:
@@ -55,48 +55,48 @@ async def _metadata(service: Service, request: Any, call: Call) -> dict[str, Any
 
 async def _configuration(service: Service, request: Any, call: Call) -> dict[str, Any]:
     check(service, request.name, request.version)
-    told = protocol.configuration(service)
-    named = [{"key": key, "value": value} for key, value in told["parameters"].items()]
-    return {"config": told | {"parameters": named}}
+    configuration = protocol.configuration(service)
+    parameters = [{"key": key, "value": value} for key, value in configuration["parameters"].items()]
+    return {"config": configuration | {"parameters": parameters}}
 
 
 async def _statistics(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    """A request without a name asks for all models, and there is only one."""
+    """A request without a name asks for all models; there is only one."""
     check(service, request.name or service.name, request.version)
     return await protocol.statistics(service)
 
 
 def content(service: Service, request: Any, response: Callable[..., Format]) -> Content[Format]:
-    """What the request says; `response` makes a message of the fields of its answer."""
+    """The content of an inference request; `response` creates a message from the fields of its answer."""
     check(service, request.model_name, request.model_version)
     if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
-        raise RefusedError(400, f"an id has {LONGEST_NAME} characters at most, and a request {MOST_NAMED} outputs")
+        raise RefusedError(400, f"an id may have {LONGEST_NAME} characters, and a request {MOST_NAMED} outputs")
 
     def written(answers: list[Answer]) -> Format:
         outputs = protocol.columns(service, answers)
-        wanted = [each.name for each in request.outputs] or list(outputs)
-        check_outputs(wanted, outputs)
+        requested = [output.name for output in request.outputs] or list(outputs)
+        check_outputs(requested, outputs)
         return response(
             model_name=service.name,
             model_version=protocol.VERSION,
             id=request.id,
-            outputs=[described(name, outputs[name]) for name in wanted],
-            raw_output_contents=[to_bytes(outputs[name]) for name in wanted],
+            outputs=[described(name, outputs[name]) for name in requested],
+            raw_output_contents=[to_bytes(outputs[name]) for name in requested],
         )
 
-    told_us = next((each.value.int64_param for each in request.parameters if each.key == "timeout"), 0)
-    return Content(service.encoded_each(_values(service, request)), written, timeout_s(told_us))
+    timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
+    return Content(service.encoded_each(_values(service, request)), written, timeout_s(next(timeouts_us, 0)))
 
 
 def _values(service: Service, request: Any) -> Any:
     if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
-        raise RefusedError(400, "'inputs' must be one tensor, whose first dimension counts the inputs")
-    (told,), raw = request.inputs, request.raw_input_contents
-    shape = list(told.shape[: MOST_DIMENSIONS + 1])
-    tensor = checked(InputTensor, {"name": told.name, "datatype": told.datatype, "shape": shape})
+        raise RefusedError(400, "'inputs' must be one tensor, whose first dimension is the number of inputs")
+    (sent,), raw = request.inputs, request.raw_input_contents
+    shape = list(sent.shape[: MOST_DIMENSIONS + 1])
+    tensor = checked(InputTensor, {"name": sent.name, "datatype": sent.datatype, "shape": shape})
 
     def load(kind: str, count: int) -> NDArray[Any]:
-        return from_bytes(raw[0], kind, count) if raw else _contents(told.contents, kind, count)
+        return from_bytes(raw[0], kind, count) if raw else _contents(sent.contents, kind, count)
 
     return rows(tensor, service.sizes, load)
 
@@ -105,7 +105,7 @@ _FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32",
 
 
 def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
-    """Values one by one, in the field that holds their kind: small numbers travel as 32 bits, FP16 only raw."""
+    """The values from the field for their kind: small integers are sent as 32 bits, and FP16 is only sent raw."""
     if kind == "FP16":
         raise ValueError("FP16 travels in raw_input_contents only")
     field = "bytes" if kind == BYTES else _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")

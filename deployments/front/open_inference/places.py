@@ -1,30 +1,35 @@
-"""Requests of gRPC streams take places in the front: a flood is neither read nor refused faster than it is answered."""
+"""Places for the requests of gRPC streams: the front reads a flood no faster than it can answer it."""
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from math import ceil
 
-TAKEN, TAKEN_CROWDED = 0.8, 0.4  # of the SLO requests may take, as plans do; where many are refused
-MANY_REFUSED = 0.05  # of those that are answered
-LEAST_PACED = 8  # requests, however few were answered lately
+# The share of the SLO that requests take at full load, as in plans.
+LOAD = 0.8
+# The same while many requests are refused.
+LOAD_WHILE_REFUSING = 0.4
+# Refused requests count as many above this share of the answered ones.
+MANY_REFUSED = 0.05
+# The least number of places, however few requests were answered recently.
+LEAST_PACED = 8
 
 
 class Places:
-    """Of all streams together, so many requests are worked on at once; others are not read.
+    """The number of requests of all streams together that run at once. Further requests are not read from the network.
 
-    They wait where gRPC keeps them, at the client in the end. There are as many places as requests were answered lately
-    in most of `slo_s`, so that each takes about so long; fewer once some were refused, and never more than `limit` says
-    now. Each stream waits for one place. Next is the client that has the fewest, however many streams it has opened; of
-    several such clients, and of the streams of one, whoever has waited longest.
+    gRPC's flow control keeps those at the client. The number of places is that of requests that were recently answered
+    in most of `slo_s`, so that each takes about that time. It is lower while some are refused, and at most `limit`.
+    Each stream waits for one place. The next place goes to the client with the fewest places, however many streams it
+    has; of several such clients, or streams of one client, to the one that has waited longest.
     """
 
     def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
         self._limit, self._slo_s, self._clock = limit, slo_s, clock
         self._paced = LEAST_PACED
-        self._began_s, self._answered, self._refused = clock(), 0, 0  # the window, and requests in it
+        self._began_s, self._answered, self._refused = clock(), 0, 0  # the present window, and its requests
         self._taken = Counter[str]()  # by client
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client; who was served last is last
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client; the one served last is last
 
     @property
     def most(self) -> int:
@@ -34,12 +39,12 @@ class Places:
         if not self._waiting and self._taken.total() < self.most:
             self._taken[client] += 1
             return
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(mine)
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(place)
         try:
-            await mine
+            await place
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # it had just been given
+            if place.done() and not place.cancelled():  # it was given in this turn of the event loop
                 self.leave(client, answered=False)
             raise
 
@@ -55,17 +60,17 @@ class Places:
             self._give()
 
     def _pace(self, took_s: float) -> None:
-        if self._waiting:  # else it is not known how many more could be answered
-            share = TAKEN_CROWDED if self._refused > MANY_REFUSED * self._answered else TAKEN
+        if self._waiting:  # otherwise more requests might have been answered
+            share = LOAD_WHILE_REFUSING if self._refused > MANY_REFUSED * self._answered else LOAD
             self._paced = max(LEAST_PACED, ceil(share * self._answered * self._slo_s / took_s))
         self._began_s, self._answered, self._refused = self._clock(), 0, 0
 
     def _give(self) -> None:
-        client = min(self._waiting, key=lambda each: self._taken[each])
+        client = min(self._waiting, key=lambda waiting: self._taken[waiting])
         streams = self._waiting.pop(client)
         longest = streams.popleft()
         if streams:
             self._waiting[client] = streams
-        if not longest.done():  # its stream may have ended
+        if not longest.done():  # its stream has not ended
             self._taken[client] += 1
             longest.set_result(None)

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol says of a service, in whatever way it is asked. Names are those of the protocol."""
+"""The Open Inference Protocol's description of a service, for HTTP and gRPC. Field names are those of the protocol."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,8 @@ from deployments.front.service import Service
 VERSION = "1"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 _EXIT_BLOCK = {"exit_block": ("INT64", list[int]())}
-_OF_TEXTS = {"truncated": ("BOOL", list[int]())}  # the text is longer than the network reads: its end was cut off
+# Only of texts: the text was longer than the network reads, so its end was cut off.
+_TRUNCATED = {"truncated": ("BOOL", list[int]())}
 
 
 def server() -> dict[str, Any]:
@@ -21,7 +22,7 @@ def server() -> dict[str, Any]:
 
 
 def metadata(service: Service) -> dict[str, Any]:
-    """One tensor goes in, whose first dimension counts the inputs; what comes out has a row for each."""
+    """The first dimension of the input tensor, and of each output, is the number of inputs."""
     kind, shape = (BYTES, [1]) if service.reads_text else ("FP32", service.example.shape or [-1, -1])
     outputs = [
         {"name": output, "datatype": kind, "shape": [-1, *sizes]} for output, (kind, sizes) in _outputs(service).items()
@@ -36,7 +37,7 @@ def metadata(service: Service) -> dict[str, Any]:
 
 
 def configuration(service: Service) -> dict[str, Any]:
-    """As much of Triton's as its tools ask for: that requests may carry several inputs. And what exits promise."""
+    """The part of Triton's configuration that its tools read, and the promise of the early exits."""
     return {
         "name": service.name,
         "platform": "isobatch",
@@ -48,50 +49,50 @@ def configuration(service: Service) -> dict[str, Any]:
 
 
 async def statistics(service: Service) -> dict[str, Any]:
-    """Since the start, of requests that were answered; a request's time in queues is that of its mean input."""
-    counts = together([front.counts for front in await service.everywhere()])
+    """Counts since the start. A request's time in queues is the mean over its inputs."""
+    counts = together([front.counts for front in await service.all_fronts()])
     requests = counts.outcomes["answered"]
 
-    def took(seconds: float, count: int = requests) -> dict[str, int]:
+    def duration(seconds: float, count: int = requests) -> dict[str, int]:
         return {"count": count, "ns": round(1e9 * seconds)}
 
-    nothing = took(0.0, 0)
+    none = duration(0.0, 0)
     model = {
         "name": service.name,
         "version": VERSION,
         "inference_count": counts.exits.total(),
-        "execution_count": sum(each.count for (_, block), each in counts.launches.items() if block == 0),
+        "execution_count": sum(launches.count for (_, block), launches in counts.launches.items() if block == 0),
         "inference_stats": {
-            "success": took(counts.seconds["all"]),
-            "fail": took(0.0, counts.outcomes["failed"]),
-            "queue": took(counts.seconds["queued"]),
-            "compute_input": took(0.0),
-            "compute_infer": took(counts.seconds["computed"]),
-            "compute_output": took(0.0),
-            "cache_hit": nothing,
-            "cache_miss": nothing,
+            "success": duration(counts.seconds["all"]),
+            "fail": duration(0.0, counts.outcomes["failed"]),
+            "queue": duration(counts.seconds["queued"]),
+            "compute_input": duration(0.0),
+            "compute_infer": duration(counts.seconds["computed"]),
+            "compute_output": duration(0.0),
+            "cache_hit": none,
+            "cache_miss": none,
         },
     }
     return {"model_stats": [model]}
 
 
 def check(service: Service, name: str, version: str = VERSION) -> None:
-    """There is one model, in one version."""
+    """Raise `RefusedError` for any but the one model in its one version."""
     if (name, version or VERSION) != (service.name, VERSION):
-        asked = f"there is no model {shown(name)} in version {shown(version)}"
-        raise RefusedError(404, f"{asked}: this is {service.name!r}, {VERSION!r}")
+        problem = f"there is no model {shown(name)} in version {shown(version)}"
+        raise RefusedError(404, f"{problem}: this is {service.name!r}, {VERSION!r}")
 
 
 def columns(service: Service, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The outputs: a row for each answer."""
-    found = service.task.columns(answers, service.labels)
-    found["exit_block"] = np.array([answer.exit_block for answer in answers], np.int64)
+    """The output tensors, with a row for each answer."""
+    tensors = service.task.columns(answers, service.labels)
+    tensors["exit_block"] = np.array([answer.exit_block for answer in answers], np.int64)
     if service.reads_text:
-        found["truncated"] = np.array([answer.truncated for answer in answers], np.bool_)
-    return {name: found[name] for name in _outputs(service)}
+        tensors["truncated"] = np.array([answer.truncated for answer in answers], np.bool_)
+    return {name: tensors[name] for name in _outputs(service)}
 
 
 def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:
     own = {**service.task.tensors}
     name = {"name": own.pop("name")}
-    return own | _EXIT_BLOCK | name | (_OF_TEXTS if service.reads_text else {})
+    return own | _EXIT_BLOCK | name | (_TRUNCATED if service.reads_text else {})

@@ -1,4 +1,4 @@
-"""The shapes of an inference request and its response: by them a request is checked and the interface described."""
+"""The schemas of an inference request and its response: they validate requests and describe the interface."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -21,15 +21,15 @@ def dtype_of(kind: str) -> "np.dtype[Any]":
     return np.dtype(NUMBERS[kind])
 
 
-def _known(datatype: str) -> str:
+def _known_type(datatype: str) -> str:
     if datatype != BYTES and datatype not in NUMBERS:
         raise ValueError(f"datatype {shown(datatype)} is not known; there are: {BYTES}, {', '.join(NUMBERS)}")
     return datatype
 
 
-def _one(inputs: object) -> object:
+def _check_single(inputs: object) -> object:
     if not (isinstance(inputs, list) and len(inputs) == 1):
-        raise ValueError("'inputs' must be a list with one tensor, whose first dimension counts the inputs")
+        raise ValueError("'inputs' must be a list with one tensor, whose first dimension is the number of inputs")
     return inputs
 
 
@@ -47,14 +47,16 @@ class TensorParameters(_Part):
 
 class InputTensor(_Part):
     name: Name = ""
-    datatype: Annotated[str, AfterValidator(_known)] = Field(description=f"{BYTES} for texts, or {', '.join(NUMBERS)}.")
-    shape: list[int] = Field(max_length=MOST_DIMENSIONS, description="The first dimension counts the inputs.")
+    datatype: Annotated[str, AfterValidator(_known_type)] = Field(
+        description=f"{BYTES} for texts, or {', '.join(NUMBERS)}."
+    )
+    shape: list[int] = Field(max_length=MOST_DIMENSIONS, description="The first dimension is the number of inputs.")
     parameters: TensorParameters | None = None
     data: Any = Field(None, description="The values as a list, flat or nested, unless they follow as bytes.")
 
 
 class OutputParameters(_Part):
-    binary_data: bool | None = None  # None: as the request's `binary_data_output` says
+    binary_data: bool | None = None  # None: the request's `binary_data_output` decides
 
 
 class WantedOutput(_Part):
@@ -64,17 +66,15 @@ class WantedOutput(_Part):
 
 class RequestParameters(_Part):
     binary_data_output: bool = False
-    timeout: int | None = Field(
-        None, description="Microseconds until the answer is of no use; 0: as the server has it."
-    )
+    timeout: int | None = Field(None, description="Microseconds until the answer is useless; 0: the server's SLO.")
 
 
 class InferRequest(_Part):
-    """Fields that are not known are ignored, as by other servers of this protocol."""
+    """Unknown fields are ignored, like in other servers of this protocol."""
 
     id: Name | None = None
     parameters: RequestParameters | None = None
-    inputs: Annotated[list[InputTensor], BeforeValidator(_one)] = Field((), validate_default=True)
+    inputs: Annotated[list[InputTensor], BeforeValidator(_check_single)] = Field((), validate_default=True)
     outputs: list[WantedOutput] | None = Field(None, max_length=MOST_NAMED)
 
 
@@ -93,7 +93,7 @@ class InferResponse(_Part):
 
 
 def checked(part: type[Part], content: object) -> Part:
-    """The content as such a part; raises a `RefusedError` that names the first thing that is wrong."""
+    """Validate the content as a `part`; raises a `RefusedError` that names the first wrong value."""
     try:
         return part.model_validate(content)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""The protocol over gRPC: a server of its own inside the front, so that stock clients need no metadata to be routed.
+"""The protocol over gRPC: a separate server in the front, so that standard clients need no metadata for routing.
 
-Before it stands a HAProxy of the front's own (`grpc_proxy`), where there is one for this platform.
+A HAProxy of the front stands before it (`grpc_proxy`), if the platform has one.
 
-Serve has a gRPC proxy, but its replicas would listen on every interface, and never learn how long a client waits
+Serve has a gRPC proxy, but its replicas would listen on every interface, and would not know the clients' deadlines
 (docs/overload.md).
 """
 
@@ -22,12 +22,12 @@ from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
 from deployments.front.open_inference.calls import (
     OF_CONNECTIONS,
+    aborting,
     address_of,
     as_headers,
     decoded,
     first,
     server_of,
-    told_to,
     unary,
 )
 from deployments.front.open_inference.messages import message
@@ -40,14 +40,16 @@ from deployments.ray_settings import haproxy_program
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # requests of one stream
-PUSH_BACK_S = 0.05  # a request that there was no time for keeps its place for so long: to refuse is work, too
+# Requests of one stream that run at once.
+_MOST_RUNNING = 64
+# A refused request keeps its place for this time, since refusing is work, too.
+PUSH_BACK_S = 0.05
 _BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
 
 @asynccontextmanager
 async def serving(service: Service) -> AsyncIterator[None]:
-    """Serve until the block ends, and what was admitted then is answered. Nothing is served where no port was given."""
+    """Serve during this context, and answer all admitted requests at its end. Without a port, there is no server."""
     config = service.config
     if config.grpc_port is None:
         yield
@@ -70,7 +72,7 @@ async def serving(service: Service) -> AsyncIterator[None]:
 def _proxy(service: Service) -> GrpcProxy | None:
     config, program = service.config, haproxy_program()
     if program is None:
-        log.warning("there is no HAProxy here to stand before gRPC: calls that are refused cost the front its time")
+        log.warning("there is no HAProxy for gRPC on this platform: refused calls take processor time of the front")
         return None
     proxy = GrpcProxy(program, config.grpc_host, config.grpc_port or 0, config.drain_s, service.burden)
     service.watch(proxy)
@@ -89,7 +91,7 @@ def _server(service: Service, proxy: GrpcProxy | None) -> Any:
 
 
 def _call(context: Any) -> Call:
-    """gRPC counts the time of a client from when it had the call, and HAProxy may have had it long before."""
+    """The facts of a call. gRPC counts its timeout from here on, so the time that it spent in HAProxy is subtracted."""
     metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
     timeout_s = timeout_s_by(metadata.get(TIMEOUT))
     if left_s is not None and timeout_s is not None:
@@ -98,9 +100,9 @@ def _call(context: Any) -> Call:
 
 
 def _client(context: Any) -> str:
-    """The address of whoever asks: as HAProxy tells it over its socket, or as gRPC saw it itself."""
-    protocol, _, place = str(context.peer()).partition(":")
-    return str(dict(context.invocation_metadata())[CLIENT]) if protocol == "unix" else place.rpartition(":")[0]
+    """The client's address: from HAProxy's metadata, or from gRPC itself."""
+    protocol, _, address = str(context.peer()).partition(":")
+    return str(dict(context.invocation_metadata())[CLIENT]) if protocol == "unix" else address.rpartition(":")[0]
 
 
 def _unary(service: Service, name: str, answer: Answering) -> grpc.RpcMethodHandler:
@@ -115,26 +117,26 @@ def _inferred(service: Service) -> grpc.RpcMethodHandler:
     response, most_fields = message("ModelInferResponse"), _most_fields(service)
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> Any:
-        async with told_to(context, "ModelInfer"):
+        async with aborting(context, "ModelInfer"):
             call = _call(context)
             with service.counted("grpc", as_headers(call.metadata)):
                 sent = await first(requests)
-                visit = _visit(service, len(sent), call)
+                incoming = _register(service, len(sent), call)
                 return await service.answer(
-                    visit, lambda: content(service, decoded("ModelInferRequest", sent, most_fields), response)
+                    incoming, lambda: content(service, decoded("ModelInferRequest", sent, most_fields), response)
                 )
 
     return grpc.stream_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
 
-def _visit(service: Service, size: int, call: Call) -> IncomingRequest:
-    """What the metadata say of its deadline counts from when it came; what gRPC itself says, from now."""
+def _register(service: Service, size: int, call: Call) -> IncomingRequest:
+    """The deadline in the metadata counts from the call's arrival; gRPC's own timeout counts from now."""
     within_s = deadline_s(call.metadata.get(DEADLINE_HEADER))
-    return service.visit("grpc", size, as_headers(call.metadata), within_s, call.left_s)
+    return service.register("grpc", size, as_headers(call.metadata), within_s, call.left_s)
 
 
 def _most_fields(service: Service) -> int:
-    """Each text is a field, and an input has two at most; of all other fields there are few."""
+    """The most fields of a request: each text is one, and an input has at most two; other fields are few."""
     return MOST_TEXTS * service.config.most_inputs + 8 * MOST_NAMED
 
 
@@ -146,29 +148,31 @@ def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
     """Requests of one stream run together; replies keep their order. A refusal is a reply, and the stream goes on."""
     response, most_fields = message("ModelStreamInferResponse"), _most_fields(service)
 
-    async def one(sent: bytes, call: Call) -> Any:
-        told = ""
+    async def answer_to(sent: bytes, call: Call) -> Any:
+        request_id = ""
         try:
             with service.counted("grpc", as_headers(call.metadata)):
-                visit = _visit(service, len(sent), call)
+                incoming = _register(service, len(sent), call)
                 request = decoded("ModelInferRequest", sent, most_fields)
-                told = request.id[:LONGEST_NAME]
-                answer = await service.answer(visit, lambda: content(service, request, message("ModelInferResponse")))
+                request_id = request.id[:LONGEST_NAME]
+                answer = await service.answer(
+                    incoming, lambda: content(service, request, message("ModelInferResponse"))
+                )
                 return response(infer_response=answer)
         except RefusedError as refused:
             if refused.status in (503, 504):
                 await asyncio.sleep(PUSH_BACK_S)
-            return response(error_message=refused.sentence, infer_response={"id": told})
+            return response(error_message=refused.sentence, infer_response={"id": request_id})
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         client = _client(context)
-        begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_AT_ONCE)
+        begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_RUNNING)
 
         async def begin() -> None:
             try:
                 async for sent in requests:
                     await places.take(client)
-                    task = asyncio.create_task(one(sent, _call(context)))
+                    task = asyncio.create_task(answer_to(sent, _call(context)))
                     task.add_done_callback(lambda done: places.leave(client, _is_answer(done)))
                     await begun.put(task)
             finally:
@@ -178,7 +182,7 @@ def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
         try:
             while reply := await begun.get():
                 yield await reply
-        finally:  # the client may have gone: nobody waits for the rest
+        finally:  # if the client has gone, the other replies are not needed
             reading.cancel()
             while not begun.empty():
                 if reply := begun.get_nowait():

@@ -1,4 +1,4 @@
-"""What OpenAPI says of the Open Inference Protocol: answers and requests, with an example of one. Names are its own."""
+"""The OpenAPI schemas of the Open Inference Protocol. Field names are those of the protocol."""
 
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ class TensorMetadata(Schema):
 
 
 class PromiseProperty(Schema):
-    promise: str = Field(description="What exits lose at most.")
+    promise: str = Field(description="The most that early exits may lose.")
 
 
 class ModelMetadata(Schema):
@@ -46,7 +46,7 @@ class StringParameter(Schema):
 
 
 class ModelConfiguration(Schema):
-    """As much of Triton's as its tools ask for."""
+    """The part of Triton's configuration that its tools read."""
 
     name: str
     platform: Literal["isobatch"]
@@ -75,7 +75,7 @@ class InferenceStatistics(Schema):
 class ModelStatistics(Schema):
     name: str
     version: str
-    inference_count: int = Field(description="Inputs that were answered.")
+    inference_count: int = Field(description="Answered inputs.")
     execution_count: int = Field(description="Launches that began at the first block.")
     inference_stats: InferenceStatistics
 
@@ -85,7 +85,7 @@ class ServerStatistics(Schema):
 
 
 def infer_body(example: Any | None) -> dict[str, Any]:
-    """What an inference takes, as JSON or as JSON with bytes behind it; `example`: an input of the network."""
+    """The body of an inference: JSON, or JSON followed by binary tensors; `example`: an input for the network."""
     content: dict[str, Any] = {"schema": schema_of(InferRequest)}
     if fits(example):
         content["examples"] = examples(one_input={"inputs": [_tensor(example)]})
@@ -93,7 +93,7 @@ def infer_body(example: Any | None) -> dict[str, Any]:
 
 
 _BINARY = "application/octet-stream"
-# An answer has the form that the request asked for.
+# The binary form of an answer, for requests that ask for it.
 AS_BYTES: dict[str, Any] = {"content": {_BINARY: _OCTETS}}
 
 

@@ -1,4 +1,4 @@
-"""The protocol in bytes: tensors as JSON, raw after the JSON (its binary extension), or raw in a gRPC message."""
+"""Tensors as bytes: in JSON, raw behind the JSON (the protocol's binary extension), or raw in a gRPC message."""
 
 import json
 import struct
@@ -16,50 +16,55 @@ from deployments.front.open_inference.requests import BYTES, NUMBERS, InferReque
 
 Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 
-MOST_TEXTS = 2  # that one input consists of
-JSON_BYTES_HEADER = "inference-header-content-length"  # how much of a body is JSON; the tensors follow
+# Texts of one input.
+MOST_TEXTS = 2
+# The header with the number of bytes of JSON; the binary tensors follow.
+JSON_BYTES_HEADER = "inference-header-content-length"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An inference request: the values of its one tensor, and how the answer is to look."""
+class TensorRequest:
+    """An inference request: the values of its one tensor, and the form of its answer."""
 
     values: Sequence[Any]  # one per input: a text, or an array
     id: str | None
-    wanted: Mapping[str, bool] | None  # output -> as binary; None: all of them
-    binary: bool  # where `wanted` says nothing
-    within_s: float | None = None  # what the request says of its own deadline
+    outputs: Mapping[str, bool] | None  # whether each requested output is binary; None: all outputs
+    binary: bool  # whether outputs are binary, if `outputs` is None
+    within_s: float | None = None  # the deadline, if the request tells it
 
 
-def read(body: bytes, header: str | None, sizes: Sizes) -> Asked:
-    """Read the body of an inference request; raises a `RefusedError` that names what is wrong."""
+def read(body: bytes, header: str | None, sizes: Sizes) -> TensorRequest:
+    """Read the body of an inference request; raises a `RefusedError` that names the wrong value."""
     content, raw = _parts(body, header)
     request = checked(InferRequest, content)
     parameters = request.parameters
     binary = bool(parameters and parameters.binary_data_output)
-    own = {each.name: each.parameters.binary_data if each.parameters else None for each in request.outputs or ()}
-    wanted = {name: binary if told is None else told for name, told in own.items()}
+    requested = {}
+    for output in request.outputs or ():
+        own = output.parameters.binary_data if output.parameters else None
+        requested[output.name] = binary if own is None else own
+    timeout_us = parameters.timeout if parameters else None
     values = _values(request.inputs[0], raw, sizes)
-    return Asked(values, request.id, wanted or None, binary, timeout_s(parameters.timeout if parameters else None))
+    return TensorRequest(values, request.id, requested or None, binary, timeout_s(timeout_us))
 
 
-def timeout_s(told_us: int | None) -> float | None:
-    """Triton's `timeout` parameter; what is not positive says nothing."""
-    return min(told_us, int(1e3 * LONGEST_MS)) / 1e6 if told_us and told_us > 0 else None
+def timeout_s(timeout_us: int | None) -> float | None:
+    """Triton's `timeout` parameter in seconds; None if it is not positive."""
+    return min(timeout_us, int(1e3 * LONGEST_MS)) / 1e6 if timeout_us and timeout_us > 0 else None
 
 
-def write(asked: Asked, model: str, outputs: Mapping[str, Values]) -> tuple[bytes, int | None]:
-    """The body, and how much of it is JSON when tensors follow."""
-    wanted = asked.wanted if asked.wanted is not None else dict.fromkeys(outputs, asked.binary)
-    check_outputs(wanted, outputs)
+def write(request: TensorRequest, model: str, outputs: Mapping[str, Values]) -> tuple[bytes, int | None]:
+    """The body, and the number of its bytes that are JSON if binary tensors follow."""
+    requested = request.outputs if request.outputs is not None else dict.fromkeys(outputs, request.binary)
+    check_outputs(requested, outputs)
     tensors, raw = [], b""
-    for name, binary in wanted.items():
-        tensor, after = _tensor(name, outputs[name], binary)
+    for name, binary in requested.items():
+        tensor, tensor_bytes = _tensor(name, outputs[name], binary)
         tensors.append(tensor)
-        raw += after
-    heading = {"model_name": model} | ({"id": asked.id} if asked.id is not None else {})
+        raw += tensor_bytes
+    heading = {"model_name": model} | ({"id": request.id} if request.id is not None else {})
     text = json.dumps(heading | {"outputs": tensors}, allow_nan=False).encode()
-    return text + raw, (len(text) if any(wanted.values()) else None)
+    return text + raw, (len(text) if any(requested.values()) else None)
 
 
 def _parts(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
@@ -86,18 +91,18 @@ def _values(tensor: InputTensor, raw: bytes, sizes: Sizes) -> Sequence[Any]:
 
 
 def rows(tensor: InputTensor, sizes: Sizes, load: Callable[[str, int], NDArray[Any]]) -> Sequence[Any]:
-    """A tensor's values, one per input; `load` gives so many of a kind, flat."""
+    """A tensor's values, one per input; `load(kind, count)` returns its values as a flat array."""
     count, kind, shape = sizes.check_shape(tensor.name, tensor.shape), tensor.datatype, tensor.shape
     try:
         if kind == BYTES and count > MOST_TEXTS * shape[0]:
-            raise ValueError(f"an input has {MOST_TEXTS} texts at most")
-        with np.errstate(over="ignore"):  # what is too large for the kind is found below
-            found = load(kind, count).reshape(shape[:1] if kind == BYTES and shape[1:] == [1] else shape)
+            raise ValueError(f"an input may have {MOST_TEXTS} texts")
+        with np.errstate(over="ignore"):  # values that are too large become infinite, which is checked below
+            values = load(kind, count).reshape(shape[:1] if kind == BYTES and shape[1:] == [1] else shape)
     except (ValueError, TypeError, OverflowError, struct.error) as error:
         reason = f"tensor {shown(tensor.name)} does not hold {kind} of shape {shape}: {error}"
         raise RefusedError(400, reason) from error
-    _check_finite(found)
-    return found.tolist() if kind == BYTES else list(found)
+    _check_finite(values)
+    return values.tolist() if kind == BYTES else list(values)
 
 
 def _check_finite(values: NDArray[Any]) -> None:
@@ -118,44 +123,44 @@ def _from_json(data: Any, kind: str) -> NDArray[Any]:
 
 
 def _numbers(data: list[Any], kind: str) -> NDArray[Any]:
-    """Numbers of this kind, flat. What numpy would round, cut off or read out of a text is refused."""
-    told, wanted = np.array(data).reshape(-1), dtype_of(kind)
-    if told.dtype.kind == "U":
+    """The numbers as a flat array of this kind. Texts, and integers that would be rounded or cut off, are refused."""
+    sent, dtype = np.array(data).reshape(-1), dtype_of(kind)
+    if sent.dtype.kind == "U":
         raise ValueError(f"its data are no numbers of {kind}")
-    if wanted.kind == "f":
-        return np.array(data, wanted).reshape(-1)
-    found = told.astype(wanted)
-    if (other := found != told).any():
-        raise ValueError(f"{told[other][0]} is no {kind}")
-    return found
+    if dtype.kind == "f":
+        return np.array(data, dtype).reshape(-1)
+    numbers = sent.astype(dtype)
+    if (changed := numbers != sent).any():
+        raise ValueError(f"{sent[changed][0]} is no {kind}")
+    return numbers
 
 
 def from_bytes(raw: bytes, kind: str, count: int) -> NDArray[Any]:
-    """The values of a raw tensor, flat."""
+    """The values of a raw tensor as a flat array."""
     return np.array(_texts(raw, count), dtype=object) if kind == BYTES else np.frombuffer(raw, dtype_of(kind))
 
 
 def _texts(raw: bytes, count: int) -> list[str]:
-    """The texts of a raw tensor; each has its length before it.
+    """The texts of a raw tensor; each follows its length.
 
     >>> _texts(b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c", 2)
     ['ab', 'c']
     """
-    found, at = [], 0
+    texts, at = [], 0
     for _ in range(count):
         (size,) = struct.unpack_from("<I", raw, at)
         text = raw[at + 4 : at + 4 + size]
         if len(text) != size:
             raise ValueError(f"a text of {size} bytes ends after {len(text)}")
-        found.append(text.decode())
+        texts.append(text.decode())
         at += 4 + size
     if at < len(raw):
         raise ValueError(f"{len(raw) - at} bytes are left after {count} texts")
-    return found
+    return texts
 
 
-def check_outputs(wanted: Collection[str], outputs: Collection[str]) -> None:
-    if unknown := sorted(set(wanted) - set(outputs)):
+def check_outputs(requested: Collection[str], outputs: Collection[str]) -> None:
+    if unknown := sorted(set(requested) - set(outputs)):
         raise RefusedError(400, f"there is no output {shown(unknown[0])}; there are: {', '.join(outputs)}")
 
 

@@ -1,4 +1,4 @@
-"""StreamGain launches at once: each input is answered once, whoever computes what."""
+"""Several launches at once: each input is answered once, whichever thread computes it."""
 
 from collections.abc import Collection
 from contextlib import nullcontext

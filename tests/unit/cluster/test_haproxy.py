@@ -27,7 +27,7 @@ from cluster.serving.haproxy import (
 from cluster.serving.local import SHORT
 from cluster.serving.ports import free_port, is_free
 from deployments.front.headers import waited_s_by
-from deployments.front.proxy import FEW, QUESTIONS, QUESTIONS_AT_ONCE, Burden, ProxyLimit, said, servers_at
+from deployments.front.proxy import FEW, QUESTIONS, QUESTIONS_AT_ONCE, Burden, ProxyLimit, haproxy_reply, servers_at
 from deployments.ray_settings import haproxy_settings
 from tests.helpers.asking import eventually
 
@@ -120,12 +120,14 @@ def haproxy(
 def allow(orders: Path, front: int, requests: int) -> None:
     """As a front that HAProxy reaches at this port tells it."""
     assert servers_at(orders, None) == []
-    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front))._tell(requests)
+    ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, front))._send(requests)
 
 
 def end(orders: Path) -> None:
     """HAProxy takes the front for one that has gone."""
-    said(orders, ";".join(f"disable server {backend}/front" for backend in ("app", f"app:{FEW}", f"app:{QUESTIONS}")))
+    haproxy_reply(
+        orders, ";".join(f"disable server {backend}/front" for backend in ("app", f"app:{FEW}", f"app:{QUESTIONS}"))
+    )
 
 
 def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:

@@ -9,7 +9,7 @@ from cluster.controller.corrections import Corrections
 from cluster.controller.peeks import with_all_ramps
 from cluster.controller.promise import AgreementTerms, PromiseKeeper
 from deployments.dispatch.route import Route, Stage
-from deployments.front.counts import LOOK_S, Counts
+from deployments.front.counts import AUDIT_WINDOW_S, Counts
 from deployments.front.observed import Observed
 from profiles.agreement import recent_agreement
 from profiles.evidence import Evidence
@@ -39,11 +39,13 @@ def test_a_front_says_broken_whenever_the_controller_does(played: list[tuple[tup
     counts.promised = PROMISED
     for exits, looks, missed in played:
         for _ in range(looks):
-            counts.look(route)
+            counts.end_windows(route)
             for counted, more in ((counts.exits, exits), (counts.audited, AUDITS), (counts.missed, (missed, 0, 0, 0))):
                 counted.update(dict(enumerate(more)))
-            now_s += LOOK_S
-            seen = Observed(now_s - LOOK_S, LOOK_S, 1000, 1000, exits, audited=AUDITS, missed=(missed, 0, 0, 0))
+            now_s += AUDIT_WINDOW_S
+            seen = Observed(
+                now_s - AUDIT_WINDOW_S, AUDIT_WINDOW_S, 1000, 1000, exits, audited=AUDITS, missed=(missed, 0, 0, 0)
+            )
             change = keeper.look(seen, plan, FACTS)
             state = recent_agreement([counts.watched(route)], now_s, PROMISED).state
             assert state == keeper.lately(now_s).state

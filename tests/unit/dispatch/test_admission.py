@@ -1,4 +1,4 @@
-"""Who is admitted: nobody who would probably be in time is refused, and few of the others are let in."""
+"""Admission: an input that would probably be in time is not refused, and few admitted inputs are late."""
 
 import random
 from collections import Counter
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deployments.dispatch.admission import Admission, soonest
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.estimates import FEW, Estimates, ExpectedTimes
+from deployments.dispatch.lanes import MAX_LATE, Estimates, ExpectedTimes
 from deployments.dispatch.messages import Limits, Outcome, Place, Refusal
 from deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
@@ -51,26 +51,26 @@ def late_of(world: World) -> int:
 
 
 @pytest.mark.parametrize("slack", [0.0, 0.2])
-def test_whoever_is_in_time_at_the_worst_is_never_refused(slack: float) -> None:
+def test_an_input_that_is_in_time_in_the_worst_case_is_never_refused(slack: float) -> None:
     world = under(load=0.5, slo_s=0.026, slack=slack)
     assert not world.refusals
     assert not late_of(world)
 
 
 @pytest.mark.parametrize("load", [0.85, 1.3])
-def test_hardly_any_of_the_admitted_are_late_and_the_device_works_all_the_same(load: float) -> None:
+def test_few_admitted_inputs_are_late_and_the_device_stays_busy(load: float) -> None:
     world = under(load, slo_s=0.026)
     admitted, late = len(world.outcomes), late_of(world)
-    assert late <= 2 * FEW * admitted
+    assert late <= 2 * MAX_LATE * admitted
     assert admitted - late >= 0.9 * min(load, 1.0) * PER_S * 2.0
 
 
-def test_a_long_way_that_few_go_refuses_nobody() -> None:
+def test_a_slow_last_stage_that_few_inputs_reach_causes_no_refusal() -> None:
     """Half a percent go to the end, for which there is no time."""
     route = Route((linear(0, 1, 4, "a"), linear(1, 2, 4, "b", launch_s=1.0, survival=0.005)))
     dispatcher = Dispatcher(route, {"a": ["a"], "b": ["b"]})
     for number in range(4):
-        assert isinstance(dispatcher.admit(0.0, 0.1, Place(number, 0)), int)
+        assert not isinstance(dispatcher.admit(0.0, 0.1, Place(number, 0)), Refusal)
     often = Dispatcher(
         Route((route.stages[0], linear(1, 2, 4, "b", launch_s=1.0, survival=0.6))), ALONE | {"a": ["a"], "b": ["b"]}
     )
@@ -78,7 +78,7 @@ def test_a_long_way_that_few_go_refuses_nobody() -> None:
     assert isinstance(often.admit(0.0, 0.1, Place("late", 0)), Refusal)
 
 
-def test_who_may_be_late_is_let_in_as_long_as_few_are() -> None:
+def test_risky_inputs_are_admitted_as_long_as_few_are_late() -> None:
     dispatcher = Dispatcher(FLAT, ALONE)
     for number in range(40):
         dispatcher.admit(0.0, 9.0, Place(number, 0))
@@ -109,31 +109,31 @@ def test_who_may_be_late_is_let_in_as_long_as_few_are() -> None:
     st.floats(0.0, 0.4),
 )
 @settings(max_examples=50, deadline=None)
-def test_who_has_the_time_that_is_needed_is_late_as_rarely_as_asked(
+def test_an_input_with_the_needed_time_is_late_with_the_requested_probability(
     shares: list[float], chance: float, off: float, spread: float
 ) -> None:
     survival = sorted(shares, reverse=True)
     estimates = Estimates([linear(each, each + 1, 1, "a", survival=share) for each, share in enumerate(survival)], 0.0)
     for number in range(len(survival)):
-        estimates.believe(number, off, spread)
+        estimates.expect(number, off, spread)
     # Stages so far apart that who is late at one is in time at those before it.
     ends_s = [10.0 * (number + 1) for number in range(len(survival))]
-    expected = ExpectedTimes(estimates, 0.0, ends_s, full_s=1.0)
+    expected = ExpectedTimes(estimates, 0.0, ends_s, full_launch_s=1.0)
     needed_s = expected.needed_s(chance)
     assert expected.late(needed_s + 1e-6) <= chance + 0.02
     assert expected.late(needed_s - 1e-6) >= min(chance, expected.late(0.0)) - 0.02
 
 
-def test_what_was_seen_corrects_what_is_expected() -> None:
+def test_measured_delays_correct_the_expected_times() -> None:
     estimates = Estimates([linear(0, 1, 1, "a")], slack=0.2)
-    expected = ExpectedTimes(estimates, 0.0, [0.1], full_s=0.05)
+    expected = ExpectedTimes(estimates, 0.0, [0.1], full_launch_s=0.05)
     for _ in range(300):
         expected.learn(0, 0.12)
     assert expected.mean_s == pytest.approx(0.12, abs=1e-3)
     assert expected.needed_s(0.01) == pytest.approx(0.12, abs=2e-3), "as sure as it was always the same"
 
 
-def test_milliseconds_of_who_met_nobody_are_not_feared_as_a_share_of_full_launches() -> None:
+def test_delays_of_inputs_in_an_empty_lane_do_not_scale_with_full_launches() -> None:
     launch_s = tuple(0.004 + 0.002 * size for size in range(32))
     lane = Dispatcher(Route((Stage(0, 1, 32, "a", launch_s),)), {"a": ["a"]})._lanes[0]
     for late_s in (0.0, 0.004) * 150:
@@ -143,7 +143,7 @@ def test_milliseconds_of_who_met_nobody_are_not_feared_as_a_share_of_full_launch
     assert behind_many.needed_s(0.01) - behind_many.ends_s[0] < 0.010
 
 
-def test_a_lane_that_is_later_than_expected_gets_nobody_who_is_earlier_in_another() -> None:
+def test_a_lane_with_learned_delays_gets_no_input_that_another_lane_answers_earlier() -> None:
     """Two lanes of one speed by the plan. Inputs wait in the first for what no table says."""
     sides = Route((linear(0, 1, 4, "a"),), beside=(Route((linear(0, 1, 4, "b"),)),))
     first, second = Dispatcher(sides, {"a": ["a"], "b": ["b"]})._lanes
@@ -153,34 +153,34 @@ def test_a_lane_that_is_later_than_expected_gets_nobody_who_is_earlier_in_anothe
     assert soonest([first, second], 0.0)[0] is second
 
 
-def test_a_lane_that_seems_to_be_late_shows_that_it_is_not_while_another_is_busy() -> None:
+def test_an_empty_lane_with_learned_delays_gets_an_input_while_another_lane_is_busy() -> None:
     sides = Route((linear(0, 1, 1, "a"),), beside=(Route((linear(0, 1, 1, "b", launch_s=0.03),)),))
     dispatcher = Dispatcher(sides, {"a": ["a"], "b": ["b"]})
     first, second = dispatcher._lanes
     for _ in range(10):
         dispatcher._admission.ended(0.0, late=True)
-    first.estimates.believe(0, 9.0, 0.0)
+    first.estimates.expect(0, 9.0, 0.0)
     dispatcher.admit(0.0, 9.0, Place("who keeps it busy", 0))
     assert second.busy
-    first.estimates.believe(0, 0.2, 0.5)
+    first.estimates.expect(0, 0.2, 0.5)
     assert dispatcher.needed_s(0.0, 0.02) <= 0.02
     many = dispatcher.admit_all(0.0, 0.02, [Place("x", row) for row in range(40)])
     assert isinstance(many, Refusal), "its table says that there is no time for so many"
-    assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), int), "its table says that there is time"
+    assert not isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), Refusal), "its table says that there is time"
     assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), Refusal), "it has something to do now"
 
 
-def test_after_a_rush_those_who_are_nearly_sure_are_still_let_in() -> None:
+def test_after_a_rush_inputs_that_are_almost_surely_in_time_are_still_admitted() -> None:
     """Else all are refused until hardly anybody is inside."""
     admission, lane = Admission(), Dispatcher(FLAT, ALONE)._lanes[0]
     expected = soonest([lane], 0.0)[1]
     for _ in range(100):
         admission.ended(0.0, late=True)
-    assert admission.needed_s(lane, expected, 9.0) == pytest.approx(expected.needed_s(FEW))
+    assert admission.needed_s(lane, expected, 9.0) == pytest.approx(expected.needed_s(MAX_LATE))
 
 
 @pytest.mark.parametrize("others_s", [None, 9.0])
-def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float | None) -> None:
+def test_where_lateness_is_unavoidable_a_larger_share_may_be_late(others_s: float | None) -> None:
     """A launch takes 0.2 to 1.2 times longer than planned: one in five is late though nobody is ahead of it.
 
     Where that is so of all, who has nobody ahead is let in, and who has many ahead is not. Where most others have time
@@ -188,7 +188,7 @@ def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float |
     """
     dispatcher = Dispatcher(Route((linear(0, 1, 4, "a"),)), {"a": ["a"]})
     lane, limits, admission = dispatcher._lanes[0], Limits(), Admission()
-    lane.estimates.believe(0, 0.7, 0.5)
+    lane.estimates.expect(0, 0.7, 0.5)
     _, unhindered = soonest([lane], 0.0)
     left_s = unhindered.needed_s(0.2)
     dispatcher.admit(0.0, 9.0, Place("somebody is there", 0))
@@ -210,7 +210,7 @@ def test_where_nobody_is_nearly_sure_more_may_be_late_than_few(others_s: float |
     assert isinstance(ask(soonest([lane], 0.0)[1], left_s), Refusal)
 
 
-def test_who_asks_for_the_full_network_is_refused_where_only_ramps_are_in_time() -> None:
+def test_an_input_for_the_full_network_is_refused_where_only_ramps_are_in_time() -> None:
     route = Route((Stage(0, 4, 1, "gpu", (0.01,)), Stage(4, 8, 1, "gpu", (0.2,), survival=0.005)))
     dispatcher = Dispatcher(route, {"gpu": ["g"]})
     dispatcher.admit(0.0, 60.0, Place("another", 0))

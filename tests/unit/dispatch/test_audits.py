@@ -1,4 +1,4 @@
-"""Audited inputs run on to the end as shadows, and nobody else notices."""
+"""Audited inputs run on to the end as shadows, without an effect on other inputs."""
 
 import weakref
 from dataclasses import replace
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.dispatch.audits import MOST, OLDEST_S
+from deployments.dispatch.audits import MOST_SHADOWS, OLDEST_S
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, RowKind
 from deployments.dispatch.route import Route, Stage
-from tests.helpers.dispatcher_world import Input, World, linear
+from tests.helpers.dispatcher_world import Input, World, linear, numbers
 from tests.helpers.layouts import BLOCKS, Layout, arrivals, layouts
 
 AUDITED = Limits(audit_share=0.5, audit_cost=0.0)
@@ -40,14 +40,14 @@ def played(layout: Layout, inputs: list[Input], limits: Limits) -> World:
 def asked(launches: list[Launch]) -> list[tuple[object, ...]]:
     """The launches as they are without shadows."""
     return [
-        (each.id, each.replica, each.cursor, each.stop, each.tickets[: len(each.tickets) - each.shadows])
+        (each.id, each.replica, each.cursor, each.stop, numbers(each)[: len(each.tickets) - each.shadows])
         for each in launches
     ]
 
 
 @settings(deadline=None, max_examples=80)
 @given(layouts(), arrivals(0.0, 0.5), st.integers(0, 2), st.floats(0, 0.02))
-def test_where_shadows_cost_nothing_the_same_launches_are_made_at_the_same_times(
+def test_shadows_without_cost_do_not_change_launches_or_their_times(
     layout: Layout, inputs: list[Input], ahead: int, early_s: float
 ) -> None:
     layout, limits = flattened(layout), replace(AUDITED, ahead=ahead, early_s=early_s)
@@ -59,7 +59,7 @@ def test_where_shadows_cost_nothing_the_same_launches_are_made_at_the_same_times
 
 @settings(deadline=None, max_examples=80)
 @given(layouts(), arrivals(0.0, 0.5), st.sampled_from([0.0, 0.01, 0.1, 0.5]))
-def test_shadows_cost_what_they_may_and_one_launch_more(layout: Layout, inputs: list[Input], cost: float) -> None:
+def test_shadows_cost_at_most_their_allowance_and_one_launch(layout: Layout, inputs: list[Input], cost: float) -> None:
     world = played(layout, inputs, Limits(audit_share=1.0, audit_cost=cost))
     asking_s = shadows_s = longest_s = 0.0
     for launch in world.launches:
@@ -71,7 +71,7 @@ def test_shadows_cost_what_they_may_and_one_launch_more(layout: Layout, inputs: 
     assert shadows_s <= cost * asking_s + longest_s + 1e-9
 
 
-def test_an_audit_tells_where_its_input_left_and_whether_the_full_network_agrees() -> None:
+def test_an_audit_has_the_exit_block_and_whether_the_full_network_agrees() -> None:
     route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     world = World(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, audit_share=1.0))
     world.arrive(*(Input(0.0, depth, 1.0) for depth in (2, 3, BLOCKS)))
@@ -81,7 +81,7 @@ def test_an_audit_tells_where_its_input_left_and_whether_the_full_network_agrees
     assert world.launches[-1].kinds == bytes([RowKind.AUDITED, RowKind.SHADOW, RowKind.SHADOW])
 
 
-def test_an_audited_input_that_is_late_counts_as_late_when_it_has_its_answer_not_when_its_shadow_ends() -> None:
+def test_an_audited_input_is_late_by_its_answer_not_by_its_shadow() -> None:
     """What is learned of it is what is learned of any other, so that audits let in nobody more, and nobody less."""
     learned = []
     for share in (0.0, 1.0):
@@ -91,12 +91,12 @@ def test_an_audited_input_that_is_late_counts_as_late_when_it_has_its_answer_not
         (launch,) = dispatcher.tick(0.0)
         dispatcher.released(launch.id, 0.2, [0], [2], [1])
         dispatcher.completed(launch.id, 0.2, {0: Place("y", 0)} if share else {})
-        learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].estimates.off))
+        learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].estimates.delay))
     assert learned[0] == learned[1]
 
 
 @pytest.mark.parametrize(("drawn", "agrees"), [(0.0, True), (0.49, True), (0.5, False), (0.99, False)])
-def test_of_a_text_one_word_is_compared_that_is_drawn(drawn: float, agrees: bool) -> None:
+def test_one_random_word_of_a_text_is_compared(drawn: float, agrees: bool) -> None:
     chances = iter([0.0, drawn])
     dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, AUDITED, lambda: next(chances))
     dispatcher.admit(0.0, 9.0, Place("x", 0))
@@ -106,7 +106,7 @@ def test_of_a_text_one_word_is_compared_that_is_drawn(drawn: float, agrees: bool
     assert dispatcher.audits() == [Audit(3, agrees)]
 
 
-def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -> None:
+def test_with_early_answers_every_input_is_audited_at_any_cost() -> None:
     limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
     dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(3)])
@@ -121,7 +121,7 @@ def test_where_answers_are_early_every_answer_is_audited_whatever_that_costs() -
     assert dispatcher.inside == 0
 
 
-def test_where_answers_are_early_inputs_leave_while_others_wait_but_for_an_audited_share() -> None:
+def test_with_early_answers_only_audited_inputs_stay_inside_while_others_wait() -> None:
     for chance, crowded in ((0.5, b""), (0.0, bytes([RowKind.EARLY] * 4))):
         limits = Limits(audit_share=0.02, answers_early=True)
         dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits, lambda each=chance: each)
@@ -135,20 +135,20 @@ def test_where_answers_are_early_inputs_leave_while_others_wait_but_for_an_audit
         assert launch.kinds == bytes([RowKind.EARLY] * 2), "nobody waits any more"
 
 
-def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_tells_nothing_of_how_long_inputs_take() -> None:
+def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_teaches_no_delay() -> None:
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, Limits(answers_early=True))
     (lane,) = dispatcher._lanes
     dispatcher.admit(0.0, 0.1, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
     assert dispatcher.released(launch.id, 0.0, [0], [2], [1]) == [0]
-    expected, saved = list(lane.estimates.off), dispatcher._admission._may_be_late
+    expected, saved = list(lane.estimates.delay), dispatcher._admission._may_be_late
     dispatcher.released(launch.id, 0.2, [0], [BLOCKS - 1], [1])
     dispatcher.completed(launch.id, 0.2, {})
-    assert lane.estimates.off == expected
+    assert lane.estimates.delay == expected
     assert dispatcher._admission._may_be_late >= saved
 
 
-def test_where_answers_are_early_a_launch_that_fails_counts_against_those_without_an_answer() -> None:
+def test_with_early_answers_a_failed_launch_counts_against_unanswered_inputs() -> None:
     limits = Limits(answers_early=True, retries=0)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
     dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(2)])
@@ -159,7 +159,7 @@ def test_where_answers_are_early_a_launch_that_fails_counts_against_those_withou
     assert dispatcher.audits() == []
 
 
-def test_who_asks_for_the_full_network_leaves_at_no_ramp() -> None:
+def test_an_input_for_the_full_network_leaves_at_no_ramp() -> None:
     route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
     dispatcher.admit_all(0.0, 1.0, [Place("x", 0)], full=True)
@@ -182,7 +182,7 @@ def test_shadows_alone_are_paid_from_the_allowance() -> None:
     assert spent[0] == 0 < spent[1]
 
 
-def test_a_shadow_that_finds_no_place_lets_go_of_what_it_holds() -> None:
+def test_a_shadow_that_is_given_up_frees_its_state() -> None:
     """After a few seconds, or at once when too many others come after it."""
     route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
@@ -196,17 +196,17 @@ def test_a_shadow_that_finds_no_place_lets_go_of_what_it_holds() -> None:
         held.append(weakref.ref(survivors))
         dispatcher.completed(launch.id, now_s, {0: Place(survivors, 0)})
 
-    for _ in range(2 * MOST):
+    for _ in range(2 * MOST_SHADOWS):
         left_at_the_first_ramp()
         now_s += 0.01
-    assert [each() is not None for each in held] == [False] * MOST + [True] * MOST, "the latest are kept"
+    assert [each() is not None for each in held] == [False] * MOST_SHADOWS + [True] * MOST_SHADOWS, "the latest wait"
     now_s += OLDEST_S
     left_at_the_first_ramp()
-    assert [each() is not None for each in held] == [False] * 2 * MOST + [True]
+    assert [each() is not None for each in held] == [False] * 2 * MOST_SHADOWS + [True]
 
 
 @pytest.mark.parametrize("fault", [Fault.NETWORK, Fault.STATE])
-def test_what_fails_with_shadows_aboard_counts_against_nobody(fault: Fault) -> None:
+def test_a_failure_with_shadows_counts_against_no_input(fault: Fault) -> None:
     """The shadow may be the cause, so the others try again without it, from where they stand."""
     route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     chances = iter([0.0, 1.0])

@@ -1,4 +1,4 @@
-"""Where a cascade may degrade, newcomers need the time of its first level only, and that comes first."""
+"""A cascade that may degrade: inputs are promised its first level only, which runs first."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def loaded(route: Route, rate: float, degrades: bool, depth: int = 12) -> World:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nobody_is_refused_for_want_of_room_at_the_large_level_while_the_small_one_has_some(way: str) -> None:
+def test_no_input_is_refused_while_the_small_level_has_room(way: str) -> None:
     rate = min(0.5 * SMALL_PER_S, 5 * LARGE_PER_S)
     world = loaded(WAYS[way], rate, degrades=True)
     ended = Counter(world.outcomes.values())
@@ -38,14 +38,14 @@ def test_nobody_is_refused_for_want_of_room_at_the_large_level_while_the_small_o
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_that_they_are_refused(way: str) -> None:
+def test_without_degrading_such_inputs_are_refused(way: str) -> None:
     world = loaded(WAYS[way], 5 * LARGE_PER_S, degrades=False)
     assert len(world.refusals) > len(world.outcomes)
     assert Outcome.DEGRADED not in world.outcomes.values()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_is_too_many_for_the_small_level_is_refused_and_all_others_are_answered(way: str) -> None:
+def test_inputs_beyond_the_small_level_s_capacity_are_refused_and_others_answered(way: str) -> None:
     world = loaded(WAYS[way], 2 * SMALL_PER_S, degrades=True)
     ended = Counter(world.outcomes.values())
     assert len(world.refusals) > 0.25 * len(world.depths)
@@ -53,14 +53,14 @@ def test_who_is_too_many_for_the_small_level_is_refused_and_all_others_are_answe
     assert len(world.outcomes) >= 0.9 * 2 * SMALL_PER_S
 
 
-def test_what_was_owed_is_forgotten_when_all_have_ended() -> None:
+def test_no_work_is_owed_when_all_inputs_have_ended() -> None:
     for route in WAYS.values():
         world = loaded(route, 5 * LARGE_PER_S, degrades=True)
         assert max(abs(group.owed_s) for group in world.dispatcher._groups.values()) < 1e-9
         assert world.dispatcher.inside == 0
 
 
-def test_who_is_degraded_in_time_is_not_counted_as_late() -> None:
+def test_a_degraded_input_does_not_count_as_late() -> None:
     """One is on its way through the large level when the time is over, and another waits for it."""
     dispatcher = Dispatcher(APART, {"small": ["small"], "large": ["large"]}, Limits(degrades=True))
     before = dispatcher._admission._may_be_late
@@ -73,6 +73,6 @@ def test_who_is_degraded_in_time_is_not_counted_as_late() -> None:
     (large,) = launches
     assert not dispatcher.tick(0.15)
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.DEGRADED]
-    dispatcher.abandon(0)
+    dispatcher.abandon(large.tickets[0])
     dispatcher.completed(large.id, 0.2, {})
     assert dispatcher._admission._may_be_late >= before

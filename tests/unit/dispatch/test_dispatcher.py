@@ -1,4 +1,4 @@
-"""The dispatcher's promises: everyone ends once, batches are full, nobody waits for nothing, broken replicas heal."""
+"""The dispatcher: every input ends once, batches are full, no input waits needlessly, broken replicas heal."""
 
 import random
 from collections import Counter
@@ -7,6 +7,7 @@ from statistics import mean
 
 import pytest
 
+from deployments.dispatch.batching import Ticket
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.groups import Group
 from deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
@@ -37,7 +38,7 @@ def test_a_lone_input_runs_at_once_at_batch_one() -> None:
     assert world.ended_s[0] == pytest.approx(1.0 + alone_s)
 
 
-def test_whoever_exits_is_answered_without_waiting_for_the_rest() -> None:
+def test_inputs_that_exit_do_not_wait_for_the_rest() -> None:
     world = World(TWO_SPLITS, GROUPS)
     world.arrive(Input(0.0, depth=3, slack_s=1.0), Input(0.0, depth=12, slack_s=1.0))
     world.run()
@@ -60,7 +61,7 @@ def test_survivors_of_several_replicas_merge() -> None:
     world = World(TWO_SPLITS, GROUPS)
     world.arrive(*steady(1550, 1.0, depths=[4, 12]))
     world.run()
-    sources: dict[int, str] = {}
+    sources: dict[Ticket, str] = {}
     merged = 0
     for launch in world.launches:
         if launch.cursor == 0:
@@ -81,7 +82,7 @@ def test_splits_that_take_turns_on_one_device_run_full() -> None:
     assert Counter(world.outcomes.values())[Outcome.ANSWERED] == len(world.depths)
 
 
-def test_overload_is_refused_at_the_door_and_goodput_stays() -> None:
+def test_overload_is_refused_at_admission_and_goodput_stays() -> None:
     def answered_in_time(rate: float) -> int:
         world = World(TWO_SPLITS, GROUPS)
         world.arrive(*poisson(rate, 3.0, [4, 12], slack_s=0.1))
@@ -102,7 +103,7 @@ def test_a_refusal_says_when_to_come_again() -> None:
         "the deadline cannot be met with what is ahead", pytest.approx(2 * 0.01 * 0.5625 - 0.001)
     )
     for _ in range(2):
-        assert isinstance(dispatcher.admit(0.0, 1.0, Place("x", 0)), int)
+        assert not isinstance(dispatcher.admit(0.0, 1.0, Place("x", 0)), Refusal)
     full = dispatcher.admit(0.0, 1.0, Place("x", 0))
     assert isinstance(full, Refusal)
     assert "backlog of 2" in full.reason
@@ -114,7 +115,7 @@ def test_an_abandoned_input_is_never_run() -> None:
     dispatcher = Dispatcher(route, {"only": ["r"]}, Limits(ahead=0))
     first, second, third = (dispatcher.admit(0.0, 1.0, Place(i, 0)) for i in range(3))
     assert [launch.tickets for launch in dispatcher.tick(0.0)] == [(first,)]
-    assert isinstance(second, int)
+    assert not isinstance(second, Refusal)
     dispatcher.abandon(second)
     dispatcher.completed(0, 0.01, {})
     assert [launch.tickets for launch in dispatcher.tick(0.01)] == [(third,)]
@@ -136,7 +137,7 @@ def test_early_answers_are_reported_while_the_launch_goes_on() -> None:
     assert dispatcher.waiting() == {("back", 6): 1}
 
 
-def test_a_failed_launch_is_retried_elsewhere_from_what_is_still_held() -> None:
+def test_a_failed_launch_is_retried_on_another_replica_from_the_held_survivors() -> None:
     world = World(TWO_SPLITS, GROUPS, fails=lambda launch: launch.replica == "f1")
     world.arrive(*steady(800, 1.0, depths=[4, 12]))
     world.run()
@@ -144,7 +145,7 @@ def test_a_failed_launch_is_retried_elsewhere_from_what_is_still_held() -> None:
     assert Counter(launch.replica for launch in world.launches)["f1"] <= 3, "a broken replica is left alone"
 
 
-def test_an_input_that_fails_again_and_again_ends_with_the_reason() -> None:
+def test_an_input_that_fails_too_often_ends_with_the_reason() -> None:
     world = World(TWO_SPLITS, GROUPS, fails=lambda launch: launch.cursor == 6)
     world.arrive(Input(0.0, 12, 5.0), Input(0.0, 4, 5.0))
     world.run()
@@ -159,7 +160,7 @@ def alone(names: list[str]) -> Dispatcher:
     return dispatcher
 
 
-def test_a_replica_that_hangs_costs_an_input_one_attempt_however_long_it_takes_to_be_replaced() -> None:
+def test_a_replica_that_hangs_several_times_costs_an_input_one_attempt() -> None:
     dispatcher = alone(["g1"])
     for second in range(1, 10):
         (launch,) = dispatcher.tick(second - 1.0)
@@ -171,7 +172,7 @@ def test_a_replica_that_hangs_costs_an_input_one_attempt_however_long_it_takes_t
     assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED]
 
 
-def test_an_input_that_hangs_every_replica_is_given_up_before_it_has_met_them_all() -> None:
+def test_an_input_that_hangs_replicas_is_given_up_before_it_has_hung_all() -> None:
     dispatcher = alone(["g1", "g2", "g3", "g4"])
     hung = []
     for second in range(1, 4):
@@ -182,7 +183,7 @@ def test_an_input_that_hangs_every_replica_is_given_up_before_it_has_met_them_al
     assert len(set(hung)) == 3
 
 
-def test_where_the_last_that_worked_hangs_those_that_failed_before_are_asked_again() -> None:
+def test_if_the_last_working_replica_hangs_benched_ones_are_used_again() -> None:
     dispatcher = alone(["g1", "g2"])
     (first,) = dispatcher.tick(0.0)
     dispatcher.failed(first.id, 1.0, "held up for a moment", Fault.REPLICA)
@@ -206,7 +207,7 @@ def test_a_straggler_is_benched_and_comes_back_when_healthy() -> None:
     assert last.count("f2") >= 15, "it is used again"
 
 
-def test_a_replica_that_stays_on_the_bench_is_told_and_no_longer_when_it_is_healthy() -> None:
+def test_a_benched_replica_is_reported_until_it_is_healthy() -> None:
     """A launch that fails now and then benches a replica for a moment only, which is nothing to plan around."""
     groups = {"front": ["f1", "f2", "f3"], "back": ["b1", "b2"]}
     world = World(TWO_SPLITS, groups, Limits(probe_every_s=1.0), slow={"f2": 5.0})
@@ -232,7 +233,7 @@ def test_a_replica_stays_on_the_bench_of_another_group() -> None:
     assert told == [["f2"]]
 
 
-def test_how_long_after_the_one_before_a_launch_came_back_is_told_where_it_was_waiting() -> None:
+def test_the_time_between_launches_is_returned_for_those_that_waited() -> None:
     dispatcher = Dispatcher(Route((linear(0, 12, 8, "gpu"),)), {"gpu": ["g1"]}, Limits(ahead=1))
     for number in range(16):
         dispatcher.admit(0.0, 10.0, Place(None, number))
@@ -244,7 +245,7 @@ def test_how_long_after_the_one_before_a_launch_came_back_is_told_where_it_was_w
     assert dispatcher.completed(third.id, 1.1, {}) is None, "the replica was idle before"
 
 
-def test_the_last_one_that_works_is_no_straggler() -> None:
+def test_the_last_working_replica_is_no_straggler() -> None:
     """Launches have failed on two of three, and the third is slow, as it has all the work."""
     group = Group("gpu", Limits())
     group.follow(["a", "b", "c"])
@@ -266,7 +267,7 @@ def test_a_group_that_is_slow_as_a_whole_has_no_stragglers() -> None:
     assert min(share["f1"], share["f2"]) > 0.4 * (share["f1"] + share["f2"])
 
 
-def test_a_cut_may_move_while_inputs_are_under_way() -> None:
+def test_a_cut_may_move_while_inputs_are_inside() -> None:
     world = World(TWO_SPLITS, GROUPS)
     moved = Route((linear(0, 4, 8, "front"), linear(4, 12, 4, "back", survival=0.7)))
     for step in range(20):
@@ -289,7 +290,7 @@ def test_wrong_routes_are_refused() -> None:
         Dispatcher(TWO_SPLITS, {"front": ["f"]})
 
 
-def test_staying_inside_past_the_last_block_is_a_bug_and_says_so() -> None:
+def test_staying_inside_behind_the_last_block_is_reported_as_a_bug() -> None:
     dispatcher = Dispatcher(Route((linear(0, 2, 1, "a"),)), {"a": ["r"]})
     dispatcher.admit(0.0, 1.0, Place("x", 0))
     launch: Launch = dispatcher.tick(0.0)[0]
@@ -297,7 +298,7 @@ def test_staying_inside_past_the_last_block_is_a_bug_and_says_so() -> None:
         dispatcher.completed(launch.id, 0.1, {0: Place("y", 0)})
 
 
-def test_a_table_that_promises_too_much_does_not_let_in_what_cannot_be_answered() -> None:
+def test_with_a_table_that_is_too_fast_few_inputs_are_admitted_in_vain() -> None:
     """The device is three times slower than the route says, and four times as much comes as it can do."""
     route = Route((linear(0, 2, 4, "a"), linear(2, 4, 4, "a")))
     world = World(route, {"a": ["r"]}, slow={"r": 3.0})
@@ -333,7 +334,7 @@ def test_a_batch_that_waits_at_a_busy_replica_counts_from_when_it_can_start() ->
     assert len(in_time) >= 0.95 * 4.0 * capacity
 
 
-def test_what_a_busy_replica_has_ahead_is_known_however_much_launches_vary() -> None:
+def test_the_expected_end_of_a_busy_replica_follows_varying_launches() -> None:
     """Launches end early or late. What waits behind one begins when that really ends, and errors do not add up."""
     draw, group, now_s = random.Random(0), Group("a", Limits()), 0.0
     group.follow(["r"])
@@ -349,7 +350,7 @@ def test_what_a_busy_replica_has_ahead_is_known_however_much_launches_vary() -> 
 
 
 @pytest.mark.parametrize("rate_per_s", [200, 400, 1200])
-def test_whoever_is_admitted_is_answered_in_time_when_devices_are_as_planned(rate_per_s: int) -> None:
+def test_every_admitted_input_is_in_time_when_devices_are_as_planned(rate_per_s: int) -> None:
     """Launches that take as long for one as for sixteen, two replicas, 400 inputs per second at best."""
     route = Route((Stage(0, 4, 16, "a", (0.08,) * 16),))
     world = World(route, {"a": ["a1", "a2"]})
@@ -362,7 +363,7 @@ def test_whoever_is_admitted_is_answered_in_time_when_devices_are_as_planned(rat
     assert len(world.outcomes) >= 0.9 * 3 * min(rate_per_s, 400)
 
 
-def test_replicas_that_were_slow_for_a_while_get_a_chance_to_show_that_they_no_longer_are() -> None:
+def test_replicas_that_were_slow_for_some_time_get_launches_again() -> None:
     """Refused for good would be who comes after: nothing runs, so nothing is learned."""
     dispatcher = Dispatcher(Route((Stage(0, 1, 1, "g", (0.01,)),)), {"g": ["r"]})
     now_s = 0.0

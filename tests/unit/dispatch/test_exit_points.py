@@ -1,11 +1,11 @@
-"""Inputs leave a launch at its exit points: what is expected of them, and of devices, follows from where they left."""
+"""Inputs leave a launch at its exit points, which determine their expected times and the measured speed of devices."""
 
 import pytest
 
 from deployments.dispatch.admission import soonest
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import Limits, Place
+from deployments.dispatch.messages import Limits, Place, Refusal
 from deployments.dispatch.route import ExitPoint, Route, Stage
 
 RAMP_S, END_S, MEAN_S = 0.001, 0.010, 0.0046  # of a launch until its ramp behind block 0, until its end, in the mean
@@ -49,7 +49,7 @@ def test_a_replica_whose_inputs_all_go_to_the_end_is_not_benched() -> None:
     assert lane_of(dispatcher).groups[0].working == 3
 
 
-def test_launches_of_which_somebody_stays_ran_to_where_he_stands() -> None:
+def test_a_launch_with_survivors_ran_to_the_block_before_which_they_stand() -> None:
     first, second = early_exit(batch=2), Stage(4, 8, 1, "b", (0.005,), survival=0.1)
     dispatcher = Dispatcher(Route((first, second)), {"a": ["a0"], "b": ["b0"]})
     for number in range(10):
@@ -63,14 +63,14 @@ def test_launches_of_which_somebody_stays_ran_to_where_he_stands() -> None:
 
 
 @pytest.mark.parametrize(("left_s", "late"), [(0.0005, 1.0), (0.002, GOES_ON), (0.011, 0.0)])
-def test_who_has_time_for_the_ramp_alone_is_as_likely_late_as_to_go_on(left_s: float, late: float) -> None:
+def test_with_time_for_the_ramp_only_the_risk_is_the_share_that_goes_on(left_s: float, late: float) -> None:
     dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0"]}, Limits(slack=0.0))
     expected = soonest([lane_of(dispatcher)], 0.0)[1]
     assert expected.late(left_s) == pytest.approx(late)
     assert expected.mean_s == pytest.approx((1 - GOES_ON) * RAMP_S + GOES_ON * END_S)
 
 
-def test_what_is_learned_of_an_input_is_when_it_left_not_when_its_launch_ended() -> None:
+def test_the_learned_delay_is_that_of_the_exit_not_of_the_launch_s_end() -> None:
     dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]})
     for at_s in range(200):
         dispatcher.admit_all(float(at_s), at_s + 9.0, [Place("x", 0), Place("x", 1)])
@@ -79,11 +79,11 @@ def test_what_is_learned_of_an_input_is_when_it_left_not_when_its_launch_ended()
         dispatcher.released(launch.id, at_s + END_S, [1], [3])
         dispatcher.completed(launch.id, at_s + END_S, {})
     estimates = lane_of(dispatcher).estimates
-    assert estimates.off == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert estimates.delay == pytest.approx([0.0, 0.0], abs=1e-6)
     assert max(estimates.spread) < 0.02
 
 
-def test_an_error_seen_at_one_exit_point_is_expected_at_all_of_its_stage_and_at_no_other() -> None:
+def test_a_delay_learned_at_one_exit_point_holds_for_its_stage_only() -> None:
     other = Stage(4, 8, 1, "b", (0.005,), survival=0.1)
     dispatcher = Dispatcher(Route((early_exit(), other)), {"a": ["a0"], "b": ["b0"]})
     estimates = lane_of(dispatcher).estimates
@@ -91,12 +91,12 @@ def test_an_error_seen_at_one_exit_point_is_expected_at_all_of_its_stage_and_at_
     assert number == 1
     for _ in range(100):
         estimates.learn(number, 0.5)
-    assert estimates.off == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
+    assert estimates.delay == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
     assert [estimates.exit_at(block) for block in (0, 1, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, None]
-    assert estimates.leave == pytest.approx([1 - GOES_ON, GOES_ON - 0.1, 0.1])
+    assert estimates.leaving == pytest.approx([1 - GOES_ON, GOES_ON - 0.1, 0.1])
 
 
-def test_a_lane_whose_few_last_answers_come_late_is_not_taken_to_be_soonest_for_its_early_ones() -> None:
+def test_a_lane_with_late_last_answers_is_not_soonest_because_of_early_ones() -> None:
     """Half leave it after 1 ms and half after 9, those of the other lane after 6."""
     exits = ExitPoint(0, (0.001,), 0.5), ExitPoint(3, (0.009,))
     uneven = Route((Stage(0, 4, 1, "a", (0.005,), ramps=frozenset({0}), exits=exits),))
@@ -110,12 +110,12 @@ def test_a_lane_whose_few_last_answers_come_late_is_not_taken_to_be_soonest_for_
 
 
 @pytest.mark.parametrize(("left_s", "saved"), [(RAMP_S, True), (0.006, False)])
-def test_who_left_in_time_is_not_late_because_the_launch_went_on(left_s: float, saved: bool) -> None:
+def test_an_input_that_left_in_time_is_not_late_when_its_launch_goes_on(left_s: float, saved: bool) -> None:
     dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]}, Limits(slack=0.0))
     before = dispatcher._admission._may_be_late
-    number = dispatcher.admit(0.0, 9.0, Place("x", 0))
-    assert isinstance(number, int)
-    dispatcher._tickets[number].deadline_s = 0.005
+    ticket = dispatcher.admit(0.0, 9.0, Place("x", 0))
+    assert not isinstance(ticket, Refusal)
+    ticket.deadline_s = 0.005
     dispatcher.admit(0.0, 9.0, Place("x", 0))
     (launch,) = dispatcher.tick(0.0)
     dispatcher.released(launch.id, left_s, [0], [0])
@@ -124,15 +124,15 @@ def test_who_left_in_time_is_not_late_because_the_launch_went_on(left_s: float, 
     assert (dispatcher._admission._may_be_late >= before) == saved
 
 
-def test_who_gave_up_shows_how_late_he_would_have_been() -> None:
+def test_the_delay_of_an_abandoned_input_is_learned() -> None:
     dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0"]})
-    number = dispatcher.admit(0.0, 9.0, Place("x", 0))
-    assert isinstance(number, int)
+    ticket = dispatcher.admit(0.0, 9.0, Place("x", 0))
+    assert not isinstance(ticket, Refusal)
     (launch,) = dispatcher.tick(0.0)
-    dispatcher.abandon(number)
+    dispatcher.abandon(ticket)
     dispatcher.released(launch.id, END_S + MEAN_S, [0], [3])
     dispatcher.completed(launch.id, END_S + MEAN_S, {})
-    assert lane_of(dispatcher).estimates.off[0] > 0.05
+    assert lane_of(dispatcher).estimates.delay[0] > 0.05
 
 
 def test_exit_points_must_be_in_order_and_end_with_the_stage() -> None:

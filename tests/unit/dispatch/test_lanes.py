@@ -1,4 +1,4 @@
-"""Pipelines side by side: each input goes one of them, the one where it is expected to be done first."""
+"""Pipelines side by side: each input takes the one with the earliest expected answer."""
 
 from collections import Counter
 from math import inf
@@ -22,7 +22,7 @@ def lanes_of(world: World) -> dict[int, set[str]]:
     seen: dict[int, set[str]] = {}
     for launch in world.launches:
         for ticket in launch.tickets:
-            seen.setdefault(ticket, set()).add(launch.group[0])
+            seen.setdefault(ticket.id, set()).add(launch.group[0])
     return seen
 
 
@@ -37,7 +37,7 @@ def test_a_lone_input_takes_the_faster_lane() -> None:
     assert lanes_of(loaded(5, 1.0)) == {ticket: {"f"} for ticket in range(5)}
 
 
-def test_near_their_joint_capacity_both_work_and_nobody_changes_lanes() -> None:
+def test_near_their_joint_capacity_both_lanes_work_and_no_input_changes_lanes() -> None:
     world = loaded(0.95 * (FAST_PER_S + SLOW_PER_S), 3.0)
     seen = lanes_of(world)
     assert all(len(lanes) == 1 for lanes in seen.values())

@@ -1,4 +1,4 @@
-"""Stages that keep their survivors: they stay on the replica that made them, and begin again when it goes."""
+"""Local stages: survivors stay on the replica that computed them, and begin again when it goes."""
 
 from collections import Counter
 from statistics import mean
@@ -21,7 +21,7 @@ def survivors(launch: Launch) -> dict[int, Place]:
     return {row: Place("kept", row) for row in range(len(launch.tickets))}
 
 
-def test_survivors_run_where_they_are_in_full_batches_under_load() -> None:
+def test_survivors_stay_on_their_replica_in_full_batches_under_load() -> None:
     world = World(LOCAL, GPUS)
     capacity = 3 * 8 / (0.01 + 0.5 * 0.01)
     world.arrive(*(Input(i / (0.95 * capacity), (4, 12)[i % 2], 1.0) for i in range(3000)))
@@ -32,7 +32,7 @@ def test_survivors_run_where_they_are_in_full_batches_under_load() -> None:
     assert set(world.outcomes.values()) == {Outcome.ANSWERED}
 
 
-def test_what_a_lost_replica_kept_begins_again_elsewhere() -> None:
+def test_inputs_kept_by_a_lost_replica_begin_again_on_another() -> None:
     dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]})
     ticket = dispatcher.admit(0.0, 1.0, Place("input", 0))
     first = one_launch(dispatcher, 0.0)
@@ -45,7 +45,7 @@ def test_what_a_lost_replica_kept_begins_again_elsewhere() -> None:
     assert again.replica != first.replica
 
 
-def test_the_replica_that_finds_out_about_a_loss_is_not_to_blame() -> None:
+def test_a_replica_that_reports_a_loss_is_not_benched() -> None:
     dispatcher = Dispatcher(Route((linear(0, 12, 1, "gpu"),)), {"gpu": ["g1", "g2"]})
     for _ in range(2):
         dispatcher.admit(0.0, 1.0, Place("input", 0))
@@ -54,7 +54,7 @@ def test_the_replica_that_finds_out_about_a_loss_is_not_to_blame() -> None:
     assert {launch.replica for launch in dispatcher.tick(0.01)} == {"g1", "g2"}
 
 
-def test_what_waits_on_a_replica_that_goes_begins_again() -> None:
+def test_inputs_that_wait_on_a_replica_begin_again_when_it_goes() -> None:
     dispatcher = Dispatcher(LOCAL, {"gpu": ["g1", "g2"]}, Limits(ahead=0))
     dispatcher.admit(0.0, 1.0, Place("input", 0))
     first = one_launch(dispatcher, 0.0)
@@ -91,7 +91,7 @@ def test_when_the_next_stage_moves_to_another_group_the_kept_state_is_handed_ove
     assert (moved.replica, moved.cursor, moved.places) == ("m1", 6, (Place("kept", 0),))
 
 
-def test_a_replica_on_the_bench_still_runs_what_it_keeps() -> None:
+def test_a_benched_replica_still_runs_the_inputs_that_it_keeps() -> None:
     world = World(LOCAL, GPUS, Limits(probe_every_s=100.0), slow={"g2": 8.0})
     world.arrive(*(Input(i / 600, (4, 12)[i % 2], 3.0) for i in range(1200)))
     world.run()

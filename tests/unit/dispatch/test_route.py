@@ -28,7 +28,7 @@ def test_stages_follow_the_plan_and_its_cost_model() -> None:
     assert (front.transfer_s, back.transfer_s) == (0.0, pytest.approx(scores[1].transfer_s))
 
 
-def test_a_stage_s_exit_points_say_when_who_goes_there_is_through() -> None:
+def test_a_stage_s_exit_points_have_the_planned_times() -> None:
     plan = Plan((Placement("v100", 2, (Split(0, 4, 8, ramps=(1,)),)),))
     devices = fleet("v100=2")
     facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
@@ -63,7 +63,7 @@ def test_pipelines_side_by_side_are_routes_side_by_side_with_groups_of_their_own
     assert [[stage.group for stage in each.stages] for each in route.pipelines] == [["left"], ["right"]]
 
 
-def test_what_a_local_placement_passes_to_itself_does_not_travel() -> None:
+def test_a_local_placement_transfers_nothing_to_itself() -> None:
     splits = (Split(0, 2, 8, ramps=(1,)), Split(2, 4, 4))
     devices = fleet("v100=1")
     facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))

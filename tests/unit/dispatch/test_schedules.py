@@ -1,7 +1,7 @@
-"""Any plan, any load, and whatever breaks: everyone ends exactly once, and nobody is forgotten.
+"""Under any plan, load and failures, every input ends exactly once.
 
-All that happens in an example is drawn before it runs, as one `Schedule`. A failing one is made as small as possible,
-printed whole, and runs again as it was.
+All events of an example are drawn before it runs, as one `Schedule`. Hypothesis makes a failing schedule as small as
+possible and prints it, so that it can be repeated.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class Schedule:
     inputs: list[Input]
     reroutes_s: list[float]  # to each layout after the first
     leaves: dict[str, float] = field(default_factory=dict)  # a replica of this group goes, in seconds from the start
-    abandons: dict[int, float] = field(default_factory=dict)  # nobody waits for this ticket any more
+    abandons: dict[int, float] = field(default_factory=dict)  # when clients go, by the number of their input
     limits: Limits = field(default_factory=Limits)
     broken: set[int] = field(default_factory=set)  # launches that fail
     lost: set[int] = field(default_factory=set)  # those of them that take along what they ran
@@ -36,8 +36,8 @@ class Schedule:
             fails=lambda launch: launch.id in self.broken, loses=lambda launch: launch.id in self.lost,
         )  # fmt: skip
         world.arrive(*self.inputs)
-        for ticket, at_s in self.abandons.items():
-            world.at(at_s, lambda ticket=ticket: world.dispatcher.abandon(ticket))
+        for number, at_s in self.abandons.items():
+            world.at(at_s, lambda number=number: world.abandon(number))
         for layout, at_s in zip(self.layouts[1:], self.reroutes_s, strict=True):
             world.at(at_s, lambda layout=layout: world.reroute(layout.route, layout.groups))
         for name, at_s in self.leaves.items():
@@ -72,7 +72,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @settings(deadline=None, max_examples=120)
 @given(schedules())
-def test_whatever_happens_everyone_ends_exactly_once(schedule: Schedule) -> None:
+def test_every_input_ends_exactly_once_whatever_happens(schedule: Schedule) -> None:
     world = schedule.play()
     assert len(world.outcomes) + len(world.refusals) == len(schedule.inputs)
     assert sorted(world.outcomes) == sorted(world.depths)
@@ -87,7 +87,7 @@ def test_whatever_happens_everyone_ends_exactly_once(schedule: Schedule) -> None
 
 @settings(deadline=None, max_examples=60)
 @given(schedules(), st.tuples(*[st.floats(0, 0.5)] * 3))
-def test_whoever_has_time_is_answered_though_plans_and_replicas_change(
+def test_inputs_with_enough_time_are_answered_while_plans_and_replicas_change(
     schedule: Schedule, leaves_s: tuple[float, float, float]
 ) -> None:
     """Nobody starves: with a minute for each, all are answered, however few replicas are left."""

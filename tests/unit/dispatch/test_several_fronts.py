@@ -1,4 +1,4 @@
-"""Two fronts, or four, fill batches as one does where the first is given all that it has room for; in virtual time."""
+"""Several fronts fill batches like one, if the first gets all inputs that it has room for (in virtual time)."""
 
 import heapq
 import random
@@ -11,7 +11,7 @@ import pytest
 
 from deployments.deployer.fronts import shares
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Place
+from deployments.dispatch.messages import Launch, Limits, Place, Refusal
 from deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import linear
 
@@ -63,7 +63,7 @@ def played(fronts: int, balance: Balance, load: float, slo_s: float = 0.2) -> Se
         else:
             front = balance([each.inside for each in dispatchers], chance)
             came[front] += 1
-            if isinstance(ticket := dispatchers[front].admit(now_s, now_s + slo_s, Place("x", 0)), int):
+            if not isinstance(ticket := dispatchers[front].admit(now_s, now_s + slo_s, Place("x", 0)), Refusal):
                 began_s[front, ticket] = now_s
         for begun in dispatchers[front].tick(now_s):
             sizes.append(len(begun.tickets))
@@ -82,7 +82,7 @@ def test_at_half_load_the_first_front_fills_batches_as_one_does(fronts: int) -> 
 
 
 @pytest.mark.parametrize("fronts", [2, 4])
-def test_spread_over_fronts_answers_would_be_later(fronts: int) -> None:
+def test_answers_come_later_if_inputs_spread_over_fronts(fronts: int) -> None:
     one, spread = played(1, fewest, 0.5), played(fronts, fewest, 0.5)
     assert spread.fill < one.fill
     assert spread.p99_s > 1.3 * one.p99_s
@@ -90,7 +90,7 @@ def test_spread_over_fronts_answers_would_be_later(fronts: int) -> None:
 
 @pytest.mark.parametrize("fronts", [2, 4])
 @pytest.mark.parametrize("load", [0.5, 0.9, 1.3])
-def test_what_the_first_has_no_room_for_is_answered_in_time_too(fronts: int, load: float) -> None:
+def test_inputs_beyond_the_first_front_s_room_are_answered_in_time_too(fronts: int, load: float) -> None:
     """A front that can take no more than a part of the work: shares follow, and promises are kept."""
     seen = played(fronts, first(round(0.6 * load * CAPACITY * 0.03)), load)
     assert seen.in_time >= 0.97

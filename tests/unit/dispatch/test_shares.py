@@ -1,4 +1,4 @@
-"""StreamGain fronts over the same replicas, each with a dispatcher of its own that counts on its share."""
+"""Several fronts over the same replicas, each with a dispatcher of its own that uses its share."""
 
 import heapq
 import random
@@ -8,7 +8,7 @@ import pytest
 
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.groups import Group
-from deployments.dispatch.messages import Launch, Limits, Place
+from deployments.dispatch.messages import Launch, Limits, Place, Refusal
 from deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import linear
 
@@ -32,7 +32,7 @@ def in_time_of_admitted(fronts: int, share: float, load: float, slo_s: float = 0
         if launch:
             dispatcher.completed(launch.id, now_s, {})
             in_time += sum(now_s <= due[front, ticket] for ticket in launch.tickets)
-        elif isinstance(ticket := dispatcher.admit(now_s, now_s + slo_s, Place("x", 0)), int):
+        elif not isinstance(ticket := dispatcher.admit(now_s, now_s + slo_s, Place("x", 0)), Refusal):
             admitted, due[front, ticket] = admitted + 1, now_s + slo_s
         for begun in dispatcher.tick(now_s):
             starts_s = max(now_s, free_s[begun.replica])
@@ -41,7 +41,7 @@ def in_time_of_admitted(fronts: int, share: float, load: float, slo_s: float = 0
     return in_time / admitted, in_time / (4.0 * CAPACITY)
 
 
-def test_fronts_that_know_their_share_promise_what_they_can_keep() -> None:
+def test_fronts_that_know_their_share_admit_inputs_that_are_in_time() -> None:
     kept, of_capacity = in_time_of_admitted(fronts=3, share=1 / 3, load=1.3)
     assert kept >= 0.97
     assert of_capacity >= 0.9
@@ -52,7 +52,7 @@ def test_a_lone_input_is_promised_a_lone_pass_whatever_the_share() -> None:
     assert part.needed_s(0.0, inf) == whole.needed_s(0.0, inf)
 
 
-def test_who_is_left_alone_takes_over_what_the_others_had() -> None:
+def test_the_last_front_takes_over_the_shares_of_others() -> None:
     left, alone = (Dispatcher(ROUTE, {"a": REPLICAS}, Limits(share=share)) for share in (0.5, 1.0))
     left.limit(Limits())
     for dispatcher in (left, alone):
@@ -68,7 +68,7 @@ def test_a_share_is_a_share() -> None:
         Limits(share=0)
 
 
-def test_more_waits_at_a_busy_replica_only_until_it_outlasts_the_journey_of_the_next_launch() -> None:
+def test_more_launches_wait_at_a_busy_replica_only_to_cover_the_next_transfer() -> None:
     group = Group("a", Limits(ahead=1))
     group.follow(["r"])
     replica = group.members["r"]

@@ -1,4 +1,4 @@
-"""What inputs weigh: launches have room for so much; where all weigh 1, everything is as before they had weights."""
+"""Inputs with weights: launches have room for a total weight; inputs that weigh 1 are launched as without weights."""
 
 import random
 from dataclasses import replace
@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.dispatch.batching import Queue, Ticket
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.estimates import FEW
 from deployments.dispatch.groups import Group
-from deployments.dispatch.lanes import Lane
+from deployments.dispatch.lanes import MAX_LATE, Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
-from deployments.dispatch.queues import Queue, Ticket
 from deployments.dispatch.route import Route
-from tests.helpers.dispatcher_world import Input, World, linear
+from tests.helpers.dispatcher_world import Input, World, linear, numbers
 
 TWO = Route((linear(0, 4, 8, "a", survival=1.0), linear(4, 8, 8, "b", survival=0.5)))
 LOCAL = Route((linear(0, 4, 8, "a"), linear(4, 8, 8, "a", survival=0.5, local=True)))
@@ -39,7 +38,7 @@ def launches_of(route: Route, seed: int, limits: Limits) -> str:
     world.run()
     digest = sha256()
     for launch in world.launches:
-        digest.update(repr((launch.id, launch.replica, launch.cursor, launch.stop, launch.tickets)).encode())
+        digest.update(repr((launch.id, launch.replica, launch.cursor, launch.stop, numbers(launch))).encode())
     digest.update(repr([(each.reason, each.retry_after_s) for each in world.refusals]).encode())
     digest.update(repr(sorted((ticket, each.value) for ticket, each in world.outcomes.items())).encode())
     return digest.hexdigest()[:16]
@@ -75,7 +74,7 @@ def queue_of(tickets: list[Ticket], route: Route = TEXTS) -> Queue:
 
 
 @given(weights, st.randoms(use_true_random=False))
-def test_a_launch_takes_the_earliest_deadline_then_whoever_fits_by_deadline(
+def test_a_launch_takes_the_earliest_deadline_then_inputs_that_fit_by_deadline(
     heavy: list[int], chance: random.Random
 ) -> None:
     tickets = [Ticket(number, chance.random(), Place(None, 0), weight) for number, weight in enumerate(heavy)]
@@ -95,7 +94,7 @@ def test_a_launch_takes_the_earliest_deadline_then_whoever_fits_by_deadline(
     assert group.owed_s == pytest.approx(0.0, abs=1e-12)
 
 
-def test_one_that_is_too_heavy_for_any_launch_goes_alone() -> None:
+def test_an_input_that_is_too_heavy_for_any_launch_runs_alone() -> None:
     giant, light = Ticket(0, 1.0, Place(None, 0), 50), Ticket(1, 2.0, Place(None, 0), 1)
     queue = queue_of([giant, light])
     assert queue.take(40) == [giant]
@@ -112,7 +111,7 @@ def texts(seed: int, count: int, rate: float, heavy: int = 70) -> list[Input]:
 
 @given(st.integers(0, 10_000), st.floats(20, 2000))
 @settings(max_examples=25, deadline=None)
-def test_no_launch_is_above_its_room_and_everyone_ends_whatever_they_weigh(seed: int, rate: float) -> None:
+def test_no_launch_exceeds_its_room_and_every_input_ends(seed: int, rate: float) -> None:
     """`World` checks every launch."""
     world = World(TEXTS, {"a": ["a0", "a1"], "b": ["b0"]}, fails=lambda launch: launch.id % 31 == 7)
     world.arrive(*texts(seed, 300, rate))
@@ -122,7 +121,7 @@ def test_no_launch_is_above_its_room_and_everyone_ends_whatever_they_weigh(seed:
     assert all(group.owed_s == pytest.approx(0.0, abs=1e-9) for group in world.dispatcher._groups.values())
 
 
-def test_who_is_admitted_is_in_time_at_twice_the_load() -> None:
+def test_admitted_inputs_are_in_time_at_twice_the_load() -> None:
     in_time: list[bool] = []
     for seed in (3, 4, 5, 6):
         world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
@@ -130,10 +129,10 @@ def test_who_is_admitted_is_in_time_at_twice_the_load() -> None:
         world.run()
         assert len(world.outcomes) >= 700
         in_time += [world.ended_s[ticket] <= world.deadlines[ticket] for ticket in world.outcomes]
-    assert sum(in_time) >= (1 - FEW) * len(in_time)
+    assert sum(in_time) >= (1 - MAX_LATE) * len(in_time)
 
 
-def test_nobody_starves_in_a_flood_of_lighter_ones() -> None:
+def test_heavy_inputs_do_not_starve_in_a_flood_of_light_ones() -> None:
     """Whoever has waited longest goes next, however badly it fits."""
     world = World(TEXTS, {"a": ["a0"], "b": ["b0"]})
     light = [Input(0.001 * number, 4, 2.0, 3) for number in range(800)]
@@ -145,14 +144,14 @@ def test_nobody_starves_in_a_flood_of_lighter_ones() -> None:
     assert heavy <= 1.5 * max(seconds for ticket, seconds in waits_s.items() if world.weights[ticket] == 3)
 
 
-def test_texts_of_one_length_are_launched_as_inputs_that_are_all_alike() -> None:
+def test_texts_of_equal_length_are_launched_like_inputs_without_length() -> None:
     alike = Route(tuple(replace(stage, length=None) for stage in TEXTS.stages))
     found = []
     for route, weight in ((TEXTS, LENGTH), (alike, 1)):
         world = World(route, {"a": ["a0", "a1"], "b": ["b0"]})
         world.arrive(*(replace(each, weight=weight) for each in texts(5, 1000, 900)))
         world.run()
-        found.append([launch.tickets for launch in world.launches])
+        found.append([numbers(launch) for launch in world.launches])
     assert found[0] == found[1]
 
 
@@ -163,12 +162,12 @@ def test_a_request_is_weighed_as_a_whole() -> None:
     needed_s = dispatcher.needed_s(0.0, inf, 400) * 1.2
     dispatcher.admit(0.0, 10.0, places[0], 5)
     assert isinstance(dispatcher.admit_all(0.0, 0.8 * needed_s, places, [40] * 10), Refusal)
-    assert dispatcher.admit_all(0.0, 0.8 * needed_s, places, [4] * 10) == list(range(1, 11))
+    assert not isinstance(dispatcher.admit_all(0.0, 0.8 * needed_s, places, [4] * 10), Refusal)
 
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=10, deadline=None)
-def test_a_plan_that_counts_otherwise_can_take_over(seed: int) -> None:
+def test_a_plan_with_other_weights_can_take_over(seed: int) -> None:
     alike = Route(tuple(replace(stage, length=None) for stage in TEXTS.stages))
     groups = {"a": ["a0"], "b": ["b0"]}
     for first, second in ((TEXTS, alike), (alike, TEXTS)):

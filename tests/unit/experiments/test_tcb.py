@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.dispatch.batching import Ticket
 from deployments.dispatch.messages import Place
-from deployments.dispatch.queues import Ticket
 from experiments.tcb import engines, run
 from experiments.tcb.schedulers import das, das_row
 

@@ -22,7 +22,7 @@ def one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The front has room for one inference at once, whatever it learns."""
     monkeypatch.setattr(grpc_proxy, "MOST", 1)
     monkeypatch.setattr(grpc_proxy, "QUEUED", 10_000)
-    monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
+    monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a front counts, and what is new of it."""
+"""The counts of a front, and the differences between two readings."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from deployments.front.observed import LaunchShape, LaunchTimes, merged, since
 from profiles.agreement import WATCHED_S, recent_agreement
 
 
-def test_what_is_counted_is_told() -> None:
+def test_every_count_is_exported() -> None:
     times = iter([100.0, 102.0, 103.0])
     counts = Counts({"r1": "v100"}, lambda: next(times))
     counts.inputs_arrived(3, 3)
@@ -23,7 +23,7 @@ def test_what_is_counted_is_told() -> None:
     assert sum(seen.latencies.values()) == 2
 
 
-def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
+def test_two_readers_each_get_their_own_differences() -> None:
     times = iter([0.0, 4.0, 5.0, 8.0, 9.0])
     counts = Counts({"r1": "v100", "r2": "k80"}, lambda: next(times))
     counts.launch_ended("r1", 0, 2, 8, 0.05)
@@ -37,7 +37,7 @@ def test_asking_twice_tells_what_is_new_and_takes_nothing_from_others() -> None:
     assert first.launches == {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.05)}
 
 
-def test_who_is_refused_unread_has_no_more_inputs_than_a_request_may_have() -> None:
+def test_a_request_that_is_refused_unread_counts_a_limited_number_of_inputs() -> None:
     """Ten inputs of a weight of 30 each came before; then one says that it weighs 1,000 times as much."""
     counts = Counts({}, lambda: 0.0)
     counts.inputs_arrived(10, 300)
@@ -47,7 +47,7 @@ def test_who_is_refused_unread_has_no_more_inputs_than_a_request_may_have() -> N
     assert (counts.arrivals, counts.arrived_weight) == (12 + 32, 360 + 32 * 30)
 
 
-def test_only_clients_who_wait_for_as_long_as_the_slo_tell_of_overload_when_they_are_refused() -> None:
+def test_only_refused_clients_that_wait_for_the_slo_indicate_overload() -> None:
     counts = Counts({}, lambda: 0.0)
     counts.inputs_arrived(10, 10)
     counts.refused_unread(weight=1, most=32, waits=False)
@@ -56,7 +56,7 @@ def test_only_clients_who_wait_for_as_long_as_the_slo_tell_of_overload_when_they
     assert (counts.observed(1).refused, counts.observed(1).arrivals) == (1, 12)
 
 
-def test_what_a_proxy_refuses_came_like_what_it_let_through() -> None:
+def test_requests_refused_by_a_proxy_count_like_the_others() -> None:
     """Each request has had three inputs so far."""
     counts = Counts({}, lambda: 0.0)
     for _ in range(300):
@@ -87,14 +87,14 @@ def audited(counts: Counts, audits: int, missed: int = 0) -> None:
     counts.missed[0] += missed
 
 
-def test_answers_that_could_not_disagree_tell_nothing_of_the_agreement() -> None:
+def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
     """Twenty audits, then all ramps are closed, and ten thousand further inputs are answered."""
     clock = Clock()
     counts, before = Counts({}, clock), Counts({}, clock)
     for each in (counts, before):
-        each.look(OPEN)
+        each.end_windows(OPEN)
         audited(each, 20, missed=1)
-    counts.look(CLOSED)
+    counts.end_windows(CLOSED)
     for _ in range(10_000):
         counts.input_left(3, 0.1, in_time=True, weight=7, could_disagree=False)
     agreement = before.agreement(4)
@@ -109,7 +109,7 @@ def test_answers_that_could_not_disagree_tell_nothing_of_the_agreement() -> None
     assert merged([earlier, since(seen, earlier)]).agreement() == agreement
 
 
-def test_answers_of_the_whole_network_are_no_agreement_in_any_front() -> None:
+def test_answers_of_the_full_network_do_not_count_as_agreement() -> None:
     """Half of the inputs of two fronts ask for the whole network."""
     fronts = [Counts({}, Clock()) for _ in range(2)]
     for counts in fronts:
@@ -125,10 +125,10 @@ def test_answers_of_the_whole_network_are_no_agreement_in_any_front() -> None:
 def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() -> None:
     clock = Clock()
     counts = Counts({}, clock)
-    counts.look(OPEN)
+    counts.end_windows(OPEN)
     counts.exits.update({0: 200, 3: 200})
     clock.now_s += 7.0
-    counts.look(CLOSED)
+    counts.end_windows(CLOSED)
     for number in range(200):
         counts.audit_ended(0, agrees=number % 10 > 0)
     seen = recent_agreement([counts.watched(CLOSED)], clock()).agreement
@@ -138,11 +138,11 @@ def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() 
 
 
 @pytest.mark.parametrize("every_s", [0.5, 5.0, 7.3, 200.0])
-def test_what_was_seen_lately_is_of_ten_minutes_however_often_something_comes(every_s: float) -> None:
+def test_recent_agreement_covers_ten_minutes_at_any_rate(every_s: float) -> None:
     clock = Clock()
     counts = Counts({}, clock)
     while clock() < 1000.0 + 3600.0:
-        counts.look(OPEN)
+        counts.end_windows(OPEN)
         audited(counts, 10)
         clock.now_s += every_s
     seen = recent_agreement([counts.watched(OPEN)], clock()).agreement
@@ -154,12 +154,12 @@ def test_what_was_seen_lately_is_of_ten_minutes_however_often_something_comes(ev
     assert counts.agreement(4), "since the start"
 
 
-def test_what_was_seen_lately_begins_anew_with_other_thresholds_and_not_with_other_ramps() -> None:
+def test_recent_agreement_restarts_with_other_thresholds_but_not_with_other_ramps() -> None:
     clock = Clock()
     counts = Counts({}, clock)
     told = []
     for route in (OPEN, CLOSED, OPEN, TIGHT, TIGHT):
-        counts.look(route)
+        counts.end_windows(route)
         audited(counts, 10)
         clock.now_s += 1.0
         seen = recent_agreement([counts.watched(route)], clock()).agreement
@@ -167,7 +167,7 @@ def test_what_was_seen_lately_begins_anew_with_other_thresholds_and_not_with_oth
     assert told == [10, 20, 30, 10, 20]
 
 
-def test_a_drift_is_seen_within_half_a_minute_and_for_ten_minutes_by_who_looks_now_and_then() -> None:
+def test_a_drift_shows_within_half_a_minute_and_for_ten_minutes_at_any_interval() -> None:
     """After an hour in which all was well, which the agreement since the start still tells of."""
     clock = Clock()
     fronts = [Counts({}, clock) for _ in range(2)]
@@ -178,7 +178,7 @@ def test_a_drift_is_seen_within_half_a_minute_and_for_ten_minutes_by_who_looks_n
         states: Counter[str] = Counter()
         for _ in range(seconds // 5):
             for counts in fronts:
-                counts.look(route)
+                counts.end_windows(route)
                 audited(counts, 50, missed)
             clock.now_s += 5.0
             states[recent_agreement([counts.watched(route) for counts in fronts], clock(), 0.99).state] += 5
@@ -193,7 +193,7 @@ def test_a_drift_is_seen_within_half_a_minute_and_for_ten_minutes_by_who_looks_n
     assert run(300, 0, TIGHT)["kept"] >= 270
 
 
-def test_who_asks_for_the_whole_network_is_no_survivor_of_the_others_and_arrives_even_if_refused_unread() -> None:
+def test_requests_for_the_full_network_do_not_count_as_survivors_but_as_arrivals() -> None:
     counts = Counts({}, lambda: 0.0)
     counts.inputs_arrived(3, 30)
     counts.inputs_arrived(1, 10, full=True)

@@ -1,4 +1,4 @@
-"""The driver in real time, on threads: answers are the model's own, early ones come early, broken replicas heal."""
+"""The driver in real time, on threads: answers are the model's own, early ones come early, failures are retried."""
 
 import asyncio
 import threading
@@ -95,7 +95,7 @@ def waiting_toys(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Batch], bool]
     return end
 
 
-def test_whoever_exits_is_answered_before_its_batch_mates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_exit_are_answered_before_the_rest_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     end = waiting_toys(monkeypatch, lambda batch: batch.cursor == 1)  # behind the first ramp
 
     async def scene(rig: Rig) -> None:
@@ -120,7 +120,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     play(scene)
 
 
-def test_who_waits_too_long_is_told() -> None:
+def test_a_request_that_waits_too_long_is_refused() -> None:
     async def scene(rig: Rig) -> None:
         slow = asyncio.gather(*(rig.ask([3, 1], [3, 1], [3, 1], [3, 1]) for _ in range(4)))
         await asyncio.sleep(0.01)
@@ -187,7 +187,7 @@ def test_a_broken_replica_costs_a_retry_not_an_answer() -> None:
     assert [answer.label for (answer,) in answers] == [label % 10 for label in range(60)]
 
 
-def test_what_fails_everywhere_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(rig: Rig) -> None:
         with pytest.raises(RefusedError, match="the network failed: RuntimeError; the replica's log") as failed:
             await rig.ask([3, -1])
@@ -199,9 +199,9 @@ def test_what_fails_everywhere_says_why(caplog: pytest.LogCaptureFixture) -> Non
     play(scene)
 
 
-def test_what_loses_one_replica_after_the_other_is_given_up_and_not_blamed_on_the_network() -> None:
+def test_an_input_that_ends_several_replicas_is_given_up_without_blaming_the_network() -> None:
     async def scene(rig: Rig) -> None:
-        with pytest.raises(RefusedError, match="lost while it ran this; at last: ConnectionError: the replica") as lost:
+        with pytest.raises(RefusedError, match="the last error: ConnectionError: the replica") as lost:
             await rig.ask([3, 1])
         assert lost.value.status == 500
 
@@ -283,7 +283,7 @@ class HangsLong(Watched):
         return replica == "b0" and len(self.suspected) < 5
 
 
-def test_nobody_fails_while_the_only_replica_of_a_split_hangs() -> None:
+def test_no_input_fails_while_the_only_replica_of_a_split_hangs() -> None:
     async def scene(rig: Rig) -> list[Answer]:
         return await rig.ask([3, 7], within_s=20.0)
 
@@ -291,7 +291,7 @@ def test_nobody_fails_while_the_only_replica_of_a_split_hangs() -> None:
     assert answer.label == 7
 
 
-def test_a_reply_that_came_while_this_process_was_held_up_is_heard() -> None:
+def test_a_reply_that_arrived_while_this_process_was_blocked_is_read() -> None:
     watched: list[Watched] = []
 
     def workers(threads: LocalWorkers) -> Watched:
@@ -309,7 +309,7 @@ def test_a_reply_that_came_while_this_process_was_held_up_is_heard() -> None:
     play(scene, pause_s=0.05, limits=Limits(stuck_after_s=0.3, first_launch_s=0.0), workers=workers)
 
 
-def test_a_launch_that_hangs_is_tried_elsewhere_and_its_replica_is_suspected() -> None:
+def test_a_launch_that_hangs_is_tried_on_another_replica_and_its_own_is_checked() -> None:
     hanging: list[HangsOnce] = []
 
     def workers(threads: LocalWorkers) -> HangsOnce:
@@ -356,7 +356,7 @@ def test_audits_tell_whether_the_full_network_agrees_and_change_no_answer(toy: t
     assert (told[0], told[2]) == ((missed // 2, missed))
 
 
-def test_who_asks_for_the_full_network_has_its_answer() -> None:
+def test_a_request_for_the_full_network_gets_its_answer() -> None:
     async def scene(rig: Rig) -> None:
         (answer,) = await rig.driver.answer(pack(Toy().encode([[0, 7]])), 5.0, full=True)
         assert (answer.label, answer.exit_block) == (7, 3)
@@ -364,7 +364,7 @@ def test_who_asks_for_the_full_network_has_its_answer() -> None:
     play(scene)
 
 
-def test_answers_that_no_open_ramp_might_have_given_are_told_apart() -> None:
+def test_answers_without_an_open_ramp_are_counted_separately() -> None:
     async def scene(rig: Rig) -> None:
         counts, dispatcher = rig.driver.counts, rig.driver.dispatcher
         await rig.ask([0, 1], [2, 1], [3, 1])

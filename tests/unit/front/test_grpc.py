@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: answers and sentences as over HTTP, field numbers as published."""
+"""The Open Inference Protocol over gRPC: the answers and sentences of HTTP, and the published field numbers."""
 
 import asyncio
 import re
@@ -65,7 +65,7 @@ def test_values_come_raw_or_one_by_one(request_: dict[str, Any]) -> None:
     }
 
 
-def test_only_what_was_asked_for_comes_back() -> None:
+def test_only_the_requested_outputs_come_back() -> None:
     reply = play(lambda client: client.ask("ModelInfer", **pairs(), outputs=[{"name": "exit_block"}]))
     assert [each.name for each in reply.outputs] == ["exit_block"]
     assert np.frombuffer(reply.raw_output_contents[0], "<i8").tolist() == [3, 0]
@@ -105,13 +105,13 @@ def test_health_metadata_configuration_and_statistics() -> None:
         (pairs(int64_contents=[0, 1] * 2, shape=(1, 4)), "INVALID_ARGUMENT", "must be [block, label]"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_words_of_http(request_: dict[str, Any], code: str, sentence: str) -> None:
+def test_grpc_errors_have_the_sentences_of_http(request_: dict[str, Any], code: str, sentence: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         play(lambda client: client.ask("ModelInfer", **request_))
     assert (error.value.code().name, sentence in (error.value.details() or "")) == (code, True), error.value
 
 
-def test_limits_hold_here_too() -> None:
+def test_limits_hold_for_the_open_inference_protocol_too() -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
         play(lambda client: client.ask("ModelInfer", **pairs()), max_waiting=1)
     with pytest.raises(grpc.aio.AioRpcError, match="2 inputs in one request: 1 are allowed"):
@@ -256,7 +256,7 @@ def test_a_stream_answers_in_order_and_survives_a_refusal() -> None:
 GARBAGE = b"\xff\x01\x02"
 
 
-def test_what_cannot_be_decoded_is_a_refusal_and_the_stream_goes_on() -> None:
+def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() -> None:
     request = message("ModelInferRequest")
     for method in METHODS:
         with pytest.raises(grpc.aio.AioRpcError, match="this is no") as error:
@@ -291,7 +291,7 @@ def test_what_cannot_be_decoded_is_a_refusal_and_the_stream_goes_on() -> None:
         (pairs("BYTES", bytes_contents=[b"\xff"] * 4), "INVALID_ARGUMENT"),
     ],
 )
-def test_nothing_of_another_size_is_believed(request_: dict[str, Any], code: str) -> None:
+def test_images_of_a_wrong_size_are_refused(request_: dict[str, Any], code: str) -> None:
     began_s = time.process_time()
     with pytest.raises(grpc.aio.AioRpcError) as error:
         play(lambda client: client.ask("ModelInfer", **request_))
@@ -316,7 +316,7 @@ def test_without_the_key_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> 
     play(scene, api_key_variable="TOY_KEY")
 
 
-def test_what_is_refused_is_counted() -> None:
+def test_refused_requests_are_counted() -> None:
     async def scene(client: Client) -> Any:
         with pytest.raises(grpc.aio.AioRpcError):
             await client.say("ModelInfer", GARBAGE)
@@ -380,7 +380,7 @@ def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch
             self._left_s -= 10.0
             return self._left_s
 
-    def visit(_: Service, __: int, call: rpc.Call) -> None:
+    def incoming(_: Service, __: int, call: rpc.Call) -> None:
         left_s.append(call.left_s)
         raise RefusedError(400, "enough was seen")
 
@@ -394,7 +394,7 @@ def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch
         replies = rpc._streamed(service, places).stream_stream(sent(), Context())
         assert [reply.error_message async for reply in replies] == ["enough was seen"] * 2
 
-    monkeypatch.setattr(rpc, "_visit", visit)
+    monkeypatch.setattr(rpc, "_register", incoming)
     monkeypatch.setattr(rpc, "_client", lambda _: "client")
     asyncio.run(scene())
     assert left_s == [50.0, 40.0]

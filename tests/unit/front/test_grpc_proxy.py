@@ -1,4 +1,4 @@
-"""The HAProxy before a front's gRPC server: whom it refuses and how, and whom it lets through."""
+"""The HAProxy before a front's gRPC server: the calls that it refuses, and those that it lets through."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ from tests.helpers.grpc_proxy import (
 pytestmark = needs_haproxy
 
 
-def test_what_the_front_has_no_room_for_is_refused_as_grpc_says_it(
+def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
     one_place: None, held: threading.Event, free_port: int
 ) -> None:
     """Within milliseconds, with a time to come back that differs from one to the next."""
@@ -60,24 +60,24 @@ def test_what_the_front_has_no_room_for_is_refused_as_grpc_says_it(
     play(scene, free_port)
 
 
-def test_health_checks_come_through_whatever_else_is_asked_or_only_half_asked(
+def test_health_checks_are_answered_beside_other_and_incomplete_calls(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     """The front answers one question at once, and a call takes no place before all of it is here."""
     monkeypatch.setattr(grpc_proxy, "QUESTIONS_AT_ONCE", 1)
     answered, asked = asyncio.Event(), list[str]()
-    everywhere = Service.everywhere
+    all_fronts = Service.all_fronts
 
     async def slow(self: Service) -> Any:
         asked.append("statistics")
         await answered.wait()
-        return await everywhere(self)
+        return await all_fronts(self)
 
     async def noted(*_: Any) -> dict[str, Any]:
         asked.append("live")
         return {"live": True}
 
-    monkeypatch.setattr(Service, "everywhere", slow)
+    monkeypatch.setattr(Service, "all_fronts", slow)
     monkeypatch.setitem(METHODS, "ServerLive", noted)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
@@ -94,7 +94,7 @@ def test_health_checks_come_through_whatever_else_is_asked_or_only_half_asked(
         assert await live
         await asyncio.gather(*statistics)
         assert asked.index("live") == 1
-        too_long = await refusal(channel.unary_unary(STATISTICS)(bytes(grpc_proxy.QUESTION + 100)))
+        too_long = await refusal(channel.unary_unary(STATISTICS)(bytes(grpc_proxy.QUESTION_BYTES + 100)))
         assert too_long.code().name == "RESOURCE_EXHAUSTED"
         writer.close()
 
@@ -142,15 +142,17 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     play(scene, free_port)
 
 
-def test_what_a_call_waited_counts_whatever_its_client_says(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+def test_the_wait_of_a_call_counts_even_if_the_client_sends_the_header(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
     seen: list[Any] = []
-    visit = Service.visit
+    register = Service.register
 
     def noted(self: Service, *args: Any) -> Any:
         seen.append(args)
-        return visit(self, *args)
+        return register(self, *args)
 
-    monkeypatch.setattr(Service, "visit", noted)
+    monkeypatch.setattr(Service, "register", noted)
     told = ((STARTED.decode(), "t=1"), (TIMEOUT, "1H"))
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
@@ -175,9 +177,7 @@ def test_the_time_in_haproxy_is_taken_from_what_the_client_waits() -> None:
     assert 5 < (rpc._call(Context()).left_s or 0) <= 10
 
 
-def test_a_call_that_does_not_come_is_told_so_and_not_that_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "REQUEST_S", 1)
 
     async def never() -> AsyncIterator[bytes]:
@@ -187,7 +187,7 @@ def test_a_call_that_does_not_come_is_told_so_and_not_that_there_are_too_many(
     async def act() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             refused = await refusal(channel.stream_unary(INFER)(never()))
-            assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._SAYS[408][1])
+            assert (refused.code().name, refused.details()) == ("DEADLINE_EXCEEDED", grpc_proxy._ERRORS[408][1])
 
     with proxy(free_port):
         asyncio.run(act())

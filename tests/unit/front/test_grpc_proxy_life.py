@@ -1,4 +1,4 @@
-"""How long the HAProxy before a front's gRPC lives, and what it is told meanwhile."""
+"""The start, the restart and the end of the HAProxy before a front's gRPC server, and its limit."""
 
 import asyncio
 import os
@@ -16,13 +16,13 @@ from deployments.front import grpc_proxy
 from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.open_inference.rpc import serving
-from deployments.front.proxy import MOST, Burden, said
+from deployments.front.proxy import MOST, Burden, haproxy_reply
 from tests.helpers.grpc_proxy import INFER, REQUEST, needs_haproxy, proxy, refusal, toy, until
 
 pytestmark = needs_haproxy
 
 
-def test_what_was_admitted_is_answered_though_the_server_ends(held: threading.Event, free_port: int) -> None:
+def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:
     async def act() -> Any:
         service = toy(free_port)
         await service.open()
@@ -37,7 +37,7 @@ def test_what_was_admitted_is_answered_though_the_server_ends(held: threading.Ev
     asyncio.run(act())
 
 
-def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
+def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:
     """One that was started again, because it was killed, knows nothing of what the one before it was told."""
     refused = iter(range(0, 10_000_000, 100))
 
@@ -48,15 +48,13 @@ def test_haproxy_is_told_the_limit_and_told_it_again(free_port: int) -> None:
         first.kill()
         await until(lambda: it._process is not first and it._listens())
         await until(lambda: places(it) < MOST)
-        assert "is started again" not in str(it._said())
+        assert "is started again" not in str(it._error_text())
 
     with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
         asyncio.run(act(it))
 
 
-def test_what_keeps_haproxy_from_starting_again_for_a_while_does_not_end_it_for_good(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_haproxy_starts_again_after_a_temporary_failure(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """A machine may have no file handles or memory left for a moment."""
     started, tried = subprocess.Popen, list[str]()
 
@@ -78,12 +76,12 @@ def test_what_keeps_haproxy_from_starting_again_for_a_while_does_not_end_it_for_
 
 def places(it: GrpcProxy) -> int:
     """As many inferences as the front may have at once."""
-    head, *rows = (line.split(",") for line in said(it._orders, "show stat").splitlines() if line)
+    head, *rows = (line.split(",") for line in haproxy_reply(it._admin, "show stat").splitlines() if line)
     (row,) = (row for row in rows if row[:2] == grpc_proxy._SERVERS[0].split("/"))
     return int(row[head.index("slim")])
 
 
-def test_where_there_is_no_front_it_is_said_so(free_port: int) -> None:
+def test_calls_without_a_front_are_refused_with_a_sentence(free_port: int) -> None:
     async def act() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             for method in ("ModelInfer", "ServerLive"):

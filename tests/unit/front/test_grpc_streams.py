@@ -1,4 +1,4 @@
-"""Streams behind the HAProxy before a front's gRPC: they keep nobody out, and are read no faster than answered."""
+"""Streams behind the HAProxy before a front's gRPC: they take no places of calls, and are read as fast as answered."""
 
 import asyncio
 import threading
@@ -44,7 +44,7 @@ def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
 ) -> None:
     """Who floods waits: the front has no more of them than places, refuses nobody, and answers all in the end."""
     monkeypatch.setattr(grpc_proxy, "MOST", 4)
-    monkeypatch.setattr(ProxyLimit, "_tell", lambda *_: None)
+    monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
     monkeypatch.setattr(GrpcProxy, "places", 4)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
@@ -64,7 +64,7 @@ def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
     play(scene, free_port)
 
 
-def test_refusing_what_streams_ask_is_no_faster_than_answering_it(
+def test_requests_of_streams_are_refused_no_faster_than_answered(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     monkeypatch.setattr(GrpcProxy, "places", 4)
@@ -107,9 +107,7 @@ def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port
     play(scene, free_port)
 
 
-def test_streams_are_told_apart_by_the_addresses_of_their_clients(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_streams_are_distinguished_by_their_clients_addresses(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Whatever they say of themselves."""
     seen: list[str] = []
     take = Places.take

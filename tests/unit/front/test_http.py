@@ -1,4 +1,4 @@
-"""The shape of answers and errors, without Ray: what is wrong never reaches the network."""
+"""The shape of answers and errors, without Ray: wrong requests never reach the network."""
 
 import time
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_a_list_is_answered_in_order(client: TestClient) -> None:
     assert all(output["queued_ms"] >= 0 and output["computed_ms"] >= 0 for output in outputs)
 
 
-def test_who_asks_for_the_full_network_leaves_at_no_ramp(client: TestClient) -> None:
+def test_a_request_for_the_full_network_leaves_at_no_ramp(client: TestClient) -> None:
     def left(told: str) -> int:
         reply = client.post("/predict", json={"inputs": [0, 3]}, headers={"X-Full": told})
         assert reply.status_code == 200, reply.text
@@ -69,7 +69,7 @@ def test_one_input_that_is_a_list_itself_is_one_input(client: TestClient) -> Non
         (b" " * 201, 413, "201 bytes: 200 are allowed"),
     ],
 )
-def test_what_is_wrong_is_named_and_never_reaches_the_network(
+def test_wrong_inputs_are_named_and_never_reach_the_network(
     client: TestClient, body: bytes, status: int, sentence: str
 ) -> None:
     reply = client.post("/predict", content=body)
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_named_and_never_reaches_the_network(
 
 def test_a_body_of_unknown_length_is_limited_too(client: TestClient) -> None:
     reply = client.post("/predict", content=(b" " * 50 for _ in range(5)))
-    assert (reply.status_code, "more than 200 bytes" in reply.json()["error"]) == (413, True)
+    assert (reply.status_code, "more than the 200 bytes" in reply.json()["error"]) == (413, True)
 
 
 def test_a_failing_network_is_a_500_with_a_sentence_and_the_next_request_is_answered(client: TestClient) -> None:
@@ -89,7 +89,7 @@ def test_a_failing_network_is_a_500_with_a_sentence_and_the_next_request_is_answ
     assert client.get("/stats").json()["requests"] == {"answered": 1, "refused": 0, "failed": 1, "abandoned": 0}
 
 
-def test_other_paths_and_methods_say_where_to_go(client: TestClient) -> None:
+def test_errors_for_other_paths_and_methods_name_the_right_ones(client: TestClient) -> None:
     assert client.get("/nothing").status_code == 404
     assert "POST /predict answers" in client.get("/nothing").json()["error"]
     assert client.get("/predict").status_code == 405
@@ -123,7 +123,7 @@ def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pyt
             assert client.post("/predict", json={"inputs": [0, 3]}, headers=header).status_code == 200
 
 
-def test_a_key_that_is_nowhere_is_one_sentence() -> None:
+def test_a_missing_key_variable_is_one_sentence() -> None:
     with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
         Service(
             AppConfig(
@@ -133,7 +133,7 @@ def test_a_key_that_is_nowhere_is_one_sentence() -> None:
         )
 
 
-def test_stats_say_how_it_goes(client: TestClient) -> None:
+def test_stats_have_counts_and_latencies(client: TestClient) -> None:
     client.post("/predict", json={"inputs": [[4, 7], [0, 3], [1, 1]]})
     stats = client.get("/stats").json()
     assert (stats["slo_ms"], stats["observations"]) == (60_000, 0)
@@ -161,11 +161,11 @@ def test_an_answer_says_that_its_text_was_cut() -> None:
         assert [each["label"] for each in outputs] == [3, 4, 5]
 
 
-def test_a_text_that_is_too_long_is_refused_where_that_is_preferred() -> None:
+def test_a_text_that_is_too_long_is_refused_if_configured() -> None:
     with texts(too_long="refuse") as client:
         assert client.post("/predict", json={"inputs": ["0 3"]}).status_code == 200
         reply = client.post("/predict", json={"inputs": ["0 3", "0 4 and more"]})
         assert reply.status_code == 422
         assert reply.json()["error"] == (
-            "input 1 is longer than the network reads: shorten it (too_long: refuse is set here)"
+            "input 1 is longer than the network reads: shorten it (this server has too_long: refuse)"
         )

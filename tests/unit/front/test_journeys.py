@@ -1,4 +1,4 @@
-"""However inputs are kept, fetched, merged and dropped on their way: each gets the answer of the uncut network."""
+"""Inputs that are held, fetched, merged and dropped in any way get the answers of the uncut network."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def travel(data: st.DataObject, model: SplitModel, inputs: list[Batch]) -> Journ
 
 @settings(deadline=None)
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=10))
-def test_no_way_of_holding_changes_an_answer(data: st.DataObject, blocks: list[int]) -> None:
+def test_survivors_held_anywhere_give_the_same_answers(data: st.DataObject, blocks: list[int]) -> None:
     toy = Toy()
     inputs = [toy.encode([[block, number]]) for number, block in enumerate(blocks)]
     journey = travel(data, toy, inputs)
@@ -122,7 +122,7 @@ def test_virtual_devices_hold_and_hand_over_too(data: st.DataObject, blocks: lis
 
 @settings(deadline=None, max_examples=12)
 @given(st.data(), st.sampled_from(["bert", "vit"]))
-def test_nor_with_a_real_network_that_pads(data: st.DataObject, name: str) -> None:
+def test_held_survivors_of_a_padding_network_give_the_same_answers(data: st.DataObject, name: str) -> None:
     model = network(name, "entropy", [0.8])
     inputs = [with_memory(one, model) for one in random_inputs(name, 6, seed=data.draw(st.integers(0, 9)))]
     journey = travel(data, model, inputs)
@@ -133,7 +133,7 @@ def test_nor_with_a_real_network_that_pads(data: st.DataObject, name: str) -> No
     assert journey.held() == 0
 
 
-def test_what_is_kept_never_leaves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_survivors_never_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("bert", "entropy", [0.8])
     journey = Journey(model, [with_memory(one, model) for one in random_inputs("bert", 6, seed=3)], replicas=1)
     journey.launch([0, 1, 2], 0, 1, (), keep=True)

@@ -1,4 +1,4 @@
-"""A launch that failed holds nothing back: what it was to run is let go of at once, not when garbage is looked for."""
+"""A failed launch frees its inputs at once, without the garbage collector."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Cascades at the front: answers say which level gave them, and lateness at the next level need not be a refusal."""
+"""Cascades at the front: answers name their level, and without time for the next level the known answer is given."""
 
 import asyncio
 import time
@@ -79,7 +79,7 @@ def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> Non
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_whom_the_next_level_cannot_answer_in_time_gets_what_is_known(local: bool) -> None:
+def test_an_input_without_time_for_the_next_level_gets_the_known_answer(local: bool) -> None:
     """One is on its way through the large level when its time is over, the others wait; or all are, held there."""
     began_s = time.perf_counter()
     made = driver(True, local, NEVER_S)
@@ -91,7 +91,7 @@ def test_whom_the_next_level_cannot_answer_in_time_gets_what_is_known(local: boo
     assert time.perf_counter() - began_s < NEVER_S / 2
 
 
-def test_the_wait_for_a_level_that_was_not_reached_takes_no_time_from_who_comes_next() -> None:
+def test_the_wait_for_an_unreached_level_does_not_count_as_lag() -> None:
     """It is no lag of this process, which later deadlines are shortened by."""
     made = driver(True, second_s=NEVER_S)
     ((degraded,), _) = asked(made, HARD, within_s=0.5)
@@ -100,7 +100,7 @@ def test_the_wait_for_a_level_that_was_not_reached_takes_no_time_from_who_comes_
     assert made.lag.at(time.perf_counter()) < 0.2
 
 
-def test_without_that_they_are_refused() -> None:
+def test_without_degrading_such_inputs_are_refused() -> None:
     answers, stats = asked(driver(degrades=False), HARD, HARD, HARD, within_s=0.15)
     refused = [one for one in answers if isinstance(one, RefusedError)]
     assert [one.status for one in refused] == [504] * len(refused)
@@ -125,7 +125,7 @@ class Failing(LocalWorkers):
 @pytest.mark.parametrize(
     ("error", "blocks"), [(ConnectionError("it has ended"), [0, EDGE]), (LostError("survivors"), [0, 0, EDGE])]
 )
-def test_what_is_lost_at_the_edge_gets_the_same_answer(error: Exception, blocks: list[int]) -> None:
+def test_inputs_that_are_lost_between_stages_get_the_same_answer(error: Exception, blocks: list[int]) -> None:
     """Another replica of the level goes on; or, where survivors are gone, all begins again from the request's text."""
     replicas = {name: SplitReplica(model(1e-3)) for name in ("small", "large-0", "large-1")}
     groups = {"all": ["small"], "large": ["large-0", "large-1"]}
@@ -149,7 +149,7 @@ def test_metrics_count_each_level() -> None:
     noted = NotedMetrics()
     made = driver(True, second_s=NEVER_S)
     asked(made, EASY, HARD, HARD, within_s=2.0)
-    FrontSeries(MetricSeries(FRONT, noted)).tell(made, None)
+    FrontSeries(MetricSeries(FRONT, noted)).update(made, None)
     assert noted.told["isobatch_level_answers"] == {("0",): 1.0}
     assert noted.told["isobatch_degraded_answers"] == {("0",): 2.0}
 
@@ -163,7 +163,7 @@ def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> 
         await service.open()
         texts = ["the film is good", "dull", "not bad but great"]
         answers = await service.answer(
-            service.visit("", 0, {}, None), lambda: Content(service.encoded(texts), list[Answer])
+            service.register("", 0, {}, None), lambda: Content(service.encoded(texts), list[Answer])
         )
         stats = await service.stats()
         await service.close()

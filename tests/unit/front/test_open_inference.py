@@ -21,7 +21,7 @@ from deployments.front.bodies import Sizes
 from deployments.front.examples import example_of
 from deployments.front.http import create_api
 from deployments.front.open_inference.protocol import metadata
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, Asked, read, write
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, TensorRequest, read, write
 from deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient
 
@@ -79,10 +79,10 @@ def test_health_and_metadata(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("own", "binary"), [({}, True), ({"parameters": {"binary_data": False}}, False)])
-def test_an_output_is_binary_as_the_request_says_unless_it_says_otherwise(own: dict[str, Any], binary: bool) -> None:
+def test_an_output_is_binary_as_its_own_parameter_or_else_the_request_tells(own: dict[str, Any], binary: bool) -> None:
     outputs, about = [{"name": "label", **own}], {"binary_data_output": True}
     asked = read(json.dumps({"inputs": [tensor()], "outputs": outputs, "parameters": about}).encode(), None, SIZES)
-    assert asked.wanted == {"label": binary}
+    assert asked.outputs == {"label": binary}
 
 
 def test_statistics_grow_with_each_request(client: TestClient) -> None:
@@ -113,7 +113,7 @@ def test_statistics_grow_with_each_request(client: TestClient) -> None:
         ({"inputs": [tensor()], "outputs": [{"name": "logits"}]}, "no output 'logits'; there are: label"),
     ],
 )
-def test_what_is_wrong_is_named(client: TestClient, body: dict[str, Any], sentence: str) -> None:
+def test_errors_name_the_wrong_value(client: TestClient, body: dict[str, Any], sentence: str) -> None:
     reply = client.post(INFER, json=body)
     assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text
 
@@ -129,7 +129,7 @@ def test_texts_travel_as_bytes_and_come_back(texts: list[str]) -> None:
     }
     text = json.dumps({"inputs": [about]}).encode()
     assert read(text + raw, str(len(text)), SIZES).values == texts
-    body, end = write(Asked([], None, {"name": True}, False), "toy", {"name": texts})
+    body, end = write(TensorRequest([], None, {"name": True}, False), "toy", {"name": texts})
     assert body[end:] == raw
 
 
@@ -139,7 +139,7 @@ def test_no_body_breaks_the_reader(body: bytes, header: str | None) -> None:
         read(body, header, SIZES)
 
 
-def test_a_text_that_was_cut_is_told_in_an_output_of_its_own() -> None:
+def test_a_text_that_was_cut_is_marked_in_its_own_output() -> None:
     config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", slo_ms=60_000)
     with TestClient(create_api(Service(config, time.perf_counter))) as client:
         outputs = client.get("/v2/models/toy").json()["outputs"]
@@ -170,7 +170,7 @@ def test_a_text_that_was_cut_is_told_in_an_output_of_its_own() -> None:
         ),
     ],
 )
-def test_how_large_images_must_be_is_told(tmp_path: Path, files: dict[str, Any], shape: list[int]) -> None:
+def test_the_size_of_images_is_described(tmp_path: Path, files: dict[str, Any], shape: list[int]) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))

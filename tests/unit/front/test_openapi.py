@@ -1,4 +1,4 @@
-"""The front's OpenAPI document is whole and true, and `/docs` shows it with nothing from elsewhere."""
+"""The front's OpenAPI document is complete and true, and `/docs` shows it without files from other servers."""
 
 import re
 import time
@@ -25,7 +25,7 @@ def toy() -> Iterator[DocumentedClient]:
         yield client
 
 
-def test_the_document_is_whole(toy: DocumentedClient) -> None:
+def test_the_document_is_complete(toy: DocumentedClient) -> None:
     check_document(toy.app.openapi())
 
 
@@ -55,7 +55,7 @@ def test_a_network_of_texts_has_texts_as_examples(tmp_path: Path) -> None:
         (b'{"inputs": [0, 3]}', {"X-Deadline-Ms": "0.001"}, 503),
     ],
 )
-def test_what_is_refused_is_as_described(
+def test_errors_are_as_described(
     toy: DocumentedClient, path: str, body: bytes, headers: dict[str, str], status: int | None
 ) -> None:
     if path == "/predict" and status is None:
@@ -74,7 +74,7 @@ def test_a_key_is_described_where_one_is_asked_for(toy: DocumentedClient, monkey
     assert {client.get(path).status_code for path in EXPLAINING} == {200}
 
 
-def test_the_page_of_the_interface_needs_nothing_from_elsewhere(toy: DocumentedClient) -> None:
+def test_the_page_of_the_interface_loads_nothing_from_other_servers(toy: DocumentedClient) -> None:
     page = toy.get(DOCS)
     assert "default-src 'none'" in page.headers["content-security-policy"]
     asked = set(re.findall(r'(?:href|src)="(page/[^"]+)"', page.text))

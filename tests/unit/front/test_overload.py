@@ -1,4 +1,4 @@
-"""A deadline counts from when a request came; what cannot be in time is refused unread; no answer comes after it."""
+"""A deadline counts from the arrival: late requests are refused unread, and no answer comes after its deadline."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("path", ["/predict", "/v2/models/toy/infer"])
-def test_what_waited_for_longer_than_its_deadline_is_refused_before_it_is_read(client: TestClient, path: str) -> None:
+def test_a_request_past_its_deadline_is_refused_before_it_is_read(client: TestClient, path: str) -> None:
     def ask(waited_s: float) -> Any:
         came_us = (time.time() - waited_s) * 1e6
         return client.post(path, content=b"{", headers={"X-Request-Start": f"t={came_us:.0f}", "X-Deadline-Ms": "5000"})
@@ -65,17 +65,17 @@ def test_what_waited_for_longer_than_its_deadline_is_refused_before_it_is_read(c
     assert client.get("/stats").json()["requests"]["refused"] == 2
 
 
-def test_what_was_on_its_way_for_longer_than_its_deadline_is_not_read() -> None:
+def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:
     async def scene(service: Service, clock: Clock) -> None:
-        visit = service.visit("", 0, {}, 0.9)
+        incoming = service.register("", 0, {}, 0.9)
         clock.ahead_s += 1.0
-        with pytest.raises(RefusedError, match="before the whole request was here"):
-            await service.answer(visit, lambda: pytest.fail("it was read"))
+        with pytest.raises(RefusedError, match="before the whole request arrived"):
+            await service.answer(incoming, lambda: pytest.fail("it was read"))
 
     play(scene)
 
 
-def test_what_a_body_costs_is_learned_by_the_bytes_that_are_read() -> None:
+def test_the_cost_of_a_body_is_learned_from_its_decompressed_size() -> None:
     """A compressed body, or one that tells no length, is no small one: else small ones would be taken for dear."""
 
     async def scene(service: Service, clock: Clock) -> None:
@@ -85,29 +85,29 @@ def test_what_a_body_costs_is_learned_by_the_bytes_that_are_read() -> None:
         sizes = []
         costs.looks = lambda: True  # type: ignore[method-assign]
         costs.work_s.learn = lambda size, _: sizes.append(size)  # type: ignore[method-assign,assign]
-        await service.answer(service.visit("", 0, {}, 5.0), content(service), 10_000_000)
+        await service.answer(service.register("", 0, {}, 5.0), content(service), 10_000_000)
         assert sizes == [10_000_000]
 
     play(scene)
 
 
-def test_an_answer_that_is_ready_too_late_is_none() -> None:
+def test_an_answer_that_is_ready_too_late_is_refused() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
             clock.ahead_s += 1.0
             return answers
 
         with service.counted():
-            assert len(await service.answer(service.visit("", 0, {}, 5.0), content(service, slow))) == 1
+            assert len(await service.answer(service.register("", 0, {}, 5.0), content(service, slow))) == 1
         with pytest.raises(RefusedError, match="before the answer was ready") as late, service.counted():
-            await service.answer(service.visit("", 0, {}, 0.9), content(service, slow))
+            await service.answer(service.register("", 0, {}, 0.9), content(service, slow))
         assert late.value.status == 504
         assert (await service.stats())["requests"]["answered"] == 1
 
     play(scene)
 
 
-def test_who_is_refused_unread_has_asked_all_the_same() -> None:
+def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
     """Else a controller sees only as many as its plan can answer, however many more ask."""
 
     async def scene(service: Service, clock: Clock) -> None:
@@ -115,13 +115,13 @@ def test_who_is_refused_unread_has_asked_all_the_same() -> None:
             return service._driver.counts.observed(service.num_blocks).arrivals
 
         for _ in range(9):
-            await service.answer(service.visit("", 0, {}, 5.0), content(service))
+            await service.answer(service.register("", 0, {}, 5.0), content(service))
         assert asked() == 9
         with pytest.raises(RefusedError):
-            service.visit("", 0, {}, 1e-9)  # at the door
-        hurried = service.visit("", 0, {}, 0.9)
+            service.register("", 0, {}, 1e-9)  # at the door
+        hurried = service.register("", 0, {}, 0.9)
         service._request_costs("").work_s.learn(0, 1.0)
-        first = asyncio.create_task(service.answer(service.visit("", 0, {}, 60.0), content(service)))
+        first = asyncio.create_task(service.answer(service.register("", 0, {}, 60.0), content(service)))
         await asyncio.sleep(0)
         clock.ahead_s += 1.0
         with pytest.raises(RefusedError):
@@ -147,17 +147,17 @@ def test_time_is_left_for_the_answer_to_be_written() -> None:
 
         service._driver.answer = watched  # type: ignore[method-assign]
         for _ in range(2):
-            await service.answer(service.visit("", 0, {}, 200.0), content(service, slow))
+            await service.answer(service.register("", 0, {}, 200.0), content(service, slow))
         assert within[0] == pytest.approx(200.0, abs=10.0)
         assert within[1] == pytest.approx(180.0, abs=10.0)
         clock.ahead_s += 1000.0  # it is forgotten, or nobody would be let in who could show that it is over
-        await service.answer(service.visit("", 0, {}, 200.0), content(service))
+        await service.answer(service.register("", 0, {}, 200.0), content(service))
         assert within[2] == pytest.approx(200.0, abs=10.0)
 
     play(scene)
 
 
-def test_whoever_goes_away_while_waiting_costs_nothing() -> None:
+def test_a_client_that_disconnects_while_waiting_costs_nothing() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         read: list[int] = []
 
@@ -165,7 +165,7 @@ def test_whoever_goes_away_while_waiting_costs_nothing() -> None:
             return lambda: read.append(number) or content(service)()  # type: ignore[func-returns-value]
 
         service._request_costs("").work_s.learn(0, 1.0)  # one at a turn of the event loop
-        asking = [asyncio.create_task(service.answer(service.visit("", 0, {}, 60.0), reading(n))) for n in range(4)]
+        asking = [asyncio.create_task(service.answer(service.register("", 0, {}, 60.0), reading(n))) for n in range(4)]
         await asyncio.sleep(0)
         asking[2].cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -175,37 +175,37 @@ def test_whoever_goes_away_while_waiting_costs_nothing() -> None:
     play(scene)
 
 
-def test_who_was_refused_was_late_or_waited_long_to_be_read_shows_the_strain() -> None:
+def test_refused_late_and_long_waiting_requests_count_as_strained() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
             clock.ahead_s += 1.0
             return answers
 
-        async def strain(visit: IncomingRequest, write: Callable[[list[Answer]], Any] = list) -> int:
+        async def strain(incoming: IncomingRequest, write: Callable[[list[Answer]], Any] = list) -> int:
             before = service.burden().strained
             with contextlib.suppress(RefusedError), service.counted():
-                await service.answer(visit, content(service, write))
+                await service.answer(incoming, content(service, write))
             return service.burden().strained - before
 
-        assert await strain(service.visit("", 0, {}, 5.0)) == 0
-        assert await strain(service.visit("", 0, {}, 0.9), slow) == 1
-        hurried, patient = service.visit("", 0, {}, 0.9), service.visit("", 0, {}, 60.0)
+        assert await strain(service.register("", 0, {}, 5.0)) == 0
+        assert await strain(service.register("", 0, {}, 0.9), slow) == 1
+        hurried, patient = service.register("", 0, {}, 0.9), service.register("", 0, {}, 60.0)
         clock.ahead_s += 0.2
         assert await strain(hurried) == 1
         assert await strain(patient) == 0
         with pytest.raises(RefusedError), service.counted():
-            service.visit("", 0, {}, 1e-9)
+            service.register("", 0, {}, 1e-9)
         assert service.burden().strained == 3
 
     play(scene)
 
 
-def test_the_first_request_of_a_kind_is_looked_at_and_few_of_those_that_follow() -> None:
+def test_the_first_request_of_a_kind_is_measured_and_few_of_the_others() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         asked: list[float] = []
         service._work_clock = lambda: asked.append(0.0) or 0.0  # type: ignore[func-returns-value]
         for number in range(17):
-            await service.answer(service.visit("", 0, {}, 5.0), content(service))
+            await service.answer(service.register("", 0, {}, 5.0), content(service))
             assert bool(asked) == (number % 8 == 0)
             asked.clear()
 

@@ -1,4 +1,4 @@
-"""The page is what its files are, needs no key, and lets nothing in from elsewhere; other pages may ask for nothing."""
+"""The page consists of its files, needs no key, and loads nothing from other servers; other pages may send nothing."""
 
 import re
 import time
@@ -22,7 +22,7 @@ def client() -> TestClient:
     return TestClient(create_api(Service(TOY, time.perf_counter)), base_url="http://localhost:8000")
 
 
-def test_the_page_and_its_files_are_there_and_are_all_that_it_asks_for(client: TestClient) -> None:
+def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     asked = re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)
@@ -31,7 +31,7 @@ def test_the_page_and_its_files_are_there_and_are_all_that_it_asks_for(client: T
         assert client.get(f"/{path}").status_code == 200
 
 
-def test_nothing_from_elsewhere_may_run_on_the_page(client: TestClient) -> None:
+def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None:
     for path in files():
         policy = client.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -40,13 +40,13 @@ def test_nothing_from_elsewhere_may_run_on_the_page(client: TestClient) -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 
-def test_the_page_says_what_the_network_takes(client: TestClient) -> None:
+def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
     with client:
         told = client.get("/page/about.json").json()
     assert told == {"model": "toy", "blocks": 4, "slo_ms": TOY.slo_ms, "takes": "other"}
 
 
-def test_the_page_needs_no_key_but_what_it_tells_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_needs_no_key_but_its_data_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "secret")
     config = TOY.model_copy(update={"api_key_variable": "KEY"})
     with TestClient(create_api(Service(config, time.perf_counter))) as client:
@@ -83,7 +83,7 @@ def allowing() -> Iterator[TestClient]:
         yield client
 
 
-def test_a_page_that_is_allowed_asks_and_reads_the_answer(allowing: TestClient) -> None:
+def test_an_allowed_page_sends_requests_and_reads_answers(allowing: TestClient) -> None:
     wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type, x-deadline-ms"}
     before = allowing.options("/predict", headers=SHOP | wanted)
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SHOP["Origin"])
@@ -94,7 +94,7 @@ def test_a_page_that_is_allowed_asks_and_reads_the_answer(allowing: TestClient) 
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, SHOP["Origin"])
 
 
-def test_no_other_page_is_told_that_it_may(allowing: TestClient) -> None:
+def test_no_other_page_gets_cors_headers(allowing: TestClient) -> None:
     refused = allowing.post("/predict", json=BODY, headers={"Origin": "http://evil.example"})
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
@@ -104,6 +104,6 @@ def test_no_other_page_is_told_that_it_may(allowing: TestClient) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["*", "shop.example", "https://shop.example/", "https://a.example https://b.example"])
-def test_what_no_browser_calls_an_origin_is_refused(wrong: str) -> None:
+def test_an_invalid_origin_is_refused(wrong: str) -> None:
     with pytest.raises(UserError, match="must be as browsers send it"):
         parse({"allowed_origins": [wrong]})

@@ -1,4 +1,4 @@
-"""How many requests of streams are worked on at once, and whose is next."""
+"""The number of requests of streams that run at once, and the client that is next."""
 
 import asyncio
 from collections import Counter, deque
@@ -48,7 +48,7 @@ class Queue:
 
 
 @given(st.lists(st.sampled_from(["ask a", "ask a", "ask b", "ask c", "leave", "leave", "more", "fewer", "give up"])))
-def test_places_of_streams_are_never_too_many_and_go_to_who_has_the_fewest(steps: list[str]) -> None:
+def test_places_are_limited_and_go_to_the_client_with_the_fewest(steps: list[str]) -> None:
     async def act() -> None:
         queue = Queue()
         for step in steps:
@@ -63,7 +63,7 @@ def test_places_of_streams_are_never_too_many_and_go_to_who_has_the_fewest(steps
     asyncio.run(act())
 
 
-def test_who_opens_many_streams_gets_no_more_than_who_opens_one() -> None:
+def test_a_client_with_many_streams_gets_no_more_places_than_one_with_one() -> None:
     async def act() -> None:
         places, served = Places(lambda: 8, 1.0, lambda: 0.0), Counter[str]()
 
@@ -86,7 +86,7 @@ def test_who_opens_many_streams_gets_no_more_than_who_opens_one() -> None:
 
 
 @pytest.mark.parametrize(("alone_s", "per_s"), [(0.01, 1000.0), (0.2, 200.0), (0.5, 20.0)])
-def test_requests_of_streams_take_most_of_the_time_that_there_is(alone_s: float, per_s: float) -> None:
+def test_requests_of_streams_take_most_of_the_slo(alone_s: float, per_s: float) -> None:
     """Of a server that answers so many a second, each after so long at least: all it can are answered, in time."""
 
     async def act() -> None:

@@ -1,4 +1,4 @@
-"""Who waits to be read: one after the other, no longer than there is time for, and at nobody else's cost."""
+"""The queue before decoding: one request after the other, and only those that can be in time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -46,7 +46,7 @@ def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between
     play(scene)
 
 
-def test_who_cannot_be_in_time_behind_the_others_is_refused_at_once() -> None:
+def test_a_request_that_cannot_be_in_time_behind_others_is_refused_at_once() -> None:
     async def scene(queue: RequestQueue, clock: Clock) -> None:
         waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(11)]
         await asyncio.sleep(0)
@@ -62,7 +62,7 @@ def test_who_cannot_be_in_time_behind_the_others_is_refused_at_once() -> None:
     play(scene)
 
 
-def test_how_fast_those_ahead_pass_is_seen_not_assumed() -> None:
+def test_the_pace_of_requests_ahead_is_measured() -> None:
     async def scene(queue: RequestQueue, clock: Clock) -> None:
         waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(20)]
         for _ in range(8):
@@ -74,7 +74,7 @@ def test_how_fast_those_ahead_pass_is_seen_not_assumed() -> None:
     play(scene)
 
 
-def test_who_has_waited_too_long_all_the_same_is_refused_when_its_turn_comes_and_who_has_gone_takes_none() -> None:
+def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cancelled_one_takes_none() -> None:
     async def scene(queue: RequestQueue, clock: Clock) -> None:
         tasks = [asyncio.create_task(queue.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
         await asyncio.sleep(0)
@@ -102,7 +102,7 @@ def test_a_request_is_as_old_as_the_turn_of_the_event_loop_that_it_waited_for() 
     play(scene)
 
 
-def test_what_was_learned_of_one_size_is_no_line() -> None:
+def test_costs_learned_at_one_size_grow_with_the_size() -> None:
     trend = Trend(7.0)
     assert trend.expected(10) == 7.0
     for _ in range(50):
@@ -112,7 +112,7 @@ def test_what_was_learned_of_one_size_is_no_line() -> None:
     assert trend.expected(1) == pytest.approx(2.0)
 
 
-def test_the_more_are_refused_the_longer_is_the_time_over_which_they_come_back() -> None:
+def test_retries_spread_over_more_time_when_more_requests_are_refused() -> None:
     draws = iter([0.0, 0.99, 0.99, 0.99])
     crowd = RetryTimes(lambda: next(draws))
     crowd.refused(1.0)
@@ -127,7 +127,7 @@ def test_the_more_are_refused_the_longer_is_the_time_over_which_they_come_back()
     assert crowd.retry_after_s(0.2) < many
 
 
-def test_a_front_that_refuses_is_given_less_until_it_refuses_next_to_nothing() -> None:
+def test_the_limit_of_a_front_that_refuses_falls_until_it_refuses_almost_none() -> None:
     """A front that has room for 40 at once, and a crowd before HAProxy: the front refuses whoever is beyond 40."""
     limit, refused, answered = Limit(), 0, 0
     held = []
@@ -146,7 +146,7 @@ def test_a_front_that_refuses_is_given_less_until_it_refuses_next_to_nothing() -
     assert limit.value == MOST
 
 
-def test_a_front_that_refuses_nobody_is_given_all_and_one_that_always_does_nearly_nothing() -> None:
+def test_the_limit_is_highest_without_refusals_and_lowest_with_refusals_only() -> None:
     limit = Limit()
     assert limit.value == MOST
     for number in range(400):
@@ -157,7 +157,7 @@ def test_a_front_that_refuses_nobody_is_given_all_and_one_that_always_does_nearl
     assert limit.value == MOST
 
 
-def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
+def test_the_number_of_requests_inside_at_one_moment_does_not_move_the_limit() -> None:
     """HAProxy is told nothing where nothing changes; and a moment with few inside is not taken for what there is."""
     limit = Limit()
     values = set()
@@ -170,7 +170,7 @@ def test_how_many_are_inside_at_one_moment_does_not_move_the_limit() -> None:
     assert limit.value > 150
 
 
-def test_a_lower_limit_is_given_time_to_show_its_effect() -> None:
+def test_a_lower_limit_has_time_to_show_its_effect() -> None:
     limit = Limit()
     for number in range(1, 4):
         limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(200, 100 * number, 900 * number))
@@ -191,7 +191,7 @@ def test_requests_that_take_long_are_refused_by_haproxy_as_well() -> None:
     assert answered > 0.9 * 600
 
 
-def test_a_rush_is_worked_off_in_a_moment_and_then_the_front_has_as_much_to_do_as_it_can() -> None:
+def test_after_a_rush_the_front_soon_works_at_full_capacity() -> None:
     """A front that reads 40 in a step, and whose requests must not wait for three steps; a crowd of any size."""
     limit, inside, strained, answered = Limit(), 600, 0, 0
     seen = []

@@ -1,4 +1,4 @@
-"""A front follows what Serve says of replicas: it meets the new, hangs up on those that go, and notices who is lost."""
+"""A front follows Serve's list of replicas: it connects to new ones, drops those that go, and notices lost ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -70,7 +70,7 @@ class Scene:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]], directory: str = "") -> None:
-    monkeypatch.setattr("deployments.front.workers.BELIEVED_AFTER_S", 0.05)
+    monkeypatch.setattr("deployments.front.workers.TRUSTED_AFTER_S", 0.05)
     monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
     monkeypatch.setattr("deployments.front.router.listeners", {})
@@ -96,7 +96,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_all_that_serve_names_are_met_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Scene) -> None:
         assert stage.told[-1] == {"a", "b"}
         assert await stage.runs_on("a")
@@ -109,7 +109,7 @@ def test_all_that_serve_names_are_met_and_later_ones_too(monkeypatch: pytest.Mon
     play(monkeypatch, scene)
 
 
-def test_one_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Scene) -> None:
         going = stage.serve.replicas.pop("a")
         end = asyncio.ensure_future(going.hand_over())
@@ -124,7 +124,7 @@ def test_one_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.Monke
     play(monkeypatch, scene)
 
 
-def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it(
+def test_a_broken_connection_is_noticed_at_once_and_opened_again_while_serve_lists_the_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(stage: Scene) -> None:
@@ -138,7 +138,7 @@ def test_one_that_breaks_is_missed_at_once_and_met_again_if_serve_still_names_it
     play(monkeypatch, scene)
 
 
-def test_a_slow_one_is_met_though_nobody_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_replica_is_connected_after_the_wait_for_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Scene) -> None:
         stage.serve.slow_s["slow"] = 0.1
         stage.serve.start("slow")
@@ -150,7 +150,7 @@ def test_a_slow_one_is_met_though_nobody_waited_for_it(monkeypatch: pytest.Monke
     play(monkeypatch, scene)
 
 
-def test_one_with_other_weights_is_not_used(
+def test_a_replica_with_other_weights_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node may have older files, and would answer all the same."""

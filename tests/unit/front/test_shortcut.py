@@ -1,4 +1,4 @@
-"""POST /predict goes past Serve; all else does not; a client that goes away is not waited for."""
+"""POST /predict bypasses Serve; other requests do not; a request whose client disconnects is cancelled."""
 
 import asyncio
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def ask(client: Client, method: str = "POST", path: str = "/predict", kind: str 
     return Shortcut(serve)({"type": kind, "method": method, "path": path}, client.receive, client.send)
 
 
-def test_only_what_is_asked_for_most_goes_past_serve() -> None:
+def test_only_the_most_frequent_request_bypasses_serve() -> None:
     async def scene() -> None:
         client = Client(b"a", b"b")
         await ask(client)
@@ -65,7 +65,7 @@ def test_only_what_is_asked_for_most_goes_past_serve() -> None:
     asyncio.run(scene())
 
 
-def test_who_hangs_up_is_given_up_and_nothing_is_left_behind() -> None:
+def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:
     ended: list[str] = []
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""What several fronts saw is told as if there were one; what one of them misses is missing."""
+"""Several fronts are reported as one; a group that any of them misses is missing."""
 
 import asyncio
 import time
@@ -51,7 +51,7 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
 
 
-def test_how_busy_a_replica_was_lately_is_told_of_all_fronts_together() -> None:
+def test_the_busy_share_of_a_replica_sums_over_fronts() -> None:
     now_s = [0.0]
     one = Counts({"a": "v100"}, lambda: now_s[0])
     now_s[0] = 20.0
@@ -70,7 +70,7 @@ def test_how_busy_a_replica_was_lately_is_told_of_all_fronts_together() -> None:
     assert told() == []
 
 
-def test_what_audits_tell_is_of_all_fronts_together() -> None:
+def test_audit_results_sum_over_all_fronts() -> None:
     one, other = front([0] * 100, [0.1] * 100), front([3] * 300, [0.1] * 300)
     for number in range(100):
         one.counts.audit_ended(0, agrees=number % 4 > 0)
@@ -84,7 +84,7 @@ def test_what_audits_tell_is_of_all_fronts_together() -> None:
 @pytest.mark.parametrize(
     ("audits", "promised", "verdict"), [(0, 0.9, "not watched"), (100, 0.9, "kept"), (100, 0.99, "broken")]
 )
-def test_audits_are_held_against_what_was_promised(audits: int, promised: float, verdict: str) -> None:
+def test_audits_are_compared_with_the_promise(audits: int, promised: float, verdict: str) -> None:
     one = front([0] * 100, [0.1] * 100)
     for number in range(audits):
         one.counts.audit_ended(0, agrees=number % 10 > 0)
@@ -93,32 +93,30 @@ def test_audits_are_held_against_what_was_promised(audits: int, promised: float,
 
 
 @pytest.mark.parametrize(("missed", "state"), [(0, "kept"), (40, "broken")])
-def test_prometheus_is_told_what_is_known_of_the_promise_lately_beside_all_since_the_start(
-    missed: int, state: str
-) -> None:
+def test_metrics_have_the_recent_agreement_and_that_since_the_start(missed: int, state: str) -> None:
     now_s, noted = 0.0, NotedMetrics()
     counts = Counts({}, lambda: now_s)
     counts.promised = 0.99
     driver = Driver(Dispatcher(ROUTE, {"front": ["f"], "back": ["b"]}), LocalWorkers({}), time.perf_counter, counts)
     series = FrontSeries(MetricSeries(FRONT, noted))
     for off in (0, missed):
-        counts.look(ROUTE)
+        counts.end_windows(ROUTE)
         counts.exits.update({0: 400, 3: 400})
         counts.audited[0] += 400
         counts.missed[0] += off
-        series.tell(driver, None)
+        series.update(driver, None)
         now_s += 1000.0
     told = noted.told["isobatch_disagreement_lately"]["mean",]
     assert told == pytest.approx(missed / 800)
     assert noted.told["isobatch_disagreement"]["mean",] == pytest.approx(missed / 1600)
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {state}
-    series.tell(driver, None)
+    series.update(driver, None)
     bounds = noted.told["isobatch_disagreement_lately"]
     assert (bounds["low",], bounds["high",]) == (0.0, 1.0), "ten minutes later nothing is known"
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {"not watched"}
 
 
-def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() -> None:
+def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:
     other = front([1], [0.5], back=0)
 
     async def others() -> list[FrontState]:
@@ -128,7 +126,7 @@ def test_the_service_tells_of_all_fronts_and_misses_what_any_of_them_misses() ->
         config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
         service = Service(config, time.perf_counter, others=others)
         await service.open()
-        await service.answer(service.visit("", 0, {}, None), lambda: Content(service.encoded([3, 5]), list))
+        await service.answer(service.register("", 0, {}, None), lambda: Content(service.encoded([3, 5]), list))
         assert (await service.stats())["requests"]["answered"] == 2
         assert await service.missing() == ["back"]
         (model,) = (await statistics(service))["model_stats"]

@@ -1,4 +1,4 @@
-"""What a front counts is who would have left where, whatever else is sent, refused, given up or late meanwhile."""
+"""Survival is unbiased, whatever else is sent, refused, abandoned or late meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -161,7 +161,7 @@ shares = st.sampled_from((0.0, 0.1, 0.3))
     ),
     seed=st.integers(0, 2**32),
 )
-def test_whatever_is_sent_survival_is_who_would_have_left(mixture: Mixture, seed: int) -> None:
+def test_survival_is_unbiased_under_any_traffic(mixture: Mixture, seed: int) -> None:
     sent = asyncio.run(send(mixture, seed))
     seen, window = sent.seen, window_of(sent, mixture.ramps)
     assert (seen.arrivals, seen.full) == (sent.inputs, sent.full), "refused inputs asked, too"
@@ -176,7 +176,7 @@ def test_whatever_is_sent_survival_is_who_would_have_left(mixture: Mixture, seed
 
 
 @pytest.mark.parametrize("ramps", [(0, 1, 2), (0, 2)])
-def test_inputs_that_end_early_make_survival_no_smaller_as_answers_alone_would(ramps: tuple[int, ...]) -> None:
+def test_unfinished_inputs_do_not_bias_survival(ramps: tuple[int, ...]) -> None:
     mixture = Mixture(abandoned=0.3, hurried=0.3, failing=0.1, full=0.3, ramps=ramps)
     runs = [asyncio.run(send(mixture, seed)) for seed in range(12)]
     window = merge([window_of(each, mixture.ramps) for each in runs])
@@ -189,7 +189,7 @@ def test_inputs_that_end_early_make_survival_no_smaller_as_answers_alone_would(r
     assert max(truth[ramp + 1] - answers.exits.survival[ramp + 1] for ramp in ramps) > 0.015
 
 
-def test_who_ended_behind_a_closed_ramp_is_not_taken_to_have_stayed_there() -> None:
+def test_an_input_that_ended_behind_a_closed_ramp_does_not_count_as_staying() -> None:
     """A sixth leaves at the first ramp, the third lets every other one go; the second is closed."""
     seen = Observed(0.0, 1.0, 600, 300, (100, 0, 100, 100), unfinished=(0, 0, 300, 0))
     window = window_of(Sent(seen, 600, [], 0), ramps=(0, 2))

@@ -1,4 +1,4 @@
-"""A network that labels words, as it is served: its answers are transformers' own, in every protocol."""
+"""A served network that labels words gives transformers' own answers, in every protocol."""
 
 import json
 import time
@@ -54,7 +54,9 @@ def test_a_text_may_be_given_as_its_words(client: DocumentedClient) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, [["ada", 3]], {"tokens": ["ada"]}, [[]]])
-def test_what_is_neither_is_refused_in_one_sentence(client: DocumentedClient, wrong: Any) -> None:
+def test_inputs_that_are_neither_one_nor_a_list_are_refused_in_one_sentence(
+    client: DocumentedClient, wrong: Any
+) -> None:
     reply = client.post("/predict", json={"inputs": wrong})
     assert reply.status_code == 422
     assert "an input must be a text or a list of words" in reply.json()["error"]
