@@ -216,7 +216,7 @@ def test_a_node_that_is_slow_to_start_is_waited_for(monkeypatch: pytest.MonkeyPa
     asked.clear()
     with patient_start(0.0, starts=lambda: True), pytest.raises(RuntimeError, match="no such node"):
         services.get_node("head:1", "ours")
-    with patient_start(20.0, starts=lambda: False), pytest.raises(ConnectionError, match="ended while it started"):
+    with patient_start(20.0, starts=lambda: False), pytest.raises(ConnectionError, match="ended while it was starting"):
         services.get_node("head:1", "ours")
 
 
