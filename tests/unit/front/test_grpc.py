@@ -82,7 +82,7 @@ def test_health_metadata_configuration_and_statistics() -> None:
         config = (await client.ask("ModelConfig", name="toy")).config
         assert config.max_batch_size == 256
         (promise,) = config.parameters
-        assert (promise.key, promise.value.string_value) == ("promise", "nothing is promised of what exits lose")
+        assert (promise.key, promise.value.string_value) == ("promise", "nothing is promised about losses by exits")
         await client.ask("ModelInfer", **pairs())
         (statistics,) = (await client.ask("ModelStatistics")).model_stats
         assert (statistics.inference_count, statistics.execution_count) == (2, 1)

@@ -59,7 +59,7 @@ def test_by_a_replica_that_has_gone() -> None:
 
         server = OrderServer(hangs_up, lambda after_s: None)
         connection = await connect_to(
-            WIRE, ReplicaAddress("it", await server.open(WIRE), server.door.key), lambda: None
+            WIRE, ReplicaAddress("it", await server.open(WIRE), server.gate.key), lambda: None
         )
         await fails_and_lets_go(connection.run)
 

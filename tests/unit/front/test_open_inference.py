@@ -64,7 +64,7 @@ def test_bytes_in_bytes_out(client: TestClient) -> None:
 
 
 def test_health_and_metadata(client: TestClient) -> None:
-    assert client.get("/v2/models/toy").json()["properties"] == {"promise": "nothing is promised of what exits lose"}
+    assert client.get("/v2/models/toy").json()["properties"] == {"promise": "nothing is promised about losses by exits"}
     assert client.get("/v2/health/live").status_code == client.get("/v2/health/ready").status_code == 200
     assert (
         client.get("/v2/models/toy/ready").status_code
