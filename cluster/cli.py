@@ -78,17 +78,17 @@ def main() -> None:
     try:
         app()
     except (UserError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(_told(error))}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(_message(error))}", highlight=False)
         sys.exit(2)
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """
-    >>> _told(OSError(2, "No such file or directory", "weights", None, "copy"))
+    >>> _message(OSError(2, "No such file or directory", "weights", None, "copy"))
     'copy: No such file or directory'
-    >>> _told(OSError(27, "File too large", "weights", None, "copy"))
+    >>> _message(OSError(27, "File too large", "weights", None, "copy"))
     'copy: File too large: raise the limit on the sizes of files (ulimit -f)'
-    >>> _told(OSError(27, "File too large"))
+    >>> _message(OSError(27, "File too large"))
     'File too large: what was being written has no room there; raise the limit on the sizes of files (ulimit -f)'
     """
     if not isinstance(error, OSError) or not error.strerror:

@@ -21,15 +21,15 @@ PORTS = {8000: "--port", 8001: "--grpc-port"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, and what was found; `wrong` says what to do about it, if anything is wrong."""
+    """What was checked and the result; `wrong` says what to do, and is empty where nothing is wrong."""
 
     what: str
-    found: str
+    result: str
     wrong: str = ""
 
 
 def findings() -> Iterator[Finding]:
-    """One look after the other; what a look raises is what it found."""
+    """Run one check after the other; the error of a check is its result."""
     for what, look in LOOKS.items():
         try:
             yield look(what)
@@ -38,8 +38,8 @@ def findings() -> Iterator[Finding]:
 
 
 def _python(what: str) -> Finding:
-    found = f"{sys.version.split()[0]}, {os.cpu_count()} processors"
-    return Finding(what, found, "" if sys.version_info >= (3, 11) else "isobatch needs Python 3.11 or newer")
+    result = f"{sys.version.split()[0]}, {os.cpu_count()} processors"
+    return Finding(what, result, "" if sys.version_info >= (3, 11) else "isobatch needs Python 3.11 or newer")
 
 
 def _packages(what: str) -> Finding:

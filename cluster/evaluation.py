@@ -76,16 +76,18 @@ def evaluated(
     full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[np.int64] | None, num_blocks: int
 ) -> Evaluation:
     """`full` and `exits` are the answers without exits and with them, to the same inputs."""
-    said, early = (np.array([each.label for each in answers]) for answers in (full, exits))
+    full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
     depth = np.array([(each.exit_block + 1) / num_blocks for each in exits])
-    agreement = _share(said == early)
+    agreement = _share(full_answers == early)
     if truth is None:
         return Evaluation(len(exits), agreement, _mean(depth))
-    lost = (said == truth).astype(float) - (early == truth)
-    classes = by_class(truth, said, early)
-    scores: dict[Metric, ScoreFigures] = {metric: _scored(metric, truth, said, early) for metric in ("macro-f1", "mcc")}
-    scores["worst-class"] = _worst(truth, said, early)
-    in_full, with_exits = _share(said == truth), _share(early == truth)
+    lost = (full_answers == truth).astype(float) - (early == truth)
+    classes = by_class(truth, full_answers, early)
+    scores: dict[Metric, ScoreFigures] = {
+        metric: _scored(metric, truth, full_answers, early) for metric in ("macro-f1", "mcc")
+    }
+    scores["worst-class"] = _worst(truth, full_answers, early)
+    in_full, with_exits = _share(full_answers == truth), _share(early == truth)
     return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), scores, classes)
 
 
@@ -104,7 +106,7 @@ def evaluated_words(
     counts = np.array([len(_labels(each)) for each in full])
     if not counts.any():
         raise UserError("no text has a word that the network answers: there is nothing to compare")
-    said, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
+    full_answers, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
     depth = np.array([(each.exit_block + 1) / num_blocks for each in exits])
 
     def of_texts(of_words: NDArray[Any]) -> NDArray[np.float64]:
@@ -112,15 +114,15 @@ def evaluated_words(
         shares: NDArray[np.float64] = sums[counts > 0] / counts[counts > 0]
         return shares
 
-    agreement = _of_losses(of_texts(said == early))
+    agreement = _of_losses(of_texts(full_answers == early))
     if truth is None or given is None:
         return Evaluation(len(exits), agreement, _mean(depth))
     numbers = np.concatenate([np.array(each.words.numbers, np.int64) for each in full if each.words])
     right = of_words(truth, given, counts, numbers)
-    lost = of_texts((said == right).astype(float) - (early == right))
-    in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (said, early))
-    classes = by_class(right, said, early)
-    entities = entity_f1(right, said, early, counts, names)
+    lost = of_texts((full_answers == right).astype(float) - (early == right))
+    in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (full_answers, early))
+    classes = by_class(right, full_answers, early)
+    entities = entity_f1(right, full_answers, early, counts, names)
     return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes, entities)
 
 
@@ -135,7 +137,7 @@ def _of_losses(shares: NDArray[np.float64]) -> Interval:
 
 def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     lost = score_loss(metric, truth, full, exits)
-    before, after = (Interval.of(*scored(metric, truth, said)) for said in (full, exits))
+    before, after = (Interval.of(*scored(metric, truth, answers)) for answers in (full, exits))
     return ScoreFigures(before, after, Interval.of(lost.mean, lost.error))
 
 
@@ -143,8 +145,8 @@ def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
     """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
     here = [truth == label for label in np.unique(truth)]
 
-    def least(said: Labels) -> Interval:
-        return min((_share(said[one] == truth[one]) for one in here), key=lambda each: each.mean)
+    def least(answers: Labels) -> Interval:
+        return min((_share(answers[of_class] == truth[of_class]) for of_class in here), key=lambda each: each.mean)
 
     lost = losses_by_class((full == truth).astype(float) - (exits == truth), truth)
     most = max(lost, key=lambda each: float(each.mean))
@@ -161,20 +163,23 @@ def _mean(values: NDArray[np.float64]) -> Interval:
     return Interval(float(values.mean()), float(STEADY * values.std() / np.sqrt(len(values))))
 
 
-def table(found: Evaluation) -> Table:
-    rows = Table("", title=f"{found.inputs:,} inputs (95 %)", box=SIMPLE, title_justify="left")
+def table(evaluation: Evaluation) -> Table:
+    rows = Table("", title=f"{evaluation.inputs:,} inputs (95 %)", box=SIMPLE, title_justify="left")
     for heading in ("in full", "with exits", "lost by exits"):
         rows.add_column(heading, justify="right", no_wrap=True)
-    if found.full_accuracy:
-        rows.add_row("accuracy", *map(_shown, (found.full_accuracy, found.accuracy, found.lost)))
-    if found.entities:
-        rows.add_row("F1 of entities", *map(_shown, (found.entities.full, found.entities.exits, found.entities.lost)))
-    for metric, each in found.scores.items():
+    if evaluation.full_accuracy:
+        rows.add_row("accuracy", *map(_shown, (evaluation.full_accuracy, evaluation.accuracy, evaluation.lost)))
+    if evaluation.entities:
+        rows.add_row(
+            "F1 of entities",
+            *map(_shown, (evaluation.entities.full, evaluation.entities.exits, evaluation.entities.lost)),
+        )
+    for metric, each in evaluation.scores.items():
         rows.add_row(SCORE_NAMES[metric], *map(_shown, (each.full, each.exits, each.lost)))
-    if found.scores:
+    if evaluation.scores:
         rows.caption, rows.caption_justify = "lost of a recall: by the class that loses most", "left"
-    rows.add_row("the full network's answer", "", str(found.agreement), "")
-    rows.add_row("blocks run per input", "", str(found.depth), "")
+    rows.add_row("the full network's answer", "", str(evaluation.agreement), "")
+    rows.add_row("blocks run per input", "", str(evaluation.depth), "")
     return rows
 
 
@@ -182,9 +187,9 @@ def _shown(figure: Interval | None) -> str:
     return "" if figure is None else str(figure)
 
 
-def promise_kept(promise: ExitPromise, found: Evaluation) -> str | None:
+def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:
     """What to say where these inputs lose more than was promised; None: they do not, or nobody can tell."""
-    lost = found.lost_of(promise.metric)
+    lost = evaluation.lost_of(promise.metric)
     if lost is None or lost.mean - lost.within <= promise.max_loss:
         return None
     return (
@@ -223,7 +228,7 @@ def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Ta
     return [
         _heard(url, each, task)
         for start in show(range(0, len(listed), AT_ONCE), "asking the server")
-        for each in _asked(url, listed[start : start + AT_ONCE], headers)
+        for each in _post(url, listed[start : start + AT_ONCE], headers)
     ]
 
 
@@ -253,15 +258,15 @@ def _named(network: ServedModel, label: Label) -> Any:
         return None
 
 
-def _asked(url: str, inputs: Sequence[Any], told: Mapping[str, str]) -> Any:
+def _post(url: str, inputs: Sequence[Any], extra_headers: Mapping[str, str]) -> Any:
     body = json.dumps({"inputs": inputs}).encode()
-    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **told}
+    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **extra_headers}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=2 * PATIENCE_S) as reply:
-            return json.load(reply)["outputs"]
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=2 * PATIENCE_S) as response:
+            return json.load(response)["outputs"]
     except urllib.error.HTTPError as error:
-        said = error.read(300).decode(errors="replace")
-        raise UserError(f"{url} answers with status {error.code}: {said}") from error
+        reply = error.read(300).decode(errors="replace")
+        raise UserError(f"{url} answers with status {error.code}: {reply}") from error
     except urllib.error.URLError as error:
         raise UserError(f"nobody answers at {url} ({error.reason}): does 'isobatch serve' run there?") from error
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -63,12 +63,12 @@ def alone(profile: Profile, kind: str) -> Problem:
 
 def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:
     """Candidate plans of each system: the planner's latencies may be wrong, so several are made, and trials decide."""
-    found: dict[str, list[Plan]] = {system: [] for system in SYSTEMS}
+    plans: dict[str, list[Plan]] = {system: [] for system in SYSTEMS}
     for looser in LOOSER:
         for system, plan in _plans(profile, kind, looser * slo_s, max_batch).items():
-            if plan is not None and plan.placements not in [known.placements for known in found[system]]:
-                found[system].append(plan)
-    return found
+            if plan is not None and plan.placements not in [known.placements for known in plans[system]]:
+                plans[system].append(plan)
+    return plans
 
 
 def _plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, Plan | None]:

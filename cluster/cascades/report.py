@@ -30,11 +30,11 @@ def table(rows: Sequence[Contender], latencies: Sequence[AnswerTimes | None], ra
 
 
 def _cells(row: Contender, latency: AnswerTimes | None) -> tuple[str, ...]:
-    told, dollars = row.told, row.dollars_per_million
+    figures, dollars = row.figures, row.dollars_per_million
     return (
-        f"{100 * told.accuracy:.1f}",
-        f"{100 * told.agreement:.1f}",
-        f"{100 * told.lost:+.2f}" + ("" if row.hopeful else "!"),
+        f"{100 * figures.accuracy:.1f}",
+        f"{100 * figures.agreement:.1f}",
+        f"{100 * figures.lost:+.2f}" + ("" if row.hopeful else "!"),
         "-" if latency is None else f"{1e3 * latency.mean_s:.3g}",
         "-" if latency is None else f"{1e3 * latency.p99_s:.3g}",
         f"{row.goodput_per_s:,.0f}" if row.plan else "late",

@@ -39,7 +39,7 @@ class Contender:
 
     made: CalibratedCombination
     chosen: Indices
-    told: CombinationFigures
+    figures: CombinationFigures
     hopeful: bool  # by the rows that thresholds were made from, it loses no more than is allowed
     profile: Profile
     plan: Plan | None
@@ -98,7 +98,7 @@ class Tryout:
         if first is last:
             return last
         passed = self._row(first.made, combinations[rows.index(first)], first.made.shown())
-        if passed.told.promise and passed.goodput_per_s > last.goodput_per_s:
+        if passed.figures.promise and passed.goodput_per_s > last.goodput_per_s:
             return passed
         if last.plan is None:
             raise UserError(

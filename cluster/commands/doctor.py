@@ -16,7 +16,7 @@ def doctor() -> None:
     for finding in findings():
         mark = "[bold red]wrong[/]" if finding.wrong else "[green]well[/] "
         console.print(mark, end=" ")
-        console.print(f"{finding.what}: {finding.wrong or finding.found}", markup=False)
+        console.print(f"{finding.what}: {finding.wrong or finding.result}", markup=False)
         wrong = wrong or bool(finding.wrong)
     if wrong:
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ import typer
 from profiles.errors import UserError, read_text
 
 if TYPE_CHECKING:
-    from cluster.commands.plan_result import PlanResult, Play
+    from cluster.commands.plan_result import PlanResult, Simulate
     from cluster.simulator.choice import Find, SimulatedChoice
     from optimizer import Objective, Plan, Problem
     from optimizer.decoding import DecodingGoal
@@ -318,8 +318,8 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     )
     with Console(stderr=True).status("planning"):
         result = settled_result(exits, problem_for, result_for, partial(_effort, options.seconds, exits), simulate)
-        unplayed = _reason_not_simulated(result, bool(simulate), options.believed)
-        result = replace(result, unplayed=unplayed, batch_gains=tuple(batch_gains(result.facts, within)))
+        not_simulated = _reason_not_simulated(result, bool(simulate), options.believed)
+        result = replace(result, not_simulated=not_simulated, batch_gains=tuple(batch_gains(result.facts, within)))
     if out:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")
@@ -395,7 +395,7 @@ def _effort(seconds: float | None, exits: "ExitProfile") -> "Effort":
     return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds / searches))
 
 
-def _simulation(options: ClassifierPlanOptions) -> "Play | None":
+def _simulation(options: ClassifierPlanOptions) -> "Simulate | None":
     """The function that simulates the plan and similar ones; None where no plan is simulated.
 
     Without --polish no plan is simulated if it comes from a file, or if its search is slow or limited in time.
@@ -428,7 +428,7 @@ def _reason_not_simulated(result: "PlanResult", may_be_simulated: bool, believed
     """Why the plan was not simulated; empty where it was."""
     from cluster.simulator.choice import why_not_simulated
 
-    if result.played:
+    if result.simulated:
         return ""
     if may_be_simulated:
         return why_not_simulated(result.plan, result.facts, result.objective)

@@ -34,14 +34,16 @@ def draw(result: PlanResult, path: Path) -> None:
 
 
 def _title(result: PlanResult) -> str:
-    """What is promised: what the simulator sustains, where the plan was played, else what its devices alone do."""
-    score, played = result.score, result.played
+    """What is promised: what the simulator sustains, where the plan was simulated, else what its devices alone do."""
+    score, simulated = result.score, result.simulated
     goodput = f"{score.goodput_per_s:,.0f} per second"
-    if played:
-        goodput = f"{played.after_per_s:,.0f} per second as played ({score.goodput_per_s:,.0f} by its devices alone)"
-    told = f"as played: {result.times}; " if result.times else ""
+    if simulated:
+        goodput = (
+            f"{simulated.after_per_s:,.0f} per second as simulated ({score.goodput_per_s:,.0f} by its devices alone)"
+        )
+    times = f"as simulated: {result.times}; " if result.times else ""
     longest = f"full launches all the way: {score.latency_s * 1e3:.1f} ms"
-    return f"{goodput}, ${score.cost_per_hour:,.2f} per hour\n{told}{longest}"
+    return f"{goodput}, ${score.cost_per_hour:,.2f} per hour\n{times}{longest}"
 
 
 def _devices(part: SplitScore, plan: Plan, score: Score) -> float:

@@ -10,8 +10,8 @@ from optimizer.plan import blocks_text
 from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed_backends_warning
 
 
-def tables(result: PlanResult, asked: Objective, surprises: bool, shortfalls: bool) -> Iterator[Table | str]:
-    """`surprises`, `shortfalls`: whether these are told too."""
+def tables(result: PlanResult, objective: Objective, surprises: bool, shortfalls: bool) -> Iterator[Table | str]:
+    """`surprises`, `shortfalls`: whether these tables are shown too."""
     yield _splits(result)
     yield _promise(result)
     yield _baselines(result)
@@ -22,15 +22,15 @@ def tables(result: PlanResult, asked: Objective, surprises: bool, shortfalls: bo
     if surprises:
         yield _surprises(result)
     if shortfalls:
-        yield _losses(result, asked)
+        yield _losses(result, objective)
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:
     """Name the device kinds whose numbers are not measured, so that nobody takes them for measurements."""
     for origin, words in ((PUBLISHED, "fitted to published times"), (ESTIMATED, "from those of other devices")):
-        told = [_of(table) for table in result.facts.tables if table.origin == origin]
-        if told:
-            yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(told)}. 'isobatch profile' measures."
+        estimated = [_of(table) for table in result.facts.tables if table.origin == origin]
+        if estimated:
+            yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(estimated)}. 'isobatch profile' measures."
     if warning := mixed_backends_warning(result.facts.tables):
         yield f"[bold yellow]mixed:[/] {warning}"
 
@@ -79,13 +79,17 @@ def _promise(result: PlanResult) -> Table:
     score, objective = result.score, result.objective
     table = Table("promise", "value", show_header=False, title="promise")
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
-    if played := result.played:
-        others = f"{played.gain:+.1%} after {played.tried} other plans" if played.tried else "no other was promising"
-        table.add_row("goodput, as played", f"{played.after_per_s:,.0f} per second{counted}, {others}")
+    if simulated := result.simulated:
+        others = (
+            f"{simulated.gain:+.1%} after {simulated.tried} other plans"
+            if simulated.tried
+            else "no other was promising"
+        )
+        table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}")
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
-    table.add_row("latency, as played", _as_played(result))
+    table.add_row("latency, as simulated", _as_simulated(result))
     budget = (
         "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
     )
@@ -99,14 +103,14 @@ def _promise(result: PlanResult) -> Table:
     if result.plan.promise and not result.score.broken:
         gap = result.plan.promise.gap
         proved = "yes, proved" if gap == 0 else f"within {gap:.2%}, proved"
-        table.add_row("best possible", f"within {gap:.2%} of what the devices alone allow" if played else proved)
+        table.add_row("best possible", f"within {gap:.2%} of what the devices alone allow" if simulated else proved)
     return table
 
 
-def _as_played(result: PlanResult) -> str:
+def _as_simulated(result: PlanResult) -> str:
     if result.times is None:
-        return f"not played: {result.unplayed}"
-    return f"{result.times}" if result.played else f"{result.times}, when it was planned"
+        return f"not simulated: {result.not_simulated}"
+    return f"{result.times}" if result.simulated else f"{result.times}, when it was planned"
 
 
 def _baselines(result: PlanResult) -> Table:
@@ -137,20 +141,20 @@ def _surprises(result: PlanResult) -> Table:
 
     table = Table("leavers", "goodput", "best possible", "lost", "full launches", title="if the forecast is wrong")
     for row in sensitivity(result.plan, result.facts, result.objective):
-        said = f"{-row.error:+.0%}" if row.error else "as forecast"
+        change = f"{-row.error:+.0%}" if row.error else "as forecast"
         latency = f"{row.latency_s * 1e3:.1f} ms" + ("" if row.within_slo else " (late)")
         lost = f"{max(row.lost, 0.0):.1%}"
-        table.add_row(said, f"{row.goodput_per_s:,.0f}", f"{row.best_per_s:,.0f}", lost, latency)
+        table.add_row(change, f"{row.goodput_per_s:,.0f}", f"{row.best_per_s:,.0f}", lost, latency)
     return table
 
 
-def _losses(result: PlanResult, asked: Objective) -> Table:
+def _losses(result: PlanResult, objective: Objective) -> Table:
     from optimizer.pipelines import shortfalls
 
-    known = result.played.after_per_s if result.played else None
-    found = shortfalls.shortfalls(result.plan, result.facts, asked, known)
+    known = result.simulated.after_per_s if result.simulated else None
+    losses = shortfalls.shortfalls(result.plan, result.facts, objective, known)
     table = Table("", "of the bound", title="what keeps it from the goodput that no system exceeds")
-    table.add_row("the plan keeps", f"{1 - sum(each.share for each in found):.1%}")
-    for each in found:
+    table.add_row("the plan keeps", f"{1 - sum(each.share for each in losses):.1%}")
+    for each in losses:
         table.add_row(each.why, f"{each.share:.1%}")
     return table

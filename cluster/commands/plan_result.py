@@ -23,8 +23,8 @@ from profiles.exits import ExitProfile
 if TYPE_CHECKING:
     from cluster.simulator.choice import Find, SimulatedChoice
 
-# Plays a plan and others that are found; None where it does not.
-Play = Callable[[Plan, Problem, Objective, "Find"], "SimulatedChoice | None"]
+# Simulates a plan and others near it; None: no plan is simulated.
+Simulate = Callable[[Plan, Problem, Objective, "Find"], "SimulatedChoice | None"]
 PLAYED_GAP = 0.03  # of plans that are candidates only: playing them finds what beliefs miss
 
 
@@ -37,8 +37,8 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
-    played: "SimulatedChoice | None" = None  # what the simulator says of it
-    unplayed: str = ""  # why it was not played
+    simulated: "SimulatedChoice | None" = None  # what the simulator says of it
+    not_simulated: str = ""  # why it was not simulated
     batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
 
     @property
@@ -68,11 +68,11 @@ class PlanResult:
                 }
                 for table in self.facts.tables
             ],
-            "played": self.played
+            "played": self.simulated
             and {
-                "before_per_s": self.played.before_per_s,
-                "after_per_s": self.played.after_per_s,
-                "tried": self.played.tried,
+                "before_per_s": self.simulated.before_per_s,
+                "after_per_s": self.simulated.after_per_s,
+                "tried": self.simulated.tried,
                 **(asdict(self.times) if self.times else {}),
             },
             "batch_gains": [asdict(each) for each in self.batch_gains],
@@ -93,20 +93,20 @@ def settled_result(
     facts_of: Callable[[tuple[float, ...]], Problem],
     result: Callable[..., PlanResult],
     effort: Callable[[], Effort],
-    play: Play | None,
+    simulate: Simulate | None,
 ) -> PlanResult:
-    """The result for those who leave with the ramps that its plan opens; plans are played once this is known.
+    """The result for those who leave with the ramps that its plan opens; plans are simulated once this is known.
 
-    `facts_of` gives the facts for a survival, `result` what `plan_result` says of facts, for an effort and a play.
+    `facts_of` gives the facts for a survival, `result` what `plan_result` says of facts, for an effort and a simulate.
     """
     survival = exits.survival
     if exits.sure:
         with suppress(UserError):  # that no plan fits is said below
-            found = plan_for_its_ramps(
-                exits, lambda each: result(facts_of(each), effort=effort()), lambda found: found.plan
+            plan_found = plan_for_its_ramps(
+                exits, lambda each: result(facts_of(each), effort=effort()), lambda plan_found: plan_found.plan
             )
-            survival = exits.planning_survival(opened(found.plan)) if found else survival
-    return result(facts_of(survival), effort=effort(), play=play)
+            survival = exits.planning_survival(opened(plan_found.plan)) if plan_found else survival
+    return result(facts_of(survival), effort=effort(), simulate=simulate)
 
 
 def plan_result(
@@ -118,11 +118,11 @@ def plan_result(
     file: Path | None,
     max_splits: int | None = None,
     effort: Effort = EFFORT,
-    play: Play | None = None,
+    simulate: Simulate | None = None,
 ) -> PlanResult:
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
 
-    A plan that was played need not fit the latency that the planner believes in, and none has to fit it with slack.
+    A plan that was simulated need not fit the latency that the planner believes in, and none has to fit it with slack.
     """
     if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
         last, blocks = facts.num_blocks - 1, facts.num_blocks
@@ -136,12 +136,12 @@ def plan_result(
     def find(facts: Problem, objective: Objective, gap: float = PLAYED_GAP) -> Plan | None:
         return few_splits(facts, objective, gap, max_splits, one) if max_splits else one(facts, objective, gap)
 
-    found = read_plan(file) if file else find(facts, objective, gap)
-    first = found or (find(facts, replace(objective, slack=0.0), gap) if play else None)
-    better = play(first, facts, objective, find) if play and first else None
+    plan_found = read_plan(file) if file else find(facts, objective, gap)
+    first = plan_found or (find(facts, replace(objective, slack=0.0), gap) if simulate else None)
+    better = simulate(first, facts, objective, find) if simulate and first else None
     if better:
-        found, objective = better.plan, replace(objective, slo_s=None)
-    if found is None:
+        plan_found, objective = better.plan, replace(objective, slo_s=None)
+    if plan_found is None:
         raise UserError(reason(facts, objective))
-    plan = facts.annotated(found)
+    plan = facts.annotated(plan_found)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

@@ -58,7 +58,7 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
     assert small.goodput_per_s > both.goodput_per_s > 1.5 * large.goodput_per_s
     assert best(rows) is both
     taken = here.tested(rows, combinations)
-    assert taken.told.promise
+    assert taken.figures.promise
     assert (taken.profile.edges, taken.made.members) == ((2,), both.made.members)
     assert sum(taken.shares) == pytest.approx(1.0)
     assert taken.dollars_per_million < large.dollars_per_million

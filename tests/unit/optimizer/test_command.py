@@ -69,15 +69,15 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
     objective = Objective(slo_s=0.1)
     believed = plan_result(facts, objective, None, 0.01, False, None)
     assert _title(believed).startswith(f"{believed.score.goodput_per_s:,.0f} per second, ")
-    played = replace(believed, played=SimulatedChoice(believed.plan, 900.0, 1234.0, 3))
+    played = replace(believed, simulated=SimulatedChoice(believed.plan, 900.0, 1234.0, 3))
     alone = f"{believed.score.goodput_per_s:,.0f} by its devices alone"
-    assert _title(played).startswith(f"1,234 per second as played ({alone}), ")
+    assert _title(played).startswith(f"1,234 per second as simulated ({alone}), ")
     longest = f"full launches all the way: {1e3 * believed.score.latency_s:.1f} ms"
     assert believed.plan.promise is not None
     assert _title(believed).endswith(longest)
     promise = replace(believed.plan.promise, simulated=SimulatedTimes(0.02, 0.09, 0.991))
     told = _title(replace(played, plan=replace(played.plan, promise=promise)))
-    assert told.endswith(f"as played: p50 20 ms, p99 90 ms, 99.1 % in time; {longest}")
+    assert told.endswith(f"as simulated: p50 20 ms, p99 90 ms, 99.1 % in time; {longest}")
 
 
 @pytest.fixture
@@ -108,10 +108,10 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     plan = read_plan(path)
     assert plan.promise is not None
     assert plan.promise.simulated is not None
-    assert f"latency, as played {plan.promise.simulated}" in output
+    assert f"latency, as simulated {plan.promise.simulated}" in output
     assert f"full launches all the way {1e3 * plan.promise.latency_s:.1f} ms, to the last block" in output
     again = in_one_line(run_played(profile, *small, "--evaluate", str(path)))
-    assert f"latency, as played {plan.promise.simulated}, when it was planned" in again
+    assert f"latency, as simulated {plan.promise.simulated}, when it was planned" in again
     shown = json.loads(run_played(profile, *small, "--json"))["played"]
     assert {name: shown[name] for name in ("p50_s", "p99_s", "in_time")} == asdict(plan.promise.simulated)
 
@@ -132,8 +132,8 @@ def test_that_nothing_was_played_is_said_and_why(
     profile: Path, small: tuple[str, ...], options: tuple[str, ...], why: str
 ) -> None:
     output = in_one_line(run_played(profile, *small, *options))
-    (row,) = re.findall(r"latency, as played (.*?) full launches all the way", output)
-    assert row.startswith("not played: ")
+    (row,) = re.findall(r"latency, as simulated (.*?) full launches all the way", output)
+    assert row.startswith("not simulated: ")
     assert row.endswith(why)
 
 
