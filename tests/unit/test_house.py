@@ -90,3 +90,24 @@ def test_modules_that_are_named_in_pages_and_sources_exist() -> None:
     found = [(path.name, name) for path in [*pages, *sources] for name in whole.findall(path.read_text())]
     found += [(page.name, name) for page in pages for name in last.findall(page.read_text())]
     assert not [(where, name) for where, name in found if name not in ends | PATTERNS]
+
+
+# These say that something was said or done, and not what it is: a name says what a value holds.
+EMPTY_NAMES = {"told", "said", "found", "settled", "meant", "played"}
+
+
+def _names(path: Path) -> set[str]:
+    """All functions, classes, arguments, and what is assigned."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+    return {name.strip("_").lower() for name in names}
+
+
+def test_names_say_what_they_hold() -> None:
+    sources = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert not {str(path): empty for path in sources if (empty := EMPTY_NAMES & _names(path))}

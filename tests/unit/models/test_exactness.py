@@ -228,7 +228,7 @@ def test_batches_before_different_blocks_cannot_be_merged() -> None:
     first, second = random_inputs("vit", 2, seed=0)
     later = model.run(second, 1, ramps=()).survivors
     assert later is not None
-    with pytest.raises(ValueError, match=r"one block, got \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"the same block, got \[0, 1\]"):
         model.merge([first, later])
 
 
