@@ -122,7 +122,7 @@ def test_8_bits_are_evaluated_in_8_bits() -> None:
     digits = list(demo_inputs(40))
     for exits in (True, False):
         assert len(evaluation.answered(network, digits, exits)) == len(digits)
-    assert not network.pieces.ordered
+    assert not network.exported.requested
 
 
 def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.Mo
         assert headers in ({}, {"X-API-Key": "secret"})
         return [vars(each) for each in predict(model, inputs)]
 
-    monkeypatch.setattr(evaluation, "_asked", answered)
+    monkeypatch.setattr(evaluation, "_post", answered)
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--json")
     monkeypatch.setenv("MY_KEY", "secret")
     keyed = ("--url", "http://x:1", "--api-key-variable", "MY_KEY")
@@ -162,7 +162,7 @@ def test_the_port_of_grpc_is_one_sentence() -> None:
 def test_a_server_of_another_network_is_not_measured(
     place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer
 ) -> None:
-    monkeypatch.setattr(evaluation, "_asked", lambda url, inputs, headers: [vars(other)] * len(inputs))
+    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [vars(other)] * len(inputs))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
         run(*told)
@@ -180,7 +180,7 @@ def test_a_server_of_another_network_is_not_measured(
 def test_a_server_that_answers_otherwise_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, task: Task, output: object
 ) -> None:
-    monkeypatch.setattr(evaluation, "_asked", lambda url, inputs, headers: [output] * len(inputs))
+    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [output] * len(inputs))
     with pytest.raises(UserError, match=f"http://x:1 serves another network: .* not those of {task.name}"):
         served("http://x:1", ["good"], {}, task)
 
