@@ -65,7 +65,7 @@ def test_onnx_runtime_is_measured_with_every_piece_exported(tmp_path: Path, monk
     ("asked", "told"),
     [
         (["--device", "cuda:77"], "device 'cuda:77' is not on this machine"),
-        (["--backend", "graphs"], "none on cpu"),
+        (["--backend", "graphs"], "cpu does not have"),
         (["--networks", "bert"], "'bert' is none of bert-base"),
     ],
 )
