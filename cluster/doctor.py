@@ -43,7 +43,7 @@ def _python(what: str) -> Finding:
 
 
 def _packages(what: str) -> Finding:
-    """Whether what is installed is what isobatch asks for."""
+    """Whether the installed packages are the versions that isobatch requires."""
     wanted = [Requirement(line) for line in requires("isobatch") or () if "extra ==" not in line]
     wrong = []
     for each in wanted:

@@ -101,7 +101,7 @@ def evaluated_words(
 ) -> Evaluation:
     """The same where words are answered: shares of a text's words, and every text counts alike.
 
-    `truth` are the labels of all words, of which each text was `given` so many. `names` are those of the labels.
+    `truth` has the labels of all words, `given` the number of words of each text, `names` the names of the labels.
     """
     counts = np.array([len(_labels(each)) for each in full])
     if not counts.any():

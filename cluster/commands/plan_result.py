@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # Simulates a plan and others near it; None: no plan is simulated.
 Simulate = Callable[[Plan, Problem, Objective, "Find"], "SimulatedChoice | None"]
-PLAYED_GAP = 0.03  # of plans that are candidates only: playing them finds what beliefs miss
+# The planner stops at this gap where its plan is only a candidate: simulation corrects what its estimates miss.
+CANDIDATE_GAP = 0.03
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def plan_result(
         objective = constrained(objective, others[0], alpha)
     one = partial(side_by_side if apart else search, effort=effort)
 
-    def find(facts: Problem, objective: Objective, gap: float = PLAYED_GAP) -> Plan | None:
+    def find(facts: Problem, objective: Objective, gap: float = CANDIDATE_GAP) -> Plan | None:
         return few_splits(facts, objective, gap, max_splits, one) if max_splits else one(facts, objective, gap)
 
     plan_found = read_plan(file) if file else find(facts, objective, gap)

@@ -84,7 +84,7 @@ class Snapshot:
         return not (self.problem.answers_early or self.problem.cheapest or is_idle(self.observed))
 
     def relieve_by(self, plan: Plan) -> Verdict:
-        """While inputs are refused: whether this plan sustains so much more that it should run now."""
+        """While inputs are refused: whether this plan sustains enough more to run now."""
         better = self._expected(plan)
         gain, needed = better.gain_over(self.running), required_gain(self.patience.least_gain, self._changes)
         sustains = f"another plan sustains {rate(better.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"

@@ -324,7 +324,7 @@ def _of_devices(facts: Problem, counts: dict[str, int]) -> Problem:
 def promising(
     plan: Plan, planned: Plan, facts: Problem, goodput_per_s: float, times: SimulatedTimes | None = None
 ) -> Plan:
-    """The plan with the promise of so much, and the gap to the most that the planner holds possible."""
+    """The plan with this promise, and its gap to the planner's upper bound."""
     score, believed = evaluate(plan, facts), evaluate(planned, facts).goodput_per_s
     most = max(believed * (1 + (planned.promise.gap if planned.promise else 0.0)), score.goodput_per_s)
     gap = min(max(0.0, most / goodput_per_s - 1), MOST_GAP) if goodput_per_s else MOST_GAP
