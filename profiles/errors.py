@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
 
 
 NO_ROOM = {  # advice for errors of a full disk
@@ -71,3 +73,14 @@ def first_wrong(error: "ValidationError") -> Wrong:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"] if part != "[key]")  # a wrong key is named itself
     return Wrong(place, first["msg"].removeprefix("Value error, "), first["input"], first["type"])
+
+
+def read_model(path: Path, model: type[Model]) -> Model:
+    """The JSON in a file that the user named, as this model; raise UserError that names the wrong place."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate_json(read_text(path))
+    except ValidationError as error:
+        wrong = first_wrong(error)
+        raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error

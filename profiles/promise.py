@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -49,6 +50,22 @@ class ExitPromise(BaseModel):
         measured = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
         sure = f"{'about ' if self.metric in SCORES else ''}{100 * self.confidence:.4g} % sure"
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({measured})"
+
+
+class _AfterBlock(Protocol):
+    @property
+    def block(self) -> int: ...
+
+
+Ramp = TypeVar("Ramp", bound=_AfterBlock)
+
+
+def in_order(ramps: tuple[Ramp, ...]) -> tuple[Ramp, ...]:
+    """The ramps of an exits.json; raise ValueError unless their blocks ascend."""
+    blocks = [ramp.block for ramp in ramps]
+    if blocks != sorted(set(blocks)):
+        raise ValueError(f"ramps must stand after ascending blocks, each once, got {blocks}")
+    return ramps
 
 
 class _Ramp(BaseModel):

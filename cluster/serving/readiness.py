@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.serving.serve_file import ROOT, ServeFile, classifiers, decoders, grpc_addresses
 from deployments.cluster_checks import PATHS, check_http
-from deployments.config import AppConfig, checked, parse
+from deployments.config import ServedConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.folders import content_of
 from deployments.ray_facts import each_node, serve_client
@@ -58,7 +58,7 @@ def check_nodes(content: ServeFile) -> None:
 
 
 def needs_of(content: ServeFile) -> NodeNeeds:
-    configs: list[AppConfig | DecoderConfig] = [parse(application["args"]) for application in classifiers(content)]
+    configs: list[ServedConfig] = [parse(application["args"]) for application in classifiers(content)]
     configs += [checked(DecoderConfig, application["args"]) for application in decoders(content)]
     files = [path for config in configs for name in PATHS if (path := getattr(config, name))]
     variables = [config.api_key_variable for config in configs if config.api_key_variable]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
 from deployments.cluster_checks import PATHS, check_http
-from deployments.config import AppConfig, checked, parse
+from deployments.config import ServedConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import check_decoder, is_decoder
 from deployments.folders import checkpoint_json, weights_of
@@ -319,7 +319,7 @@ def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any
     return fields | {name: _absolute(root, name, fields[name]) for name in PATHS if isinstance(fields.get(name), str)}
 
 
-def _as_parsed(config: AppConfig | DecoderConfig, fields: dict[str, Any]) -> dict[str, Any]:
+def _as_parsed(config: ServedConfig, fields: dict[str, Any]) -> dict[str, Any]:
     """The parsed values of the gRPC fields: a YAML file may contain numbers as texts."""
     return {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in fields}
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from deployments.folders import checkpoint_json
-from profiles.errors import UserError, first_wrong, read_text
-from profiles.promise import RULES
+from profiles.errors import UserError, read_model
+from profiles.promise import RULES, in_order
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
 DECODER_CLASSES = ("ForCausalLM", "ForConditionalGeneration")  # the ends of the names of decoders' classes
@@ -59,7 +59,7 @@ class DecoderRules(BaseModel):
         "deployments.exits:confidence",
         description="The import path of the policy that decides which tokens leave. It must have no memory.",
     )
-    ramps: tuple[DecoderRamp, ...] = ()
+    ramps: Annotated[tuple[DecoderRamp, ...], AfterValidator(in_order)] = ()
     others: tuple[DecoderRamp, ...] = Field((), description="Ramps that a plan may use in place of these.")
     lengths: TextLengths | None = None
     deep_share: float | None = Field(None, gt=0, le=1, description="Share of the residents that deep splits wait for.")
@@ -67,14 +67,6 @@ class DecoderRules(BaseModel):
     same_texts: float | None = Field(None, ge=0, le=1, description="Measured: texts that are, to the last token.")
     project: ProjectedTexts | None = Field(None, description="The same with `exits: project`.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="Where all this came from.")
-
-    @field_validator("ramps")
-    @classmethod
-    def _ascending(cls, ramps: tuple[DecoderRamp, ...]) -> tuple[DecoderRamp, ...]:
-        blocks = [ramp.block for ramp in ramps]
-        if blocks != sorted(set(blocks)):
-            raise ValueError(f"ramps must stand after ascending blocks, each once, got {blocks}")
-        return ramps
 
     @property
     def all_ramps(self) -> tuple[DecoderRamp, ...]:
@@ -103,11 +95,7 @@ class DecoderRules(BaseModel):
 
 
 def read_decoder_rules(path: Path) -> DecoderRules:
-    try:
-        return DecoderRules.model_validate_json(read_text(path))
-    except ValidationError as error:
-        wrong = first_wrong(error)
-        raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error
+    return read_model(path, DecoderRules)
 
 
 def is_decoder(folder: Path) -> bool:

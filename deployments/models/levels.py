@@ -4,9 +4,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from profiles.errors import UserError, first_wrong, read_text
+from profiles.errors import read_model
 
 CASCADE = "cascade.json"
 
@@ -52,12 +52,7 @@ def is_cascade(folder: Path) -> bool:
 
 
 def read_levels(folder: Path) -> CascadeRules:
-    path = folder / CASCADE
-    try:
-        return CascadeRules.model_validate_json(read_text(path))
-    except ValidationError as error:
-        wrong = first_wrong(error)
-        raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error
+    return read_model(folder / CASCADE, CascadeRules)
 
 
 def write_levels(folder: Path, rules: CascadeRules) -> None:

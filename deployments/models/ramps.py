@@ -8,18 +8,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.exits import USUAL, Decision, Policy, memory_width, reach
-from profiles.errors import UserError, first_wrong, read_text
+from profiles.errors import UserError, read_model
 from profiles.losses import EntityF1
-from profiles.promise import RULES, ExitPromise
+from profiles.promise import RULES, ExitPromise, in_order
 
 WEIGHTS = "ramps.safetensors"
 
@@ -68,7 +68,7 @@ class ExitRules(BaseModel):
         "deployments.exits:entropy", description="The policy that decides which inputs leave: an import path."
     )
     dtype: RampDtype = Field("float32", description="The precision of the network that the ramps were made for.")
-    ramps: tuple[RampRule, ...] = ()
+    ramps: Annotated[tuple[RampRule, ...], AfterValidator(in_order)] = ()
     head_temperature: float = Field(1.0, gt=0, description="The temperature of the network's own head.")
     most_unsure: int = Field(
         0, ge=0, description="A text whose words are answered leaves with up to this number of words that are not sure."
@@ -83,14 +83,6 @@ class ExitRules(BaseModel):
     entities: EntityF1 | None = Field(None, description="Measured: of whole entities, where words are labelled.")
     promise: ExitPromise | None = Field(None, description="The most that other inputs lose; none: nothing is promised.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="How the ramps were made.")
-
-    @field_validator("ramps")
-    @classmethod
-    def _one_each(cls, ramps: tuple[RampRule, ...]) -> tuple[RampRule, ...]:
-        blocks = [rule.block for rule in ramps]
-        if blocks != sorted(set(blocks)):
-            raise ValueError(f"ramps must stand after ascending blocks, each once, got {blocks}")
-        return ramps
 
 
 @dataclass(frozen=True)
@@ -197,11 +189,7 @@ def write_rules(folder: Path, rules: ExitRules) -> None:
 
 
 def read_rules(path: Path) -> ExitRules:
-    try:
-        return ExitRules.model_validate_json(read_text(path))
-    except ValidationError as error:
-        wrong = first_wrong(error)
-        raise UserError(f"{path}: {wrong.place or 'file'}: {wrong.reason}") from error
+    return read_model(path, ExitRules)
 
 
 def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int) -> Ramps:
