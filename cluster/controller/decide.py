@@ -305,13 +305,15 @@ def weigh_dollars(
     running: Expectation, better: Expectation, expected: Demand, patience: Patience, reserve: float, changes: int
 ) -> Verdict:
     """Change to sustain what is expected; else for clearly fewer dollars, or for clearly more goodput at no cost."""
-    if served_alike(running.plan, better.plan):
-        return Verdict(False, "no plan that sustains the expected rate is cheaper than the running plan", 0.0)
+    alike = served_alike(running.plan, better.plan)
     if running.goodput_per_s < (1 + reserve) * expected.expected_per_s:
-        gain = better.gain_over(running)
+        gain = 0.0 if alike else better.gain_over(running)
         sustains = f"the running plan sustains {rate(running.goodput_per_s)}, but {rate(expected.expected_per_s)}"
-        why = f"{sustains} and a reserve of {reserve:.0%} are needed: another plan sustains {gain:.1%} more"
+        other = "no plan on these devices sustains more" if alike else f"another plan sustains {gain:.1%} more"
+        why = f"{sustains} and a reserve of {reserve:.0%} are needed: {other}"
         return Verdict(gain >= patience.least_gain, why, gain)
+    if alike:
+        return Verdict(False, "no plan that sustains the expected rate is cheaper than the running plan", 0.0)
     dollars = running.score.cost_per_hour
     saved = 1 - better.score.cost_per_hour / dollars if dollars else 0.0
     needed = required_gain(HEADROOM * patience.least_gain, changes)

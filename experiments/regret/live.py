@@ -212,6 +212,8 @@ async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
                 found[name].append(await served.burst(TIMES[name], timing.burst_s))
                 await served.ask(served.calm_per_s, REST_S)
         await served.steered()
+        spent = (await served.told("status"))["effort"]
+        console.print(f"the controller took {spent}")
         for name in TIMES:
             one, other = steered[name][-1], stayed[name][-1]
             console.print(f"{name}: {one.good_per_s:.1f} in time per second, {other.good_per_s:.1f} if the plan stays")
