@@ -29,7 +29,7 @@ PROFILE = profile({KIND: 0.030, NEVER: 0.030})
 OWN = fleet(f"{KIND}=1")
 START = optimize(PROFILE, OWN, links_between(OWN), Objective(slo_s=SLO_MS / 1e3, max_batch=BATCH))
 QUIET, MANY = 0.3, 3.0  # times what one device is sure to sustain
-TERMS = {"look_every_s": 1.0, "replan_every_s": 8.0, "hold_windows": 100, "come_within_s": 60.0}
+TERMS = {"look_every_s": 1.0, "replan_every_s": 8.0, "hold_windows": 100, "come_within_s": 150.0}
 PIECE_S, LOOK_S, NOTICE_S, WITHIN_S = 4.0, 0.5, 20, 300.0
 # Writes Ray's nodes to a file: Ray may print warnings among the output.
 NODES = """import json, pathlib, sys, ray
