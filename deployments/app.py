@@ -22,18 +22,18 @@ from deployments.deployer.steps import DEPLOYER
 from deployments.front import router, shortcut
 from deployments.front.driver import Driver
 from deployments.front.follower import Follower
+from deployments.front.grpc_server import check_port
 from deployments.front.http import create_api
 from deployments.front.in_process import in_process
 from deployments.front.messages import FrontState
 from deployments.front.metrics import export
-from deployments.front.open_inference.calls import check_port
-from deployments.front.proxy import ProxyLimit, servers_at
+from deployments.front.served import limit_http
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
 from deployments.logs import join_serves_log, logging_config
 from deployments.planning import has_room_beside
 from deployments.ray_facts import cluster_state, free_resources, labelled, nodes
-from deployments.ray_settings import WITHOUT_PROXY, haproxy_socket
+from deployments.ray_settings import WITHOUT_PROXY
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from deployments.resources import declared, replica_options, requested_amounts
 from profiles.model import SplitModel
@@ -57,10 +57,7 @@ class Front:
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver, self._promised_per_s))
-        if socket := haproxy_socket():
-            limit = ProxyLimit(socket, self._service.burden, lambda: servers_at(socket, shortcut.port))
-            limit.start()
-            driver.watch(limit)
+        limit_http(self._service.burden, driver.watch)
         gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
         return driver
 

@@ -120,6 +120,7 @@ class ServedConfig(BaseModel):
         None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
     )
     grpc_host: str = Field("127.0.0.1", description="Address for gRPC, on the node of each front replica.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, description="The largest body of a request (413 beyond).")
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
     log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
 
@@ -199,7 +200,6 @@ class AppConfig(ServedConfig):
         'status 504. best: it is answered by the levels so far, with "degraded": true.',
     )
     max_inputs: int = Field(256, ge=1, description="The most inputs in one request (422 beyond).")
-    max_body_bytes: int = Field(16 * 2**20, ge=1, description="The largest body of a request (413 beyond).")
     by_value_bytes: int = Field(
         320 * 2**10, ge=0, description="Survivors of a launch that are larger wait where they were computed."
     )

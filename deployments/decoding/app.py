@@ -19,7 +19,6 @@ from deployments.decoding.client_meter import ClientMeter
 from deployments.decoding.config import FRONT, DecoderConfig
 from deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
 from deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
-from deployments.decoding.grpc_texts import serving
 from deployments.decoding.openai_api import create_decoder_api
 from deployments.decoding.plan_switch import PlanSwitch, origin_of
 from deployments.decoding.ramp_rules import rules_of
@@ -28,15 +27,13 @@ from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.deployer.steps import Moved, Undone
-from deployments.front import shortcut
+from deployments.front.grpc_server import check_port
 from deployments.front.headers import key_in
 from deployments.front.observed import Observed
-from deployments.front.open_inference.calls import check_port
-from deployments.front.proxy import ProxyLimit, servers_at
+from deployments.front.served import limit_http
 from deployments.logs import join_serves_log, logging_config
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.ray_facts import ask_all, labelled, nodes, replica_name
-from deployments.ray_settings import haproxy_socket
 from deployments.resources import declared
 from deployments.tracing import current, tracing_here
 from optimizer.decoding_plans import emptiest_first
@@ -52,18 +49,19 @@ class DecoderIngress:
         join_serves_log()
         folder = Path(config.model)
         self._config, self._shape = config, decoder_shape(folder)
-        self._key = key_in(config.api_key_variable)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._groups = first, [ReplicaGroup(*each) for each in zip(kinds, replicas, strict=True)]
-        self._tracing = tracing_here(time.perf_counter)
         series = MetricSeries(DECODER_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
         rules = rules_of(folder, self._shape.num_blocks)
         self._lead = PlanSwitch(config, first, origin, rules, self._shape.num_blocks, self._versions)
         name, stop = config.name or folder.name, stop_tokens(folder)
-        self._front = DecoderFront(config, name, self._shape, texts, stop, self._write_tokens, meter)
+        key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
+        self._front = DecoderFront(
+            config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing
+        )
 
     def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         span, shares = current(), self._lead.shares
@@ -96,21 +94,20 @@ class DecoderIngress:
     async def _versions(self) -> list[int]:
         return [state.version for state in await self._states()]
 
-    async def _stats(self) -> dict[str, Any]:
-        """The sum over all replicas that answer; if none does, the state of the first one that comes."""
-        states = await self._states() or [await self._groups[0].replicas.state.remote()]
-        return summed(states, self._shape.num_blocks, self._lead.ramps)
+    async def _summed(self) -> dict[str, Any]:
+        """The sum over all replicas that answer."""
+        return summed(await self._states(), self._shape.num_blocks, self._lead.ramps)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_decoder_api(self._front, self._key, self._stats, self._tracing, self._beside)
+        return create_decoder_api(self._front, self._beside)
 
     @asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
-        """Serve gRPC, and let HAProxy refuse requests beyond the limit; at the end, forget the plan."""
-        if socket := haproxy_socket():
-            ProxyLimit(socket, self._front.meter.burden, lambda: servers_at(socket, shortcut.port)).start()
-        async with serving(self._front, self._key, self._stats, self._tracing):
-            yield
+        """Let HAProxy refuse requests beyond a limit; at the end, forget the plan, and send the remaining spans."""
+        limit_http(self._front.burden, self._front.watch)
+        yield
+        if self._front.tracing:
+            await asyncio.to_thread(self._front.tracing.close)
         await asyncio.to_thread(self._lead.end)
 
 

@@ -7,19 +7,21 @@ tokens as the first one would, since a token depends only on the tokens before i
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.decoding.anatomy import DecoderShape
-from deployments.decoding.client_meter import ClientMeter
+from deployments.decoding.client_meter import ClientMeter, RequestEnd
 from deployments.decoding.config import DecoderConfig
-from deployments.decoding.replica import ReplicaState
+from deployments.decoding.replica import DECODER, ReplicaState
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, Sampling, TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.front.answers import RefusedError, shown
+from deployments.front.proxy import Burden, Refusing
+from deployments.tracing import Tracing, current
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
@@ -40,7 +42,10 @@ class TextPiece:
 
 
 class DecoderFront:
-    """Writes texts with one decoder, for any protocol. `write_tokens` has any replica write a sequence."""
+    """Writes texts with one decoder, for any protocol.
+
+    `write_tokens` has any replica write a sequence; `state` returns the state of all replicas.
+    """
 
     def __init__(
         self,
@@ -51,9 +56,52 @@ class DecoderFront:
         stop: frozenset[int],
         write_tokens: WriteTokens,
         meter: ClientMeter,
+        state: Callable[[], Awaitable[dict[str, Any]]],
+        key: bytes | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.config, self.name, self.texts, self.meter = config, name, texts, meter
-        self._shape, self._stop, self._write_tokens = shape, stop, write_tokens
+        self.key, self.tracing = key, tracing
+        self._shape, self._stop, self._write_tokens, self._state = shape, stop, write_tokens, state
+
+    @property
+    def most_calls(self) -> int:
+        return self.config.max_requests
+
+    def burden(self) -> Burden:
+        """The load of this front, for the limits of the proxies before it."""
+        return self.meter.burden()
+
+    def watch(self, proxy: Refusing) -> None:
+        """Count the requests that a proxy before this front refuses from now on."""
+        self.meter.watch(proxy)
+
+    async def missing(self) -> list[str]:
+        """The parts of the network that have no replica now."""
+        return [] if (await self._state())["replicas"] else [DECODER]
+
+    async def stats(self) -> dict[str, Any]:
+        """The counts since the start, and the present state of all replicas."""
+        about = {"schema_version": 1, "model": self.name, "requests": self.meter.counted()}
+        return {**about, **await self._state(), "workload": self.meter.workload()}
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request that is refused or fails in this context, and raise every failure as a `RefusedError`."""
+        try:
+            yield
+        except RefusedError as refused:
+            self._ended_early("refused", refused)
+            raise
+        except Exception as error:
+            self._ended_early("failed", error)
+            log.exception("a text could not be written")
+            raise RefusedError(500, f"this server failed: {type(error).__name__}; its log says where") from error
+
+    def _ended_early(self, outcome: RequestEnd, error: Exception) -> None:
+        self.meter.ended(outcome)
+        if span := current():
+            span.failed(error)
 
     def request(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling) -> TextRequest:
         """The request for a text, with checked lengths."""

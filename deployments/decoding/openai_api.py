@@ -5,16 +5,16 @@ One field is an extension: every choice has `exit_blocks`, the block after which
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.decoding.front import DecoderFront
+from deployments.decoding.grpc_texts import serving
 from deployments.decoding.openai_replies import (
     CHAT_SHAPE,
     COMPLETION_SHAPE,
@@ -27,37 +27,31 @@ from deployments.decoding.openai_replies import (
 )
 from deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
 from deployments.decoding.openai_schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, route_options
-from deployments.front.answers import RefusedError, shown
+from deployments.front.answers import RefusedError
+from deployments.front.api import Api, Dialect, api_of
 from deployments.front.bodies import body_of, json_in
-from deployments.front.headers import OPEN_PATHS, path_below
-from deployments.front.openapi import DocumentedApi, in_json, refusal_headers
-from deployments.front.page import DOCS, EXPLAINING, explain
-from deployments.front.schemas import Alive, Ready
-from deployments.tracing import PARENT, Span, Tracing, current
+from deployments.front.headers import path_below
+from deployments.front.page import DOCS
+from deployments.tracing import PARENT, Span, Tracing
 
-Stats = Callable[[], Awaitable[dict[str, Any]]]
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
+_DIALECT = Dialect(DecoderStats, "POST /v1/completions and /v1/chat/completions answer", route_options, error_body)
 
 
-class _Api(DocumentedApi):
-    """Checks the key, or without a key the origin of web pages, and gives traced requests a span."""
+class _Api(Api):
+    """Gives traced requests a span, which lasts until the last event of a stream."""
 
     tracing: Tracing | None = None
-    open_paths = OPEN_PATHS | EXPLAINING | {"/"}
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await super()._handle(scope, receive, send)
-        if refused := self.refusal(scope):
-            return await _error(refused)(scope, receive, send)
-        if self.tracing and (kind := _KINDS.get(path_below(scope))) and scope["method"] == "POST":
-            headers = dict(scope["headers"])
-            if self.tracing.takes(headers):
-                with self.tracing.request(kind, headers) as span:
-                    return await super()._handle(scope, receive, _with_traceparent(span, send))
-        return await super()._handle(scope, receive, send)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = _KINDS.get(path_below(scope)) if scope["method"] == "POST" else None
+        headers = dict(scope["headers"]) if self.tracing and kind else {}
+        if self.tracing and kind and self.tracing.takes(headers):
+            with self.tracing.request(kind, headers) as span:
+                return await super()._answer(scope, receive, _with_traceparent(span, send))
+        return await super()._answer(scope, receive, send)
 
 
 def _with_traceparent(span: Span, send: Send) -> Send:
@@ -72,41 +66,23 @@ def _with_traceparent(span: Span, send: Send) -> Send:
 
 
 def create_decoder_api(
-    front: DecoderFront,
-    key: bytes | None,
-    stats: Stats,
-    tracing: Tracing | None = None,
-    beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-) -> FastAPI:
+    front: DecoderFront, beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+) -> Api:
     """The HTTP application of a decoder. `beside` runs as long as it does."""
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        async with beside():
+    async def life() -> AsyncIterator[None]:
+        async with beside(), serving(front):
             yield
-        if tracing:
-            await asyncio.to_thread(tracing.close)
 
-    api = _Api(title="isobatch", description=f"Early-exit decoding: {front.name}", lifespan=life)
-    api.key, api.tracing = key, tracing
-    api.allow(front.config.allowed_origins)
-    writers = _Writers(front)
-    about = _About(front, stats)
-    api.add_exception_handler(RefusedError, writers.refused)
-    api.add_exception_handler(HTTPException, _no_such_path)
-    api.add_exception_handler(Exception, writers.failed)
-    explain(api)
+    api = api_of(front, "Early-exit decoding", _DIALECT, life, _Api)
+    api.tracing = front.tracing
+    writers, about = _Writers(front), _About(front)
     api.add_api_route("/", _begin, methods=["GET"], include_in_schema=False)
     api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **COMPLETION)
     api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **CHAT)
-    for path, answer, options in (
-        ("/v1/models", about.models, route_options(ModelList, 401, 500)),
-        ("/v1/models/{name}", about.model, route_options(ModelAbout, 401, 404, 500)),
-        ("/healthz", about.healthz, route_options(Alive)),
-        ("/readyz", about.readyz, route_options(Ready, 500)),
-        ("/stats", about.stats, route_options(DecoderStats, 401, 500)),
-    ):
-        api.add_api_route(path, answer, methods=["GET"], **options)
+    api.add_api_route("/v1/models", about.models, methods=["GET"], **route_options(ModelList, 401, 500))
+    api.add_api_route("/v1/models/{name}", about.model, methods=["GET"], **route_options(ModelAbout, 401, 404, 500))
     return api
 
 
@@ -124,23 +100,27 @@ class _Writers:
     async def completion(self, request: Request) -> Response:
         """Continue a text, or several texts."""
         front, begun_s = self._front, self._front.meter.clock()
-        body = request_of(CompletionRequest, await self._body(request))
-        front.check_model(body.model)
-        prompts = body.prompts
-        if not 0 < len(prompts) <= front.config.max_prompts:
-            raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
-        tokens = [front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        texts = [front.request(prompt, body.max_tokens, body.sampling) for prompt in tokens]
-        return await self._answer(request, TextReply(COMPLETION_SHAPE, front.name, texts, body.stops, begun_s), body)
+        with front.counted():
+            body = request_of(CompletionRequest, await self._body(request))
+            front.check_model(body.model)
+            prompts = body.prompts
+            if not 0 < len(prompts) <= front.config.max_prompts:
+                raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
+            tokens = [front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+            texts = [front.request(prompt, body.max_tokens, body.sampling) for prompt in tokens]
+            reply = TextReply(COMPLETION_SHAPE, front.name, texts, body.stops, begun_s)
+            return await self._answer(request, reply, body)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
         front, begun_s = self._front, self._front.meter.clock()
-        body = request_of(ChatRequest, await self._body(request))
-        front.check_model(body.model)
-        prompt = front.texts.chat([{"role": message.role, "content": message.text} for message in body.messages])
-        texts = [front.request(prompt, body.max_completion_tokens or body.max_tokens, body.sampling)]
-        return await self._answer(request, TextReply(CHAT_SHAPE, front.name, texts, body.stops, begun_s), body)
+        with front.counted():
+            body = request_of(ChatRequest, await self._body(request))
+            front.check_model(body.model)
+            prompt = front.texts.chat([{"role": message.role, "content": message.text} for message in body.messages])
+            texts = [front.request(prompt, body.max_completion_tokens or body.max_tokens, body.sampling)]
+            reply = TextReply(CHAT_SHAPE, front.name, texts, body.stops, begun_s)
+            return await self._answer(request, reply, body)
 
     async def _body(self, request: Request) -> object:
         headers = dict(request.headers.raw)
@@ -162,23 +142,12 @@ class _Writers:
         ]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
 
-    async def refused(self, _: Request, error: Exception) -> Response:
-        assert isinstance(error, RefusedError)
-        self._front.meter.ended("refused")
-        if span := current():
-            span.failed(error)
-        return _error(error)
-
-    async def failed(self, _: Request, error: Exception) -> Response:
-        self._front.meter.ended("failed")
-        return _error(RefusedError(500, f"this server failed: {type(error).__name__}; its log says where"))
-
 
 class _About:
-    """Answers questions about the model and about the state of the server."""
+    """Answers questions about the model."""
 
-    def __init__(self, front: DecoderFront, stats: Stats) -> None:
-        self._front, self._stats = front, stats
+    def __init__(self, front: DecoderFront) -> None:
+        self._front = front
         self._model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
 
     async def models(self) -> dict[str, Any]:
@@ -189,27 +158,6 @@ class _About:
         """The model of this name."""
         self._front.check_model(name)
         return self._model
-
-    async def healthz(self) -> dict[str, str]:
-        """Alive."""
-        return {"status": "ok"}
-
-    async def readyz(self) -> dict[str, str]:
-        """A replica answers."""
-        await self._stats()
-        return {"status": "ready", "model": self._front.name}
-
-    async def stats(self) -> Response:
-        """The counts since the start, and the present state."""
-        about = {"schema_version": 1, "model": self._front.name, "requests": self._front.meter.requests}
-        return in_json({**about, **await self._stats(), "workload": self._front.meter.workload()})
-
-
-def _no_such_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    sentence = f"{request.method} {shown(request.url.path)}: {error.detail}"
-    hint = "POST /v1/completions and /v1/chat/completions answer, /docs explains"
-    return _error(RefusedError(error.status_code, f"{sentence}; {hint}"))
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
@@ -226,7 +174,3 @@ async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) ->
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _error(refused: RefusedError) -> Response:
-    return JSONResponse(error_body(refused), refused.status, refusal_headers(refused))

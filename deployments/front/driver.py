@@ -23,6 +23,7 @@ from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place,
 from deployments.front.answers import Answer, RefusedError, Step
 from deployments.front.counts import Counts
 from deployments.front.load import FadingPeak
+from deployments.front.proxy import Refusing
 from deployments.tracing import Span, current
 from deployments.transport.holdings import Claim, LostError, Share
 from deployments.transport.orders import Departed, Order, Stayed
@@ -49,15 +50,6 @@ class Workers(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class Refusing(Protocol):
-    """A proxy before a front, which refuses requests when the front is full."""
-
-    @property
-    def refused(self) -> int:
-        """The number of refused requests until now."""
-        ...
 
 
 @dataclass(eq=False, slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from deployments.front.load import FadingPeak
 
@@ -101,6 +101,15 @@ def of_clients(most_connections: int, health: str) -> list[str]:
         f"http-request set-priority-offset {_DELAY_BY_RATE}",
         f"http-request set-priority-offset {_DELAY_BY_RATE},sub({HEALTH_MS}) if {health}",
     ]
+
+
+class Refusing(Protocol):
+    """A proxy before a front, which refuses requests when the front is full."""
+
+    @property
+    def refused(self) -> int:
+        """The number of refused requests until now."""
+        ...
 
 
 class Burden(NamedTuple):

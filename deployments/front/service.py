@@ -16,13 +16,13 @@ import numpy as np
 from deployments.config import AppConfig
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
-from deployments.front.driver import Driver, Refusing
+from deployments.front.driver import Driver
 from deployments.front.examples import example_of
 from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
 from deployments.front.in_process import in_process
 from deployments.front.load import FadingPeak, RetryTimes, Trend
 from deployments.front.messages import FrontState
-from deployments.front.proxy import Burden
+from deployments.front.proxy import Burden, Refusing
 from deployments.front.request_queue import RequestQueue
 from deployments.front.schemas import STATS_VERSION
 from deployments.front.stats import state_of, stats_of
@@ -160,6 +160,10 @@ class Service:
         await self._driver.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
+
+    @property
+    def most_calls(self) -> int:
+        return 2 * self.config.most_inside
 
     @property
     def reads_text(self) -> bool:

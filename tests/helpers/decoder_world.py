@@ -42,7 +42,8 @@ class World:
         self.texts = TextTokens(words, 64)
         self.metrics, self.now_s = NotedMetrics(), 0.0
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
-        self.front = DecoderFront(CONFIG, "tiny", shape_of(model.config), self.texts, frozenset([0]), self.ask, meter)
+        shape = shape_of(model.config)
+        self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, frozenset([0]), self.ask, meter, self.stats)
 
     async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         self.asked += 1
@@ -60,7 +61,8 @@ class World:
         return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4, 16)})], 4)
 
     def client(self, key: bytes | None = None) -> TestClient:
-        return DocumentedClient(create_decoder_api(self.front, key, self.stats), raise_server_exceptions=False)
+        self.front.key = key
+        return DocumentedClient(create_decoder_api(self.front), raise_server_exceptions=False)
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""

@@ -1,25 +1,22 @@
-"""The parts that all gRPC services share: the key, the limits of calls, and errors."""
+"""The parts of gRPC calls that are the same for every network: reading a message, answering once, and errors."""
 
 import asyncio
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from deployments.front import grpc_proxy
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import READ_WITHIN_S
-from deployments.front.headers import FULL, NO_KEY, STARTED, is_shown
-from deployments.front.open_inference.messages import SERVICE, has_few_fields, message
-from deployments.front.proxy import REQUEST_S
+from deployments.front.headers import FULL, STARTED
+from deployments.front.open_inference.messages import has_few_fields, message
 from deployments.tracing import PARENT
-from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
+Fields = dict[str, Any]
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -32,58 +29,9 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-# Methods for load balancers, which need no key.
-_OPEN = ("ServerLive", "ServerReady")
-# Limits of each call.
-OF_CALLS = [
-    ("grpc.absolute_max_metadata_size", 16_384),  # bytes, of one call
-    # With its protection, gRPC also counts calls that have just been answered, and refuses one in forty calls of a
-    # client that keeps to the limit below.
-    ("grpc.http.overload_protection", 0),
-]
-# Limits of clients' connections; with a HAProxy before the server, HAProxy applies them.
-OF_CONNECTIONS = [
-    ("grpc.so_reuseport", 1),  # the replicas of a front share the port
-    ("grpc.max_allowed_incoming_connections", grpc_proxy.CONNECTIONS),
-    ("grpc.max_concurrent_streams", grpc_proxy.CALLS),
-    ("grpc.server_handshake_timeout_ms", 1000 * REQUEST_S),  # for connections without a request
-    ("grpc.max_connection_idle_ms", 1000 * grpc_proxy.IDLE_S),
-    ("grpc.keepalive_time_ms", 60_000),  # detects clients that have gone
-]
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise `UserError` if the server cannot listen there. Replicas of this front share the port."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        reason = f"port {port} of {host} cannot be used ({error.strerror})"
-        raise UserError(f"grpc_port: {reason}: stop what listens there, or choose another") from error
-
-
-def server_of(
-    key: bytes | None, methods: Mapping[str, Any], address: str, max_body_bytes: int, max_calls: int,
-    options: list[tuple[str, int]],
-) -> Any:  # fmt: skip
-    """A server of these methods at an address, with further options; it is not started yet."""
-    options = [("grpc.max_receive_message_length", max_body_bytes), *OF_CALLS, *options]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
-    server.add_generic_rpc_handlers((Handlers(key, methods),))
-    server.add_insecure_port(address)
-    return server
-
-
-def address_of(host: str, port: int | None) -> str:
-    """
-    >>> address_of("::1", 8001), address_of("127.0.0.1", 8001)
-    ('[::1]:8001', '127.0.0.1:8001')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def unary(name: str, answer: Callable[[bytes, Any], Awaitable[dict[str, Any]]]) -> grpc.RpcMethodHandler:
+def unary(name: str, answer: Callable[[bytes, Any], Awaitable[Fields]]) -> grpc.RpcMethodHandler:
     """A method that returns one response: `answer` gets the request's bytes and context, and returns the fields."""
     response = message(f"{name}Response")
 
@@ -94,29 +42,6 @@ def unary(name: str, answer: Callable[[bytes, Any], Awaitable[dict[str, Any]]]) 
     return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
 
-class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
-    """Finds the method of a call by its name. A call without the key is refused before its message is read."""
-
-    def __init__(self, key: bytes | None, methods: Mapping[str, Any]) -> None:
-        self._key = key
-        self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
-        self._open = {f"/{SERVICE}/{name}" for name in _OPEN}
-
-    def service(self, call: Any) -> grpc.RpcMethodHandler | None:
-        if self._key and call.method not in self._open and not _is_shown(self._key, call.invocation_metadata):
-            return _REFUSED
-        return self._methods.get(call.method)
-
-
-def _is_shown(key: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    return is_shown(key, [(name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)])
-
-
-async def _refuse(requests: Any, context: Any) -> None:
-    await abort(context, RefusedError(401, NO_KEY))
-
-
-_REFUSED = grpc.stream_unary_rpc_method_handler(_refuse)
 _HEADERS = (STARTED, FULL, PARENT.encode())
 
 

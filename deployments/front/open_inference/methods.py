@@ -1,128 +1,84 @@
-"""The protocol's gRPC methods: the fields of each response, and the content of an inference request."""
+"""The protocol's gRPC methods about a server and its one model, and what inferences on every network share."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
+from deployments.front.answers import RefusedError
+from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from deployments.front.grpc_server import Methods
 from deployments.front.open_inference import protocol
-from deployments.front.open_inference.protocol import check
-from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
-from deployments.front.open_inference.tensors import check_outputs, described, from_bytes, rows, timeout_s, to_bytes
-from deployments.front.service import Content, Format, Service
+from deployments.front.open_inference.calls import Fields, decoded, unary
+from deployments.front.open_inference.protocol import DescribedModel
+from deployments.front.open_inference.tensors import Values, check_outputs, described, to_bytes
+from deployments.front.served import GuardedNetwork
+
+Answering = Callable[[Any], Awaitable[Fields]]  # the fields of the response to a message
 
 
-@dataclass(frozen=True)
-class Call:
-    """The facts of a call besides its message."""
+class Questions:
+    """Answers questions about a model. A request of more than `most_fields` fields is refused."""
 
-    metadata: Mapping[str, Any]
-    left_s: float | None  # how long its client still waits
+    def __init__(self, served: GuardedNetwork, model: DescribedModel, most_fields: int) -> None:
+        self._served, self._model, self._most_fields = served, model, most_fields
+
+    def methods(self, **others: Answering) -> Methods:
+        """The methods, with `others` by their names."""
+        answers = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ServerMetadata": self._server,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._metadata,
+            "ModelConfig": self._configuration,
+        }
+        return {name: unary(name, self._reading(name, answer)) for name, answer in (answers | others).items()}
+
+    def _reading(self, name: str, answer: Answering) -> Callable[[bytes, Any], Awaitable[Fields]]:
+        return lambda sent, _: answer(decoded(f"{name}Request", sent, self._most_fields))
+
+    async def _live(self, _: Any) -> Fields:
+        return {"live": True}
+
+    async def _ready(self, _: Any) -> Fields:
+        return {"ready": not await self._served.missing()}
+
+    async def _server(self, _: Any) -> Fields:
+        return protocol.server(self._model)
+
+    async def _model_ready(self, request: Any) -> Fields:
+        """Like Triton: an unknown model is not ready."""
+        try:
+            protocol.check(self._model, request.name, request.version)
+        except RefusedError:
+            return {"ready": False}
+        return await self._ready(request)
+
+    async def _metadata(self, request: Any) -> Fields:
+        protocol.check(self._model, request.name, request.version)
+        return protocol.metadata(self._model)
+
+    async def _configuration(self, request: Any) -> Fields:
+        protocol.check(self._model, request.name, request.version)
+        configuration = protocol.configuration(self._model)
+        parameters = [{"key": key, "value": value} for key, value in configuration.get("parameters", {}).items()]
+        return {"config": configuration | {"parameters": parameters}}
 
 
-Answering = Callable[[Service, Any, Call], Awaitable[dict[str, Any]]]
-
-
-async def _live(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    return {"live": True}
-
-
-async def _ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    return {"ready": not await service.missing()}
-
-
-async def _model_ready(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    """Like Triton: an unknown model is not ready."""
-    try:
-        check(service, request.name, request.version)
-    except RefusedError:
-        return {"ready": False}
-    return await _ready(service, request, call)
-
-
-async def _server(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    return protocol.server()
-
-
-async def _metadata(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    check(service, request.name, request.version)
-    return protocol.metadata(service)
-
-
-async def _configuration(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    check(service, request.name, request.version)
-    configuration = protocol.configuration(service)
-    parameters = [{"key": key, "value": value} for key, value in configuration["parameters"].items()]
-    return {"config": configuration | {"parameters": parameters}}
-
-
-async def _statistics(service: Service, request: Any, call: Call) -> dict[str, Any]:
-    """A request without a name asks for all models; there is only one."""
-    check(service, request.name or service.name, request.version)
-    return await protocol.statistics(service)
-
-
-def content(service: Service, request: Any, response: Callable[..., Format]) -> Content[Format]:
-    """The content of an inference request; `response` creates a message from the fields of its answer."""
-    check(service, request.model_name, request.model_version)
+def check_infer(model: DescribedModel, request: Any) -> None:
+    """Raise `RefusedError` for an inference on another model, and for too much in the request."""
+    protocol.check(model, request.model_name, request.model_version)
     if len(request.id) > LONGEST_NAME or len(request.outputs) > MOST_NAMED:
         raise RefusedError(400, f"an id may have {LONGEST_NAME} characters, and a request {MOST_NAMED} outputs")
-
-    def written(answers: list[Answer]) -> Format:
-        outputs = protocol.columns(service, answers)
-        requested = [output.name for output in request.outputs] or list(outputs)
-        check_outputs(requested, outputs)
-        return response(
-            model_name=service.name,
-            model_version=protocol.VERSION,
-            id=request.id,
-            outputs=[described(name, outputs[name]) for name in requested],
-            raw_output_contents=[to_bytes(outputs[name]) for name in requested],
-        )
-
-    timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
-    return Content(service.encoded_each(_values(service, request)), written, timeout_s(next(timeouts_us, 0)))
+    check_outputs([output.name for output in request.outputs], model.outputs)
 
 
-def _values(service: Service, request: Any) -> Any:
-    if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
-        raise RefusedError(400, "'inputs' must be one tensor, whose first dimension is the number of inputs")
-    (sent,), raw = request.inputs, request.raw_input_contents
-    shape = list(sent.shape[: MOST_DIMENSIONS + 1])
-    tensor = checked(InputTensor, {"name": sent.name, "datatype": sent.datatype, "shape": shape})
-
-    def load(kind: str, count: int) -> NDArray[Any]:
-        return from_bytes(raw[0], kind, count) if raw else _contents(sent.contents, kind, count)
-
-    return rows(tensor, service.sizes, load)
-
-
-_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
-
-
-def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
-    """The values from the field for their kind: small integers are sent as 32 bits, and FP16 is only sent raw."""
-    if kind == "FP16":
-        raise ValueError("FP16 travels in raw_input_contents only")
-    field = "bytes" if kind == BYTES else _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
-    values = getattr(contents, f"{field}_contents")
-    if len(values) != count:
-        raise ValueError(f"{field}_contents holds {len(values)} values")
-    if kind == BYTES:
-        return np.array([text.decode() for text in values], dtype=object)
-    return np.array(values, dtype=dtype_of(kind))
-
-
-METHODS: dict[str, Answering] = {
-    "ServerLive": _live,
-    "ServerReady": _ready,
-    "ServerMetadata": _server,
-    "ModelReady": _model_ready,
-    "ModelMetadata": _metadata,
-    "ModelConfig": _configuration,
-    "ModelStatistics": _statistics,
-}
+def infer_fields(model: DescribedModel, request: Any, values: Mapping[str, Values]) -> Fields:
+    """The fields of a response: the outputs that the request names, or all."""
+    names = [output.name for output in request.outputs] or list(model.outputs)
+    return {
+        "model_name": model.name,
+        "model_version": protocol.VERSION,
+        "id": request.id,
+        "outputs": [described(name, values[name]) for name in names],
+        "raw_output_contents": [to_bytes(values[name]) for name in names],
+    }

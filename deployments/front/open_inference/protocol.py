@@ -1,6 +1,7 @@
-"""The Open Inference Protocol's description of a service, for HTTP and gRPC. Field names are those of the protocol."""
+"""The Open Inference Protocol's description of a model, for HTTP and gRPC. Field names are those of the protocol."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,41 +12,61 @@ from deployments.front.open_inference.requests import BYTES
 from deployments.front.service import Service
 
 VERSION = "1"
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+Tensors = Mapping[str, tuple[str, Sequence[int]]]  # kind and shape, by name
 _EXIT_BLOCK = {"exit_block": ("INT64", list[int]())}
 # Only of texts: the text was longer than the network reads, so its end was cut off.
 _TRUNCATED = {"truncated": ("BOOL", list[int]())}
 
 
-def server() -> dict[str, Any]:
-    return {"name": "isobatch", "version": VERSION, "extensions": _EXTENSIONS}
+@dataclass(frozen=True)
+class DescribedModel:
+    """The one model of a server."""
+
+    name: str
+    inputs: Tensors
+    outputs: Tensors
+    extensions: Sequence[str]  # of the protocol, which the server has
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # besides the names of tensors
 
 
-def metadata(service: Service) -> dict[str, Any]:
-    """The first dimension of the input tensor, and of each output, is the number of inputs."""
+def model_of(service: Service) -> DescribedModel:
+    """The first dimension of the input tensor, and of each output, is the number of inputs.
+
+    The configuration is the part that Triton's tools read, and the promise of the early exits.
+    """
     kind, shape = (BYTES, [1]) if service.reads_text else ("FP32", service.example.shape or [-1, -1])
-    outputs = [
-        {"name": output, "datatype": kind, "shape": [-1, *sizes]} for output, (kind, sizes) in _outputs(service).items()
-    ]
-    return {
-        "name": service.name,
-        "versions": [VERSION],
-        "platform": "isobatch",
-        "inputs": [{"name": "inputs", "datatype": kind, "shape": [-1, *shape]}],
-        "outputs": outputs,
-    }
-
-
-def configuration(service: Service) -> dict[str, Any]:
-    """The part of Triton's configuration that its tools read, and the promise of the early exits."""
-    return {
-        "name": service.name,
-        "platform": "isobatch",
+    configuration = {
         "max_batch_size": service.config.most_inputs,
-        "input": [{"name": "inputs"}],
-        "output": [{"name": name} for name in _outputs(service)],
         "parameters": {"promise": {"string_value": service.promised}},
     }
+    outputs = {name: (of, [-1, *sizes]) for name, (of, sizes) in _outputs(service).items()}
+    extensions = ["binary_tensor_data", "model_configuration", "statistics"]
+    return DescribedModel(service.name, {"inputs": (kind, [-1, *shape])}, outputs, extensions, configuration)
+
+
+def server(model: DescribedModel) -> dict[str, Any]:
+    return {"name": "isobatch", "version": VERSION, "extensions": model.extensions}
+
+
+def metadata(model: DescribedModel) -> dict[str, Any]:
+    inputs, outputs = (
+        [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in tensors.items()]
+        for tensors in (model.inputs, model.outputs)
+    )
+    about = {"name": model.name, "versions": [VERSION], "platform": "isobatch"}
+    return about | {"inputs": inputs, "outputs": outputs}
+
+
+def configuration(model: DescribedModel) -> dict[str, Any]:
+    inputs, outputs = ([{"name": name} for name in tensors] for tensors in (model.inputs, model.outputs))
+    return {"name": model.name, "platform": "isobatch", "input": inputs, "output": outputs, **model.configuration}
+
+
+def check(model: DescribedModel, name: str, version: str = VERSION) -> None:
+    """Raise `RefusedError` for any but the one model in its one version."""
+    if (name, version or VERSION) != (model.name, VERSION):
+        problem = f"there is no model {shown(name)} in version {shown(version or VERSION)}"
+        raise RefusedError(404, f"{problem}: this is {model.name!r}, {VERSION!r}")
 
 
 async def statistics(service: Service) -> dict[str, Any]:
@@ -74,13 +95,6 @@ async def statistics(service: Service) -> dict[str, Any]:
         },
     }
     return {"model_stats": [model]}
-
-
-def check(service: Service, name: str, version: str = VERSION) -> None:
-    """Raise `RefusedError` for any but the one model in its one version."""
-    if (name, version or VERSION) != (service.name, VERSION):
-        problem = f"there is no model {shown(name)} in version {shown(version)}"
-        raise RefusedError(404, f"{problem}: this is {service.name!r}, {VERSION!r}")
 
 
 def columns(service: Service, answers: Sequence[Answer]) -> dict[str, Any]:

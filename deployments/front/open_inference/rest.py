@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from deployments.front.answers import Answer
 from deployments.front.bodies import size_of
 from deployments.front.open_inference import protocol
-from deployments.front.open_inference.protocol import VERSION, check
+from deployments.front.open_inference.protocol import VERSION, check, model_of
 from deployments.front.open_inference.requests import InferResponse
 from deployments.front.open_inference.schemas import (
     AS_BYTES,
@@ -34,11 +34,12 @@ def routes(
 ) -> APIRouter:
     """The paths `/v2/...` of a service."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+    model = model_of(service)
 
     @router.get("", **documented(ServerMetadata, 401, 500))
     async def server() -> dict[str, Any]:
         """The server's name, version and extensions."""
-        return protocol.server()
+        return protocol.server(model)
 
     @router.get("/health/live", responses={200: _EMPTY[200]}, response_class=Response)
     async def live() -> Response:
@@ -56,8 +57,8 @@ def routes(
     @router.get("/models/{name}/versions/{version}", **documented(ModelMetadata, *errors))
     async def metadata(name: str, version: str = VERSION) -> dict[str, Any]:
         """The input and output tensors. The first dimension of each is the number of inputs."""
-        check(service, name, version)
-        return protocol.metadata(service) | {"properties": {"promise": service.promised}}
+        check(model, name, version)
+        return protocol.metadata(model) | {"properties": {"promise": service.promised}}
 
     readiness: dict[str, Any] = {"responses": {**_EMPTY, **problems(*errors)}, "response_class": Response}
 
@@ -65,21 +66,21 @@ def routes(
     @router.get("/models/{name}/versions/{version}/ready", **readiness)
     async def model_ready(name: str, version: str = VERSION) -> Response:
         """Every part of the model has a replica."""
-        check(service, name, version)
+        check(model, name, version)
         return await ready()
 
     @router.get("/models/{name}/config", **documented(ModelConfiguration, *errors))
     @router.get("/models/{name}/versions/{version}/config", **documented(ModelConfiguration, *errors))
     async def configuration(name: str, version: str = VERSION) -> dict[str, Any]:
         """The part of Triton's configuration that perf_analyzer reads."""
-        check(service, name, version)
-        return protocol.configuration(service)
+        check(model, name, version)
+        return protocol.configuration(model)
 
     @router.get("/models/{name}/stats", **documented(ServerStatistics, *errors))
     @router.get("/models/{name}/versions/{version}/stats", **documented(ServerStatistics, *errors))
     async def statistics(name: str, version: str = VERSION) -> dict[str, Any]:
         """Counts and times since the start, in Triton's format."""
-        check(service, name, version)
+        check(model, name, version)
         return await protocol.statistics(service)
 
     described = documented(InferResponse, *READING, 404)
@@ -92,7 +93,7 @@ def routes(
         """Answer every row of the input tensor, in JSON or binary as requested."""
         headers = dict(request.scope["headers"])
         with service.counted("rest", headers):
-            check(service, name, version)
+            check(model, name, version)
             incoming = service.register("rest", size_of(headers), headers, within_s(request))
             body, json_size = await body_of(request), request.headers.get(JSON_BYTES_HEADER)
             reply, json_bytes = await service.answer(incoming, lambda: _content(service, body, json_size), len(body))

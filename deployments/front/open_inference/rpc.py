@@ -1,93 +1,65 @@
-"""The protocol over gRPC: a separate server in the front, so that standard clients need no metadata for routing.
-
-A HAProxy of the front stands before it (`grpc_proxy`), if the platform has one.
-
-Serve has a gRPC proxy, but its replicas would listen on every interface, and would not know the clients' deadlines
-(docs/overload.md).
-"""
+"""The protocol's gRPC methods for inference on a network that classifies."""
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
-from deployments.front import grpc_proxy
-from deployments.front.answers import RefusedError
-from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from deployments.front.grpc_proxy import GrpcProxy
+from deployments.front import grpc_server
+from deployments.front.answers import Answer, RefusedError
+from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
+from deployments.front.grpc_server import Methods
 from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
-from deployments.front.open_inference.calls import (
-    OF_CONNECTIONS,
-    aborting,
-    address_of,
-    as_headers,
-    decoded,
-    first,
-    server_of,
-    unary,
-)
+from deployments.front.open_inference import protocol
+from deployments.front.open_inference.calls import Fields, aborting, as_headers, decoded, first
 from deployments.front.open_inference.messages import message
-from deployments.front.open_inference.methods import METHODS, Answering, Call, content
+from deployments.front.open_inference.methods import Questions, check_infer, infer_fields
 from deployments.front.open_inference.places import Places
-from deployments.front.open_inference.tensors import MOST_TEXTS
-from deployments.front.proxy import MOST
-from deployments.front.service import IncomingRequest, Service
-from deployments.ray_settings import haproxy_program
-
-log = logging.getLogger(__name__)
+from deployments.front.open_inference.protocol import DescribedModel, check, model_of
+from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
+from deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, rows, timeout_s
+from deployments.front.service import Content, Format, IncomingRequest, Service
 
 # Requests of one stream that run at once.
 _MOST_RUNNING = 64
 # A refused request keeps its place for this time, since refusing is work, too.
 PUSH_BACK_S = 0.05
-_BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
 
-@asynccontextmanager
-async def serving(service: Service) -> AsyncIterator[None]:
-    """Serve during this context, and answer all admitted requests at its end. Without a port, there is no server."""
-    config = service.config
-    if config.grpc_port is None:
-        yield
-        return
-    proxy = _proxy(service)
-    server = _server(service, proxy)
-    await server.start()
-    try:
-        if proxy:
-            await asyncio.to_thread(proxy.open)
-        yield
-    finally:
-        if proxy:
-            await asyncio.to_thread(proxy.drain)
-        await server.stop(None if proxy else config.drain_s)
-        if proxy:
-            await asyncio.to_thread(proxy.close)
+@dataclass(frozen=True)
+class Call:
+    """The facts of a call besides its message."""
+
+    metadata: Mapping[str, Any]
+    left_s: float | None  # how long its client still waits
 
 
-def _proxy(service: Service) -> GrpcProxy | None:
-    config, program = service.config, haproxy_program()
-    if program is None:
-        log.warning("there is no HAProxy for gRPC on this platform: refused calls take processor time of the front")
-        return None
-    proxy = GrpcProxy(program, config.grpc_host, config.grpc_port or 0, config.drain_s, service.burden)
-    service.watch(proxy)
-    return proxy
+def serving(service: Service) -> AbstractAsyncContextManager[None]:
+    """Serve this network over gRPC during the context."""
+    return grpc_server.serving(service, partial(methods, service))
 
 
-def _server(service: Service, proxy: GrpcProxy | None) -> Any:
-    config = service.config
-    methods = {name: _unary(service, name, answer) for name, answer in METHODS.items()}
-    places = Places((lambda: proxy.places) if proxy else (lambda: MOST), config.slo_ms / 1e3, time.monotonic)
-    methods |= {"ModelInfer": _inferred(service), "ModelStreamInfer": _streamed(service, places)}
-    address = f"unix:{proxy.socket}" if proxy else address_of(config.grpc_host, config.grpc_port)
-    max_calls = 2 * config.most_inside + grpc_proxy.STREAMS
-    options = _BEHIND_PROXY if proxy else OF_CONNECTIONS
-    return server_of(service.key, methods, address, config.max_body_bytes, max_calls, options)
+def methods(service: Service, most_of_streams: Callable[[], int]) -> Methods:
+    model, most_fields = model_of(service), _most_fields(service)
+
+    async def statistics(request: Any) -> Fields:
+        """A request without a name asks for all models; there is only one."""
+        check(model, request.name or model.name, request.version)
+        return await protocol.statistics(service)
+
+    places = Places(most_of_streams, service.config.slo_ms / 1e3, time.monotonic)
+    return {
+        **Questions(service, model, most_fields).methods(ModelStatistics=statistics),
+        "ModelInfer": _inferred(service, model),
+        "ModelStreamInfer": _streamed(service, model, places),
+    }
 
 
 def _call(context: Any) -> Call:
@@ -105,15 +77,7 @@ def _client(context: Any) -> str:
     return str(dict(context.invocation_metadata())[CLIENT]) if protocol == "unix" else address.rpartition(":")[0]
 
 
-def _unary(service: Service, name: str, answer: Answering) -> grpc.RpcMethodHandler:
-    most_fields = _most_fields(service)
-    return unary(
-        name,
-        lambda sent, context: answer(service, decoded(f"{name}Request", sent, most_fields), _call(context)),
-    )
-
-
-def _inferred(service: Service) -> grpc.RpcMethodHandler:
+def _inferred(service: Service, model: DescribedModel) -> grpc.RpcMethodHandler:
     response, most_fields = message("ModelInferResponse"), _most_fields(service)
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> Any:
@@ -123,7 +87,8 @@ def _inferred(service: Service) -> grpc.RpcMethodHandler:
                 sent = await first(requests)
                 incoming = _register(service, len(sent), call)
                 return await service.answer(
-                    incoming, lambda: content(service, decoded("ModelInferRequest", sent, most_fields), response)
+                    incoming,
+                    lambda: _content(service, model, decoded("ModelInferRequest", sent, most_fields), response),
                 )
 
     return grpc.stream_unary_rpc_method_handler(handle, None, response.SerializeToString)
@@ -144,7 +109,7 @@ def _is_answer(done: asyncio.Task[Any]) -> bool:
     return not done.cancelled() and not done.exception() and not done.result().error_message
 
 
-def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
+def _streamed(service: Service, model: DescribedModel, places: Places) -> grpc.RpcMethodHandler:
     """Requests of one stream run together; replies keep their order. A refusal is a reply, and the stream goes on."""
     response, most_fields = message("ModelStreamInferResponse"), _most_fields(service)
 
@@ -156,7 +121,7 @@ def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
                 request = decoded("ModelInferRequest", sent, most_fields)
                 request_id = request.id[:LONGEST_NAME]
                 answer = await service.answer(
-                    incoming, lambda: content(service, request, message("ModelInferResponse"))
+                    incoming, lambda: _content(service, model, request, message("ModelInferResponse"))
                 )
                 return response(infer_response=answer)
         except RefusedError as refused:
@@ -189,3 +154,43 @@ def _streamed(service: Service, places: Places) -> grpc.RpcMethodHandler:
                     reply.cancel()
 
     return grpc.stream_stream_rpc_method_handler(handle, None, response.SerializeToString)
+
+
+def _content(service: Service, model: DescribedModel, request: Any, response: Callable[..., Format]) -> Content[Format]:
+    """The content of an inference request; `response` creates a message from the fields of its answer."""
+    check_infer(model, request)
+
+    def written(answers: list[Answer]) -> Format:
+        return response(**infer_fields(model, request, protocol.columns(service, answers)))
+
+    timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
+    return Content(service.encoded_each(_values(service, request)), written, timeout_s(next(timeouts_us, 0)))
+
+
+def _values(service: Service, request: Any) -> Any:
+    if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
+        raise RefusedError(400, "'inputs' must be one tensor, whose first dimension is the number of inputs")
+    (sent,), raw = request.inputs, request.raw_input_contents
+    shape = list(sent.shape[: MOST_DIMENSIONS + 1])
+    tensor = checked(InputTensor, {"name": sent.name, "datatype": sent.datatype, "shape": shape})
+
+    def load(kind: str, count: int) -> NDArray[Any]:
+        return from_bytes(raw[0], kind, count) if raw else _contents(sent.contents, kind, count)
+
+    return rows(tensor, service.sizes, load)
+
+
+_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
+
+
+def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
+    """The values from the field for their kind: small integers are sent as 32 bits, and FP16 is only sent raw."""
+    if kind == "FP16":
+        raise ValueError("FP16 travels in raw_input_contents only")
+    field = "bytes" if kind == BYTES else _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
+    values = getattr(contents, f"{field}_contents")
+    if len(values) != count:
+        raise ValueError(f"{field}_contents holds {len(values)} values")
+    if kind == BYTES:
+        return np.array([text.decode() for text in values], dtype=object)
+    return np.array(values, dtype=dtype_of(kind))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -342,19 +341,21 @@ def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
 class Decoding:
     """All of a decoder's front that its /stats needs."""
 
-    name, meter = "tiny", SimpleNamespace(requests={"answered": 3, "refused": 1}, workload=dict)
+    name, key, tracing = "tiny", None, None
     config = DecoderConfig(model="/models/tiny")
 
     @staticmethod
     async def stats() -> dict[str, Any]:
         state = ReplicaState(2, 1, 6, 8, 0, 40.0, {0: 30, 3: 10}, {0: (2, 4, 16)})
-        return summed([state], num_blocks=4)
+        requests = {"answered": 3, "refused": 1}
+        about = {"schema_version": 1, "model": "tiny", "requests": requests, "workload": {}}
+        return about | summed([state], num_blocks=4)
 
 
 def test_a_decoder_is_shown_without_a_controller_and_with_one(toy: Toy, url: str) -> None:
     front: Any = Decoding()
     words = ("tiny", "3 answered, 1 refused", "40, 1.8 of 4 blocks each, 40/s", "6 of 8 free", "25%")
-    with running(create_decoder_api(front, None, Decoding.stats)) as alone:
+    with running(create_decoder_api(front)) as alone:
         shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", alone], catch_exceptions=False).output
         for word in (*words, "the plan stays as it is"):
             assert word in shown

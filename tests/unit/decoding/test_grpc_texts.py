@@ -2,7 +2,9 @@
 
 import asyncio
 import queue
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,11 @@ import pytest
 
 from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
+from deployments.front.grpc_proxy import OF_ONE_ADDRESS
 from deployments.prepare.llm_demo import tokenizer
+from deployments.ray_settings import haproxy_program
 from tests.helpers.decoder_world import CONFIG, World
+from tests.helpers.grpc_proxy import frame
 from tests.helpers.tiny_decoders import decoder
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -34,7 +39,8 @@ def play(world: World, scene: Callable[[Any], Any], key: bytes | None = None) ->
             return scene(client)
 
     async def act() -> Any:
-        async with serving(world.front, key, world.stats):
+        world.front.key = key
+        async with serving(world.front):
             return await asyncio.wait_for(asyncio.to_thread(ask), 60)
 
     return asyncio.run(act())
@@ -101,8 +107,8 @@ def test_what_triton_says_of_sampling_is_understood_and_a_text_may_come_as_one(w
 
 
 WRONG = (
-    ({"model_name": "other"}, "model = 'other': this server has tiny"),
-    ({"model_version": "2"}, "tiny has no version '2': this is 1"),
+    ({"model_name": "other"}, "there is no model 'other' in version '1': this is 'tiny', '1'"),
+    ({"model_version": "2"}, "there is no model 'tiny' in version '2'"),
     ({"parameters": {"max_tokens": 41}}, "max_tokens = 41: 40 are allowed"),
     ({"parameters": {"max_tokens": -1}}, "max_tokens = -1:"),
     ({"parameters": {"best": 1}}, "best is not served; there are:"),
@@ -187,3 +193,24 @@ def test_a_client_that_goes_away_frees_its_pages(world: World) -> None:
 
     play(world, scene)
     assert asyncio.run(freed())
+
+
+def test_idle_connections_of_one_address_do_not_lock_out_others(world: World) -> None:
+    if not haproxy_program():
+        pytest.skip("there is no HAProxy for this platform")
+    port = int(world.front.config.grpc_port or 0)
+
+    def scene(client: Any) -> str:
+        opened = list[socket.socket]()
+        for _ in range(1100):
+            with suppress(OSError):  # it may be ended at once
+                opened.append(socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)))
+                opened[-1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", stream=0))
+        assert len(opened) > OF_ONE_ADDRESS
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as other:
+            answer = other.infer("tiny", [text("1+1=")], parameters=NINE, client_timeout=10)
+        for each in opened:
+            each.close()
+        return said(answer)
+
+    assert play(world, scene) == world.plain("1+1=", 9)[0]

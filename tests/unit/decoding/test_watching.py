@@ -44,8 +44,9 @@ class Scene:
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
         shape = DecoderShape(num_blocks=4, vocabulary=23, kv_width=12, reads=64)
-        self.front = front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter)
-        api = create_decoder_api(front, None, self.stats, self.tracing)
+        self.front = front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter, self.stats)
+        front.tracing = self.tracing
+        api = create_decoder_api(front)
         self.client = TestClient(api, raise_server_exceptions=False)
 
     async def ask(self, _: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:

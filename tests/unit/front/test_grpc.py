@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.front import grpc_proxy
+from deployments.front import grpc_proxy, grpc_server
 from deployments.front.answers import RefusedError
+from deployments.front.grpc_server import check_port
 from deployments.front.open_inference import rpc
-from deployments.front.open_inference.calls import check_port
 from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.open_inference.methods import METHODS
 from deployments.front.open_inference.places import Places
 from deployments.front.service import Service
 from profiles.errors import UserError
@@ -28,6 +27,15 @@ from tests.helpers.grpc_client import Client, play
 from tests.helpers.toy_model import OVERFLOWS, Toy
 
 PAIRS = [[4, 7], [0, 3]]
+QUESTIONS = (
+    "ServerLive",
+    "ServerReady",
+    "ServerMetadata",
+    "ModelReady",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
+)
 
 
 def pairs(datatype: str = "INT64", shape: tuple[int, ...] = (2, 2), **contents: Any) -> dict[str, Any]:
@@ -123,16 +131,16 @@ def test_limits_hold_for_the_open_inference_protocol_too() -> None:
 @pytest.fixture(params=["through HAProxy", "direct"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "direct":
-        monkeypatch.setattr(rpc, "haproxy_program", lambda: None)
-    elif not rpc.haproxy_program():
+        monkeypatch.setattr(grpc_server, "haproxy_program", lambda: None)
+    elif not grpc_server.haproxy_program():
         pytest.skip("there is no HAProxy for this platform")
     return str(request.param)
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, limit: int, name: str, ours: str) -> None:
     """The limit, as gRPC calls it, and as we do."""
-    assert name in dict(rpc.OF_CONNECTIONS), "it has a limit already"
-    monkeypatch.setattr(rpc, "OF_CONNECTIONS", list((dict(rpc.OF_CONNECTIONS) | {name: limit}).items()))
+    assert name in dict(grpc_server.OF_CONNECTIONS), "it has a limit already"
+    monkeypatch.setattr(grpc_server, "OF_CONNECTIONS", list((dict(grpc_server.OF_CONNECTIONS) | {name: limit}).items()))
     monkeypatch.setattr(grpc_proxy, ours, limit)
 
 
@@ -258,7 +266,7 @@ GARBAGE = b"\xff\x01\x02"
 
 def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() -> None:
     request = message("ModelInferRequest")
-    for method in METHODS:
+    for method in QUESTIONS:
         with pytest.raises(grpc.aio.AioRpcError, match="this is no") as error:
             play(lambda client, method=method: client.say(method, GARBAGE))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -390,8 +398,9 @@ def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch
 
     async def scene() -> None:
         service: Any = SimpleNamespace(config=AppConfig(), counted=lambda *_: nullcontext())
+        model: Any = None
         places = Places(lambda: 8, 1.0, time.monotonic)
-        replies = rpc._streamed(service, places).stream_stream(sent(), Context())
+        replies = rpc._streamed(service, model, places).stream_stream(sent(), Context())
         assert [reply.error_message async for reply in replies] == ["enough was seen"] * 2
 
     monkeypatch.setattr(rpc, "_register", incoming)

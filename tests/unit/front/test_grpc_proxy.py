@@ -14,7 +14,6 @@ from deployments.front import grpc_proxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
 from deployments.front.open_inference import calls, rpc
 from deployments.front.open_inference.messages import SERVICE
-from deployments.front.open_inference.methods import METHODS
 from deployments.front.proxy import RETRY_S
 from deployments.front.service import Service
 from tests.helpers.grpc_proxy import (
@@ -73,12 +72,12 @@ def test_health_checks_are_answered_beside_other_and_incomplete_calls(
         await answered.wait()
         return await all_fronts(self)
 
-    async def noted(*_: Any) -> dict[str, Any]:
-        asked.append("live")
-        return {"live": True}
+    async def noted(_: Service) -> list[str]:
+        asked.append("ready")
+        return []
 
     monkeypatch.setattr(Service, "all_fronts", slow)
-    monkeypatch.setitem(METHODS, "ServerLive", noted)
+    monkeypatch.setattr(Service, "missing", noted)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
@@ -87,13 +86,13 @@ def test_health_checks_are_answered_beside_other_and_incomplete_calls(
         await writer.drain()
         statistics = [asyncio.ensure_future(channel.unary_unary(STATISTICS)(b"")) for _ in range(3)]
         await until(lambda: asked)
-        live = asyncio.ensure_future(channel.unary_unary(LIVE)(b""))
-        await asyncio.wait([live, *statistics], timeout=0.2)
+        ready = asyncio.ensure_future(channel.unary_unary(f"/{SERVICE}/ServerReady")(b""))
+        await asyncio.wait([ready, *statistics], timeout=0.2)
         assert asked == ["statistics"], "the others wait in HAProxy"
         answered.set()
-        assert await live
+        assert await ready
         await asyncio.gather(*statistics)
-        assert asked.index("live") == 1
+        assert asked.index("ready") == 1
         too_long = await refusal(channel.unary_unary(STATISTICS)(bytes(grpc_proxy.QUESTION_BYTES + 100)))
         assert too_long.code().name == "RESOURCE_EXHAUSTED"
         writer.close()

@@ -20,7 +20,7 @@ from deployments.front.answers import RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.examples import example_of
 from deployments.front.http import create_api
-from deployments.front.open_inference.protocol import metadata
+from deployments.front.open_inference.protocol import metadata, model_of
 from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, TensorRequest, read, write
 from deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient
@@ -174,7 +174,7 @@ def test_the_size_of_images_is_described(tmp_path: Path, files: dict[str, Any], 
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    told = metadata(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter))
+    told = metadata(model_of(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter)))
     assert told["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
     example = example_of(tmp_path).value
     assert example is None or np.shape(example) == tuple(shape[1:])
