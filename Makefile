@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house dashboards arguments chaos soak browser pictures clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -57,9 +57,6 @@ experiments: setup  ## the paper's figures in simulation, those that are not the
 
 results: setup  ## write the tables of docs/results.md from what the benchmarks have kept, and mark what is old
 	$(BIN)/python -m experiments.shared.results_page
-
-dashboards: setup  ## write cluster/grafana: what `isobatch dashboards` gives to users
-	$(BIN)/isobatch dashboards --out cluster/grafana
 
 arguments: setup  ## write docs/arguments.md: every field of a Serve file's args:, as the code has it
 	$(BIN)/python -m tests.helpers.arguments_page

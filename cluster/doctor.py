@@ -16,7 +16,9 @@ from profiles.errors import UserError
 LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
+HOST = "127.0.0.1"
 PORTS = {8000: "--port", 8001: "--grpc-port"}
+CheckResult = tuple[str, str]  # the result, and what to do; empty where nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,24 @@ class Finding:
 
     what: str
     result: str
-    wrong: str = ""
+    wrong: str
 
 
 def findings() -> Iterator[Finding]:
     """Run one check after the other; the error of a check is its result."""
     for what, look in LOOKS.items():
         try:
-            yield look(what)
+            yield Finding(what, *look())
         except (UserError, OSError, ImportError) as error:
             yield Finding(what, "", str(error).strip().partition("\n")[0])
 
 
-def _python(what: str) -> Finding:
-    result = f"{sys.version.split()[0]}, {os.cpu_count()} processors"
-    return Finding(what, result, "" if sys.version_info >= (3, 11) else "isobatch needs Python 3.11 or newer")
+def _python() -> CheckResult:
+    wrong = "" if sys.version_info >= (3, 11) else "isobatch needs Python 3.11 or newer"
+    return f"{sys.version.split()[0]}, {os.cpu_count()} processors", wrong
 
 
-def _packages(what: str) -> Finding:
+def _packages() -> CheckResult:
     """Whether the installed packages are the versions that isobatch requires."""
     wanted = [Requirement(line) for line in requires("isobatch") or () if "extra ==" not in line]
     wrong = []
@@ -54,72 +56,65 @@ def _packages(what: str) -> Finding:
             continue
         if not each.specifier.contains(there, prereleases=True):
             wrong.append(f"{each.name} is {there}, wanted is {each.specifier}")
-    return Finding(what, f"{len(wanted)} packages", "; ".join(wrong) and f"{'; '.join(wrong)}: install isobatch anew")
+    return f"{len(wanted)} packages", "; ".join(wrong) and f"{'; '.join(wrong)}: install isobatch anew"
 
 
-def _devices(what: str) -> Finding:
+def _devices() -> CheckResult:
     import torch
 
     count = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
     if not count and shutil.which("nvidia-smi"):
-        return Finding(
-            what, f"torch {torch.__version__}", "there is a driver, but torch sees no GPU: is it a CPU build?"
-        )
-    return Finding(what, f"torch {torch.__version__}, {names or 'no GPU: networks run on the CPU'}")
+        return f"torch {torch.__version__}", "there is a driver, but torch sees no GPU: is it a CPU build?"
+    return f"torch {torch.__version__}, {names or 'no GPU: networks run on the CPU'}", ""
 
 
-def _ray(what: str) -> Finding:
+def _ray() -> CheckResult:
     from cluster.serving.local import running_cluster
 
+    installed = f"ray {version('ray')}"
     if address := running_cluster():
-        return Finding(
-            what, f"ray {version('ray')}", f"a cluster runs at {address}: 'ray stop', or 'isobatch deploy' onto it"
-        )
-    return Finding(what, f"ray {version('ray')}, no cluster in the way")
+        return installed, f"a cluster runs at {address}: 'ray stop', or 'isobatch deploy' onto it"
+    return f"{installed}, no cluster in the way", ""
 
 
-def _ports(what: str) -> Finding:
+def _ports() -> CheckResult:
     from cluster.serving.ports import is_free
 
-    taken = [
-        f"{port} is taken ({option} names another)" for port, option in PORTS.items() if not is_free("127.0.0.1", port)
-    ]
-    return Finding(what, " and ".join(map(str, PORTS)), "; ".join(taken))
+    taken = [f"{port} is taken ({option} names another)" for port, option in PORTS.items() if not is_free(HOST, port)]
+    return " and ".join(map(str, PORTS)), "; ".join(taken)
 
 
-def _proxy(what: str) -> Finding:
+def _proxy() -> CheckResult:
     from deployments.ray_settings import haproxy_program
 
     if program := haproxy_program():
-        return Finding(what, program, "" if os.access(program, os.X_OK) else f"{program} cannot be run")
-    return Finding(what, "", "it is missing: install ray[serve] again, which brings it")
+        return program, "" if os.access(program, os.X_OK) else f"{program} cannot be run"
+    return "", "it is missing: install ray[serve] again, which brings it"
 
 
-def _cache(what: str) -> Finding:
+def _cache() -> CheckResult:
     from deployments.folders import cache_directory
 
-    return _room(what, cache_directory(), LEAST_FREE_BYTES)
+    return _room(cache_directory(), LEAST_FREE_BYTES)
 
 
-def _shared(what: str) -> Finding:
-    if not SHARED.is_dir():
-        return Finding(what, f"no {SHARED}: Ray uses files instead")
-    return _room(what, SHARED, LEAST_SHARED_BYTES)
+def _shared() -> CheckResult:
+    return _room(SHARED, LEAST_SHARED_BYTES) if SHARED.is_dir() else (f"no {SHARED}: Ray uses files instead", "")
 
 
-def _temporary(what: str) -> Finding:
+def _temporary() -> CheckResult:
     with tempfile.TemporaryDirectory() as folder:
-        return _room(what, Path(folder).parent, LEAST_FREE_BYTES)
+        return _room(Path(folder).parent, LEAST_FREE_BYTES)
 
 
-def _room(what: str, folder: Path, least_bytes: int) -> Finding:
+def _room(folder: Path, least_bytes: int) -> CheckResult:
     free = shutil.disk_usage(folder).free
     few = f"{free / 2**30:.1f} GiB are free in {folder}, {least_bytes / 2**30:g} are wanted"
-    return Finding(what, f"{folder}, {free / 2**30:.1f} GiB free", few if free < least_bytes else "")
+    return f"{folder}, {free / 2**30:.1f} GiB free", few if free < least_bytes else ""
 
 
-LOOKS: dict[str, Callable[[str], Finding]] = {
+LOOKS: dict[str, Callable[[], CheckResult]] = {
     "python": _python,
     "packages": _packages,
     "devices": _devices,

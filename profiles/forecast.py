@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from profiles.exits import ExitProfile
@@ -130,7 +130,9 @@ class Forecaster:
 
     def _new_series(self, columns: Sequence[Sequence[Reading]]) -> list[Series]:
         *ramps, arrivals, lengths, full = columns
-        odds = Transform(lambda each: float(log_odds(each)), share, lambda each: max(each * (1 - each), EDGE))
+        odds = Transform(
+            lambda each: float(logit(min(max(each, EDGE), 1 - EDGE))), expit, lambda each: max(each * (1 - each), EDGE)
+        )
         span = self._span
         return [
             *(Series(each[-span:], span, odds, UNKNOWN_SHARE) for each in ramps),
@@ -195,25 +197,6 @@ def _chance(share: float, inputs: float) -> float:
     """
     likely = (inputs * share + 0.5) / (inputs + 1)
     return likely * (1 - likely) / (inputs + 1)
-
-
-def log_odds(shares: ArrayLike) -> Floats:
-    """
-    >>> log_odds([0.5, 0.9]).round(3).tolist()
-    [0.0, 2.197]
-    """
-    odds: Floats = logit(np.clip(shares, EDGE, 1 - EDGE))
-    return odds
-
-
-def share(odds: ArrayLike) -> Floats:
-    """The inverse of `log_odds`.
-
-    >>> share([0.0, 2.197]).round(3).tolist()
-    [0.5, 0.9]
-    """
-    shares: Floats = expit(odds)
-    return shares
 
 
 def _at(prediction: Prediction, z: float) -> float:

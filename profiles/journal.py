@@ -78,7 +78,7 @@ class Journal(Generic[T]):
     def _entry(self, line: bytes) -> T | None:
         try:
             fields = json.loads(line)
-            version = fields.pop("v", SCHEMA_VERSION)  # the first isobatch wrote none
+            version = fields.pop("v", None)
         except (ValueError, TypeError, AttributeError):
             return None
         if version != SCHEMA_VERSION:

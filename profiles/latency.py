@@ -116,39 +116,28 @@ class LatencyTable:
 
     def block_times_s(self, batch: ArrayLike) -> Floats:
         """Seconds of every block at (possibly fractional) batch sizes: shape `batch.shape + (num_blocks,)`."""
-        return self._times(self._blocks, batch)
+        return self._times("block_s", batch)
 
     def ramp_times_s(self, batch: ArrayLike) -> Floats:
         """Seconds of the ramp after every block at (possibly fractional) batch sizes."""
-        return self._times(self._ramps, batch)
+        return self._times("ramp_s", batch)
 
     def block_p95_times_s(self, batch: ArrayLike) -> Floats:
         """The 95th percentiles, as `block_times_s`; the medians where the source has none."""
-        return self._times(self._p95, batch)
+        return self._times("block_p95_s" if self.block_p95_s else "block_s", batch)
 
     @cached_property
-    def _sizes(self) -> Floats:
-        return np.asarray(self.batch_sizes, float)
+    def _arrays(self) -> dict[str, Floats]:
+        names = ("batch_sizes", "block_s", "ramp_s", "block_p95_s")
+        return {name: np.asarray(getattr(self, name), float) for name in names}
 
-    @cached_property
-    def _blocks(self) -> Floats:
-        return np.asarray(self.block_s)
-
-    @cached_property
-    def _ramps(self) -> Floats:
-        return np.asarray(self.ramp_s)
-
-    @cached_property
-    def _p95(self) -> Floats:
-        return np.asarray(self.block_p95_s or self.block_s)
-
-    def _times(self, rows: Floats, batch: ArrayLike) -> Floats:
+    def _times(self, rows: str, batch: ArrayLike) -> Floats:
         at = np.asarray(batch, float)
         if not self.covers(at):
             size, known = self.size_text(float(at.max())), self.size_text(self.batch_sizes[-1])
             largest = f"{self.kind}: a batch of {size} is beyond the largest measured ({known})"
             warnings.warn(f"{largest}: extrapolated in a straight line", ExtrapolationWarning, stacklevel=3)
-        return interpolate(self._sizes, rows, at)
+        return interpolate(self._arrays["batch_sizes"], self._arrays[rows], at)
 
     def _check_batch_sizes(self) -> None:
         if self.length is not None and self.length < 1:

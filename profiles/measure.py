@@ -244,12 +244,12 @@ def stopwatch_for(device: str) -> Stopwatch:
 def host_clock_for(device: str) -> Callable[[], float]:
     """A clock that first waits for all work of the device."""
     if device.startswith("cuda"):
-        return _synchronized
+        return partial(_synchronized, device)
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _synchronized() -> float:
-    torch.cuda.synchronize()
+def _synchronized(device: str) -> float:
+    torch.cuda.synchronize(device)
     return time.perf_counter()
 
 

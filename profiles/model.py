@@ -6,7 +6,7 @@ can run it without knowing the plan.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,40 +173,17 @@ class SplitModel(Protocol):
         ...
 
 
-@runtime_checkable
-class NamesLabels(Protocol):
-    """A network with names for its labels. Other networks' labels are named by their numbers."""
-
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-
-
-@runtime_checkable
-class KnowsItsInputs(Protocol):
-    """A network that knows whether it reads texts. Other networks are assumed to read numbers."""
-
-    @property
-    def reads_text(self) -> bool: ...
-
-
-@runtime_checkable
-class HasLevels(Protocol):
-    """A cascade: several networks in one."""
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """The blocks at which the second and later levels begin."""
-        ...
-
-
 def edges_of(model: SplitModel) -> tuple[int, ...]:
-    return model.edges if isinstance(model, HasLevels) else ()
+    """The blocks at which the second and later levels of a cascade begin; empty for other networks."""
+    edges: tuple[int, ...] = getattr(model, "edges", ())
+    return edges
 
 
 def label_names(model: SplitModel) -> tuple[str, ...]:
-    named = model.labels if isinstance(model, NamesLabels) else ()
-    return tuple(named or map(str, range(model.num_labels)))
+    """The names of a network's labels: their numbers if it has no names for them."""
+    return tuple(getattr(model, "labels", ()) or map(str, range(model.num_labels)))
 
 
 def reads_text(model: SplitModel) -> bool:
-    return isinstance(model, KnowsItsInputs) and model.reads_text
+    """Whether a network reads texts; one that does not say so reads numbers."""
+    return bool(getattr(model, "reads_text", False))

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from profiles.errors import UserError, read_text
 from profiles.losses import NAMES, SCORES, Loss, Metric
@@ -18,9 +18,7 @@ class ExitPromise(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: Metric = Field(
-        validation_alias=AliasChoices("metric", "reach"), description="The metric in which inputs may lose."
-    )
+    metric: Metric = Field(description="The metric in which inputs may lose.")
     max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of the metric.")
     confidence: float = Field(gt=0, lt=1, description="The confidence of that; approximate for a score of all inputs.")
     rows: int = Field(ge=1, description="Inputs of the test, which were used for nothing else.")

@@ -118,6 +118,7 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
 
     A launch and a stop both cost what running a block by itself adds. The work of a replica per launch is not in it.
     """
+    known = {name: value for name, value in vars(facts).items() if name != "ramp_blocks"}
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])
     launch_s = max(float(np.median(paid)), 0.0)
@@ -128,22 +129,14 @@ def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTabl
         p95[row] = blocks[row] * np.quantile(rounds[size].whole, 0.95) / np.median(rounds[size].whole)
         ramps[row, list(facts.ramp_blocks)] = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
     return LatencyTable(
-        kind=facts.kind,
         batch_sizes=tuple(sizes),
         block_s=_rounded(blocks),
         ramp_s=_rounded(ramps),
         launch_s=_digits(launch_s),
         stop_s=_digits(launch_s),
-        hidden_bytes=facts.hidden_bytes,
-        memory_bytes=facts.memory_bytes,
-        source=facts.source,
-        length=facts.length,
         block_p95_s=_rounded(p95),
         launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
-        activation_bytes=facts.activation_bytes,
-        backend=facts.backend,
-        repeated_bytes=facts.repeated_bytes,
-        dtype=facts.dtype,
+        **known,
     )
 
 

@@ -58,7 +58,7 @@ class Window:
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Window":
         """A window from the output of `asdict`."""
-        left, unfinished = tuple(fields["left"]), tuple(fields.get("unfinished", ()))
+        left, unfinished = tuple(fields["left"]), tuple(fields["unfinished"])
         return cls(**{**fields, "left": left, "unfinished": unfinished})
 
     @property

@@ -13,7 +13,7 @@ def dashboards(
 
     Example: [bold]isobatch dashboards --out monitoring[/]
     """
-    from cluster.grafana.files import files
+    from cluster.grafana import files
 
     out.mkdir(parents=True, exist_ok=True)
     for name, content in files().items():

@@ -188,12 +188,12 @@ def load(
 def _load_decoder(
     source: PromptLoad, schedule: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
 ) -> None:
-    from cluster.load import prompts
+    from cluster.load import prompts, report
 
     with console.status("sending prompts"):
         texts = asyncio.run(schedule(source))
     summary = prompts.summed(texts, slo_ms)
-    prompts.write(summary, out)
+    report.write(summary, out)
     console.print(prompts.table(summary, slo_ms))
     for body in {text.status: text.error for text in texts if text.error}.values():
         console.print(body[:SHOWN_BYTES].decode(errors="replace"))

@@ -131,7 +131,6 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
     from cluster.profiling.checkpoint import (
         in_batches,
         kind_of,
-        picture_path,
         source_of,
         timed,
         timed_block_ranges,
@@ -180,7 +179,7 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
     tables = (*(each.table for each in measured), *derived)
     new = Profile(Path(model).name, tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
     _add(new, out)
-    draw(new, picture_path(out))
+    draw(new, out.with_suffix(".png"))
     _report(console, new, out)
     if interrupted:
         raise typer.Exit(130)
@@ -303,7 +302,7 @@ def _device(device: str) -> str:
 
 
 def _report(console: "Console", new: "Profile", out: Path) -> None:
-    from cluster.profiling.checkpoint import picture_path, report
+    from cluster.profiling.checkpoint import report
     from profiles.picture import name
 
     console.print(report(new))
@@ -311,7 +310,7 @@ def _report(console: "Console", new: "Profile", out: Path) -> None:
         console.print(f"not measured: {'; '.join(derived)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {picture_path(out)}")
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
 
 
 def _lengths(text: str) -> list[int]:

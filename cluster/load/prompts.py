@@ -7,12 +7,10 @@ from the first token to the last.
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,11 +19,12 @@ from rich.table import Table
 
 from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats
+from cluster.load.report import counted, is_failure, quantiles
 from profiles.errors import UserError, read_text
 
 PATH = "/v1/completions"
 PATIENCE_S = 60.0  # a request that takes longer is lost
-_OUTCOMES = {200: "answered", 429: "refused", 503: "refused", BROKEN: "unanswered"}
+SHOWN = (50.0, 95.0, 99.0)  # percentiles of times
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class DecodingSummary:
 
     @property
     def failed(self) -> bool:
-        return not self.outcomes.get("answered") or bool(self.outcomes.keys() - {"answered", "refused"})
+        return is_failure(self.outcomes)
 
 
 def summed(written: Sequence[WrittenText], slo_ms: float) -> DecodingSummary:
@@ -179,14 +178,10 @@ def summed(written: Sequence[WrittenText], slo_ms: float) -> DecodingSummary:
         answered_per_s=len(answered) / seconds if seconds else 0.0,
         tokens_per_s=sum(each.tokens for each in answered) / seconds if seconds else 0.0,
         good_share=sum(each <= slo_ms for each in ttft_ms) / max(len(written), 1),
-        outcomes=dict(Counter(_OUTCOMES.get(each.status, str(each.status)) for each in written)),
-        ttft_ms=_percentiles(ttft_ms),
-        tpot_ms=_percentiles(tpot_ms),
+        outcomes=counted([each.status for each in written]),
+        ttft_ms=quantiles(np.array(ttft_ms), SHOWN),
+        tpot_ms=quantiles(np.array(tpot_ms), SHOWN),
     )
-
-
-def _percentiles(values: Sequence[float]) -> dict[str, float]:
-    return {f"p{q}": round(float(np.percentile(values, q)), 3) for q in (50, 95, 99)} if values else {}
 
 
 def table(summary: DecodingSummary, slo_ms: float) -> Table:
@@ -199,8 +194,3 @@ def table(summary: DecodingSummary, slo_ms: float) -> Table:
     for name, values in (("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms)):
         rows.add_row(name, ", ".join(f"{q} {value:,.1f} ms" for q, value in values.items()) or "none")
     return rows
-
-
-def write(summary: DecodingSummary, path: Path) -> None:
-    content: dict[str, Any] = asdict(summary)
-    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,10 +1,12 @@
 """The report of a load run: counts by outcome, goodput, percentiles, a picture."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,9 @@ from rich.table import Table
 from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats, LoadRecord
 from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MOST_BINS = 60  # of the picture
 SHORTEST_BIN_S = 0.2
@@ -49,8 +54,7 @@ class Summary:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing was answered, or any outcome is not that of a healthy server."""
-        return not self.outcomes.get("answered") or bool(self.outcomes.keys() - HEALTHY)
+        return is_failure(self.outcomes)
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,8 @@ def summary(record: LoadRecord, slo_ms: float, tokens: Sequence[int] | None = No
         answered_per_s=float(inside.sum()) / seconds,
         goodput_per_s=float(good.sum()) / seconds,
         good_share=float(good.mean()) if len(good) else 0.0,
-        outcomes=_counted(record),
-        latency_ms=_quantiles(latency_ms[answered]),
+        outcomes=counted(record.status.tolist()),
+        latency_ms=quantiles(latency_ms[answered]),
         refusal_p50_ms=float(np.median(latency_ms[refused])) if refused.any() else None,
         sent_late_p99_ms=float(np.nanpercentile(late_ms, 99)) if np.isfinite(late_ms).any() else 0.0,
         lateness=_lateness(record, answered, slo_ms),
@@ -118,9 +122,9 @@ def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) ->
     late = all_ms > slo_ms
     share = float(generator_ms.sum() / all_ms.sum()) if len(all_ms) else 0.0
     return Lateness(
-        generator_ms=_quantiles(generator_ms),
-        server_ms=_quantiles(server_ms),
-        connection_ms=_quantiles(1e3 * (sent_s - reached_s)),
+        generator_ms=quantiles(generator_ms),
+        server_ms=quantiles(server_ms),
+        connection_ms=quantiles(1e3 * (sent_s - reached_s)),
         generator_share=share,
         server_share=1.0 - share if len(all_ms) else 0.0,
         late=int(late.sum()),
@@ -129,22 +133,22 @@ def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) ->
     )
 
 
-def _counted(record: LoadRecord) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for status, count in zip(*np.unique(record.status, return_counts=True), strict=True):
-        name = _outcome(status)
-        counts[name] = counts.get(name, 0) + int(count)
-    return counts
+def counted(statuses: Sequence[int]) -> dict[str, int]:
+    """The number of requests by outcome."""
+    return dict(Counter(map(_outcome, sorted(statuses))))
+
+
+def is_failure(outcomes: Mapping[str, int]) -> bool:
+    """Whether nothing was answered, or any outcome is not that of a healthy server."""
+    return not outcomes.get("answered") or bool(outcomes.keys() - HEALTHY)
 
 
 def _outcome(status: int) -> str:
     return _OUTCOMES.get(int(status), f"status {status}")
 
 
-def _quantiles(values: Floats) -> dict[str, float]:
-    if not len(values):
-        return {}
-    return {f"p{q:g}": float(value) for q, value in zip(QUANTILES, np.percentile(values, QUANTILES), strict=True)}
+def quantiles(values: Floats, which: Sequence[float] = QUANTILES) -> dict[str, float]:
+    return {f"p{each:g}": float(np.percentile(values, each)) for each in which} if len(values) else {}
 
 
 def table(summary: Summary, slo_ms: float) -> Table:
@@ -176,7 +180,7 @@ def table(summary: Summary, slo_ms: float) -> Table:
     return rows
 
 
-def write(summary: Summary, path: Path) -> None:
+def write(summary: "DataclassInstance", path: Path) -> None:
     path.write_text(json.dumps(asdict(summary), indent=2) + "\n")
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from deployments.models.backends import backend_of
 from deployments.models.ramps import ExitRules
 from deployments.models.served_model import BlockRange, ServedModel
+from deployments.progress import show
 from deployments.replica.split import SplitReplica
 from deployments.transport.holdings import Share
 from deployments.transport.orders import Order
@@ -31,16 +32,11 @@ from profiles.model import Batch, SplitModel
 from profiles.picture import name
 from profiles.sweep import whole_s
 
-# Recorded inputs that are encoded at a time.
-COUNTED_AT_ONCE = 32
-# Inputs of each launch in a replica that is timed.
-JOINED = 8
-# Launches in a replica that are timed.
-TIMES = 25
-# Seconds for which a replica holds inputs: longer than timing takes.
-HELD_S = 3600.0
-# The length of the shortest text that is timed alone, as a share of the mean length, if texts differ in length.
-SHORT = 0.25
+COUNTED_AT_ONCE = 32  # recorded inputs that are encoded at a time
+JOINED = 8  # inputs of each launch in a replica that is timed
+TIMES = 25  # launches in a replica that are timed
+HELD_S = 3600.0  # for which a replica holds inputs: longer than timing takes
+SHORT = 0.25  # of the mean length: the shortest text that is timed alone, if texts differ in length
 
 
 @dataclass(frozen=True)
@@ -99,10 +95,8 @@ def _length(batch: Batch) -> int:
 
 def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
     """The recorded inputs, encoded a few at a time."""
-    with _bar("counting exits", total=1.0) as advance:
-        for start in range(0, len(values), COUNTED_AT_ONCE):
-            advance(start / len(values), f"of {len(values)} inputs")
-            yield model.encode(values[start : start + COUNTED_AT_ONCE])
+    for start in show(range(0, len(values), COUNTED_AT_ONCE), "counting exits"):
+        yield model.encode(values[start : start + COUNTED_AT_ONCE])
 
 
 def timed(
@@ -118,7 +112,7 @@ def timed(
     """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun."""
     measured: list[Measured] = []
     stopwatch = stopwatch_for(device)
-    with _bar("timing", total=1.0) as advance:
+    with _bar(len(inputs)) as advance:
         for index, each in enumerate(inputs):
             # Only the model on torch knows the size of its modules.
             exact = model.exact if isinstance(model, ServedModel) else model
@@ -131,7 +125,7 @@ def timed(
                 budget_s=budget_s / len(inputs),
                 largest=largest,
                 least=each.least,
-                progress=partial(_advance, advance, index, len(inputs)),
+                progress=partial(advance, index),
             )
             measured.append(_with_replica(sweep.run(facts), model, each.batch, device))
             if measured[-1].interrupted:
@@ -172,16 +166,12 @@ def _took_s(call: Callable[[], object], clock: Callable[[], float]) -> float:
     return clock() - begun_s
 
 
-def _advance(bar: Callable[[float, str], None], index: int, count: int, share: float, what: str) -> None:
-    bar((index + share) / count, what)
-
-
 @contextmanager
-def _bar(what: str, total: float) -> Iterator[Callable[[float, str], None]]:
+def _bar(tables: int) -> Iterator[Callable[[int, float, str], None]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda share, detail: progress.update(task, completed=share * total, description=f"{what} {detail}")
+        task = progress.add_task("timing", total=tables)
+        yield lambda done, share, what: progress.update(task, completed=done + share, description=f"timing {what}")
 
 
 def kind_of(device_name: str) -> str:
@@ -277,11 +267,3 @@ def report(profile: Profile) -> Table:
             rows.add_row(name(table), table.size_text(size), *took, *of_inputs, f"{1000 * ramp_s:.3g}")
         rows.add_section()
     return rows
-
-
-def picture_path(out: Path) -> Path:
-    """
-    >>> str(picture_path(Path("runs/profile.json")))
-    'runs/profile.png'
-    """
-    return out.with_suffix(".png")

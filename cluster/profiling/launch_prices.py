@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import cycle, product
 from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from deployments.decoding.anatomy import anatomy_of
@@ -22,6 +20,7 @@ from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from deployments.decoding.virtual import size_of
 from profiles.decoding import PARTS, PROJECT, DecodingWorkload, LaunchSize
 from profiles.errors import UserError
+from profiles.measure import host_clock_for
 
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)
@@ -73,8 +72,7 @@ def measured(
     least: int = LEAST_LAUNCHES,
 ) -> FittedPrices:
     """Time launches of texts like those of the workload, for about `seconds`, and `least` launches at least."""
-    weights = anatomy_of(model).weights
-    clock = clock or _clock_for(weights.device)
+    clock = clock or host_clock_for(str(anatomy_of(model).weights.device))
     launches: list[TimedLaunch] = []
     until_s = clock() + seconds
     # All settings take turns, so that other load on the machine disturbs all of them alike.
@@ -86,18 +84,6 @@ def measured(
         texts = _texts(model, workload, residents, number)
         launches += _launches(model, texts, residents, depth, exits, clock, until_s, number)
     return fitted(launches)
-
-
-def _clock_for(device: torch.device) -> Callable[[], float]:
-    """Processor time if one thread computes, as other programs do not lengthen it; else wall-clock time."""
-    if device.type != "cpu":
-        return partial(_synchronized, device)
-    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def _synchronized(device: torch.device) -> float:
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _texts(model: Any, workload: DecodingWorkload, count: int, seed: int) -> list[TextRequest]:

@@ -1,7 +1,6 @@
 """Checks that every node of a running cluster has what a Serve file needs, and reports in sentences what is missing."""
 
 import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
+from cluster.serving.ports import is_free
 from cluster.serving.serve_file import ROOT, ServeFile, classifiers, decoders, grpc_addresses
 from deployments.cluster_checks import PATHS, check_http
 from deployments.config import ServedConfig, checked, parse
@@ -75,7 +75,7 @@ def look(needs: NodeNeeds) -> NodeHas:
         {path: _hash_of(Path(path)) for path in needs.files},
         {name: os.environ.get(name) for name in NODE_SETTINGS},
         [name for name in needs.variables if not os.environ.get(name)],
-        [port for port in needs.ports if not _is_free(port)],
+        [port for port in needs.ports if not is_free("0.0.0.0", port)],
         "" if os.access(program, os.X_OK) else f"{PROXY_PROGRAM} is {program!r}",
     )
 
@@ -119,13 +119,3 @@ def _hash_of(path: Path) -> str:
     if path.is_dir():
         return content_of(path) or "a folder without weights"
     return sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return False
-    return True

@@ -79,9 +79,10 @@ def _lines(measured: Mapping[E3Figure, Sequence[Row]], old: Collection[E3Figure]
     there = {figure.number for figure in measured}
     if missing := [str(figure.number) for figure in FIGURES if figure.number not in there]:
         yield f"Not measured yet, by `make experiments`: {', '.join(missing)}.\n"
+    if older := [str(figure.number) for figure in measured if figure in old]:
+        yield f"Measured by older code or settings: figures {', '.join(older)}.\n"
     for figure, rows in measured.items():
-        since = "(Code or settings have changed since.)" if figure in old else ""
-        here = " ".join(filter(None, (_gains(figure, rows), figure.differs, since)))
+        here = " ".join(filter(None, (_gains(figure, rows), figure.differs)))
         yield f"## Figure {figure.number}: {figure.title}\n"
         yield fill(f"**Paper:** {figure.paper} **Here:** {here}", 120, break_on_hyphens=False) + "\n"
         yield f"![Figure {figure.number}](e3-{figure.name}.png)\n"

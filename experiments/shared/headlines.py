@@ -14,15 +14,14 @@ class Headline:
     at_most: bool = False
     paper: float | None = None
 
-    def row(self, value: float | None) -> str:
+    def cells(self, value: float | None) -> tuple[str, str, str, str]:
         """
-        >>> Headline("sim", "requests_per_s", "requests simulated in a second", aim=100_000).row(152_360.0)
-        '| requests simulated in a second | 152,400 | at least 100,000 |  | `make bench-sim` |'
-        >>> Headline("serve", "lone_extra_ms", "a lone request (ms)", aim=5, at_most=True).row(5.7)
-        '| a lone request (ms) | **5.7** | at most 5 |  | `make bench-serve` |'
+        >>> Headline("sim", "requests_per_s", "requests simulated in a second", aim=100_000).cells(152_360.0)
+        ('requests simulated in a second', '152,400', 'at least 100,000', '')
+        >>> Headline("serve", "lone_extra_ms", "a lone request (ms)", aim=5, at_most=True).cells(5.7)
+        ('a lone request (ms)', '**5.7**', 'at most 5', '')
         """
-        cells = [self.says, self._value(value), self._aim(), "" if self.paper is None else _short(self.paper)]
-        return "| " + " | ".join([*cells, f"`make {command(self.claim)}`"]) + " |"
+        return self.says, self._value(value), self._aim(), "" if self.paper is None else _short(self.paper)
 
     def _value(self, value: float | None) -> str:
         if value is None:

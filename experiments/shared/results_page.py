@@ -4,7 +4,8 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from experiments.shared.headlines import HEADLINES, command
@@ -29,10 +30,19 @@ def tables() -> str:
 def _lines() -> Iterator[str]:
     kept = _kept()
     for title, headlines in HEADLINES.items():
-        yield f"\n### {title}\n"
-        yield "| | measured | aim | paper | command |\n|---|---:|---|---:|---|"
-        yield from (each.row(kept.get(each.claim, {}).get(each.figure)) for each in headlines)
+        yield f"\n### {title}"
+        for claim, of_claim in groupby(headlines, key=lambda each: each.claim):
+            figures = kept.get(claim, {})
+            yield from _table(f"`make {command(claim)}`", [each.cells(figures.get(each.figure)) for each in of_claim])
     yield "\n"
+
+
+def _table(title: str, rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """A table without the columns that are empty."""
+    used = [place for place in range(4) if place == 0 or any(row[place] for row in rows)]
+    yield "\n| " + " | ".join((title, "measured", "aim", "paper")[place] for place in used) + " |"
+    yield f"|{'|'.join(('---', '---:', '---', '---:')[place] for place in used)}|"
+    yield from (f"| {' | '.join(row[place] for place in used)} |" for row in rows)
 
 
 def page(text: str) -> str:

@@ -59,11 +59,11 @@ def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
 def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    well, wrong = doctor.Finding("one", "fine"), doctor.Finding("two", "", "broken: mend it")
-    monkeypatch.setattr(doctor, "LOOKS", {"one": lambda what: well})
+    well, wrong = ("fine", ""), ("", "broken: mend it")
+    monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well})
     result = CliRunner().invoke(app, ["doctor"])
     assert (result.exit_code, result.output.split()) == (0, ["well", "one:", "fine"])
-    monkeypatch.setattr(doctor, "LOOKS", {"one": lambda what: well, "two": lambda what: wrong})
+    monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well, "two": lambda: wrong})
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert result.output.splitlines()[1] == "wrong two: broken: mend it"

@@ -50,14 +50,14 @@ def test_a_figure_is_measured_once_and_its_page_is_made_from_what_is_kept(
         assert (tmp_path / f"e3-{figure.name}.png").exists()
         assert figure.paper in " ".join(text.split())
     assert "Not measured yet" not in text
-    assert "have changed since" not in text
+    assert "older code" not in text
     kept = tmp_path / "fig07.json"
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "mark": "of another code"}))
     with pytest.raises(TypeError):
         run.measure(only="fig07")
     assert run.measure(only="kept") == figures
     text = " ".join((tmp_path / "e3.md").read_text().split())
-    assert text.count("(Code or settings have changed since.)") == 1
+    assert "Measured by older code or settings: figures 7." in text
     kept.unlink()
     assert run.measure(only="kept").keys() == {name for name in figures if not name.startswith("fig07")}
     assert "Not measured yet, by `make experiments`: 7." in (tmp_path / "e3.md").read_text()

@@ -29,11 +29,6 @@ def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
     assert History(tmp_path / "h").windows == tuple(window_of(index) for index in range(5))
 
 
-def test_a_history_from_before_inputs_in_full_were_told_apart_is_read(tmp_path: Path) -> None:
-    (tmp_path / "h").write_text('{"start_s": 0.0, "duration_s": 120.0, "arrived": 0, "left": [0, 1]}\n')
-    assert History(tmp_path / "h").windows == (window_of(0),)
-
-
 @settings(deadline=None)  # a disk takes its time
 @given(cut=st.integers(1, 60))
 def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(
@@ -74,11 +69,6 @@ def test_noise_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
     history = History(tmp_path / "h")
     assert history.windows == (window_of(0), window_of(2))
     assert history.damaged == 2
-
-
-def test_a_line_without_a_version_is_of_the_first(tmp_path: Path) -> None:
-    (tmp_path / "h").write_text('{"start_s": 120.0, "duration_s": 120.0, "arrived": 1, "left": [1, 1]}\n')
-    assert History(tmp_path / "h").windows == (window_of(1),)
 
 
 def test_a_file_of_another_version_is_refused_with_its_name(tmp_path: Path) -> None:
