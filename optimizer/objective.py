@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 
 from optimizer.goals import GOALS, Goal
+from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
 class Objective:
     """The goal by its name (optimizer/goals), and the limits that every plan must keep.
-
-    `goodput`: as many inputs per second as the devices sustain. `cost`: the cheapest devices for `goodput_per_s`.
-    `goodput-per-dollar`: the most inputs per dollar. `latency`: the fastest answer at full load.
 
     >>> Objective(slo_s=0.5).budget_s
     0.4
@@ -29,19 +27,19 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.goal not in GOALS:
-            raise ValueError(f"goal = {self.goal!r} must be one of {', '.join(GOALS)}")
+            raise UserError(f"goal = {self.goal!r} must be one of {', '.join(GOALS)}")
         if self.slo_s is not None and self.slo_s <= 0:
-            raise ValueError(f"slo_s = {self.slo_s} must be positive")
+            raise UserError(f"slo_s = {self.slo_s} must be positive")
         if not 0 <= self.slack < 1:
-            raise ValueError(f"slack = {self.slack} must be at least 0 and less than 1")
+            raise UserError(f"slack = {self.slack} must be at least 0 and less than 1")
         if self.goodput_per_s < 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
-            raise ValueError(f"goodput_per_s = {self.goodput_per_s} must be positive: the least cost of what?")
+            raise UserError(f"goodput_per_s = {self.goodput_per_s} must be positive: the least cost of what?")
         if self.max_batch < 1:
-            raise ValueError(f"max_batch = {self.max_batch} must be at least 1")
+            raise UserError(f"max_batch = {self.max_batch} must be at least 1")
         if self.fixed_batch is not None and self.fixed_batch < 1:
-            raise ValueError(f"fixed_batch = {self.fixed_batch} must be at least 1")
+            raise UserError(f"fixed_batch = {self.fixed_batch} must be at least 1")
         if self.cuts is not None and list(self.cuts) != sorted({cut for cut in self.cuts if cut > 0}):
-            raise ValueError(f"cuts = {self.cuts} must ascend, from 1 up")
+            raise UserError(f"cuts = {self.cuts} must ascend, from 1 up")
 
     @property
     def aim(self) -> Goal:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from inspect import signature
 from math import inf
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 KindOptions = TypeVar("KindOptions", bound="DataclassInstance")  # a dataclass of options for one kind of network
+Number = TypeVar("Number", int, float)
 
 Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # defined in profiles/losses.py
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]  # int8 is for CPUs, on ONNX Runtime
@@ -67,6 +69,19 @@ def options_for(
         if name not in names and values[name] not in (parameter.default, []):  # []: a repeatable option, not given
             raise UserError(f"{flag(name)} {refusal}")
     return kind(**{name: values[name] for name in names})
+
+
+def numbers_in(option: str, text: str, number: Callable[[str], Number], what: str) -> list[Number]:
+    """The numbers above 0 in an option, with commas between them.
+
+    >>> numbers_in("--lengths", "32, 128", int, "numbers of tokens, as in 32,128")
+    [32, 128]
+    """
+    with suppress(ValueError):
+        numbers = [number(part) for part in text.split(",")]
+        if all(0 < each < inf for each in numbers):
+            return numbers
+    raise UserError(f"{option} {text!r} must be {what}")
 
 
 def flag(name: str) -> str:

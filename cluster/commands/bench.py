@@ -1,7 +1,7 @@
 """`isobatch bench`: the gain of constant batches for a network on this machine's device, without a cluster."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +19,6 @@ from cluster.commands.reading import (
     pairs_of,
 )
 from deployments.named import known_backend
-from profiles.errors import UserError
-
-if TYPE_CHECKING:
-    from profiles.files import Profile
 
 
 def bench(
@@ -77,11 +73,12 @@ def bench(
     from rich.console import Console
 
     from cluster.bench import report, setup
-    from cluster.commands import check_writable
+    from cluster.commands import check_writable, numbers_in
+    from profiles.files import load
 
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)
-    slos = _numbers(slo_ms)
+    slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
     data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     with console.status("loading") as status:
@@ -89,7 +86,7 @@ def bench(
             setup.BenchRequest(
                 model,
                 data,
-                _read(profile),
+                load(profile) if profile else None,
                 device,
                 dtype,
                 backend,
@@ -135,23 +132,3 @@ def _compared_streams(bench: Any, slos: list[float], streams: int, seconds: floa
 
     rows = (saturated.compared(bench, slo_ms, streams, seconds, progress) for slo_ms in slos)
     return [row for row in rows if row]
-
-
-def _numbers(text: str) -> list[float]:
-    """
-    >>> _numbers("25, 50")
-    [25.0, 50.0]
-    """
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) <= 0:
-        raise UserError(f"--slo-ms {text!r} must be milliseconds, as in 25,50")
-    return numbers
-
-
-def _read(path: Path | None) -> "Profile | Any":
-    from profiles.files import load
-
-    return load(path) if path else None

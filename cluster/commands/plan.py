@@ -1,10 +1,7 @@
 """isobatch plan: which blocks run where, in how many replicas, at what batch size, and what that promises."""
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,15 +10,9 @@ import typer
 from profiles.errors import UserError, read_text
 
 if TYPE_CHECKING:
-    from cluster.commands.plan_result import PlanResult, Simulate
-    from cluster.simulator.choice import Find, SimulatedChoice
-    from optimizer import Objective, Plan, Problem
     from optimizer.decoding import DecodingGoal
-    from optimizer.effort import Effort
     from profiles.decoding import DecoderProfile
     from profiles.devices import Device
-    from profiles.exits import ExitProfile
-    from profiles.files import Profile
 
 TTFT_MS = 1000.0  # unless --ttft-ms is given, as a Serve file has it
 TPOT_MS = 200.0  # unless --tpot-ms is given
@@ -32,7 +23,7 @@ class _CommonOptions:
     profile: Path | None
     devices: str | None
     rate: float | None
-    min_cost: bool
+    goal: str | None
     in_time: float
     out: Path | None
     as_json: bool
@@ -43,7 +34,6 @@ class ClassifierPlanOptions(_CommonOptions):
     """The options for a network that classifies."""
 
     slo_ms: float | None
-    per_dollar: bool
     budget: float | None
     alpha: float | None
     slack: float
@@ -99,8 +89,16 @@ def plan(
     rate: Annotated[
         float | None, typer.Option(help="Inputs per second to sustain; if not given, as many as possible.")
     ] = None,
-    min_cost: Annotated[bool, typer.Option("--min-cost", help="The cheapest devices that sustain --rate.")] = False,
-    per_dollar: Annotated[bool, typer.Option("--per-dollar", help="The most inputs per dollar.")] = False,
+    goal: Annotated[
+        str | None,
+        typer.Option(help="What the best plan has: a goal by its name; goodput if not given.", metavar="NAME"),
+    ] = None,
+    min_cost: Annotated[
+        bool, typer.Option("--min-cost", help="--goal cost: the fewest dollars that sustain --rate.")
+    ] = False,
+    per_dollar: Annotated[
+        bool, typer.Option("--per-dollar", help="--goal goodput-per-dollar: the most inputs per dollar.")
+    ] = False,
     budget: Annotated[float | None, typer.Option(help="The most dollars per hour.")] = None,
     alpha: Annotated[
         float | None, typer.Option(help="No less goodput than without exits, at no more than ALPHA times its cost.")
@@ -190,12 +188,21 @@ def plan(
         "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "alpha", "ttft_ms", "tpot_ms",
     ):  # fmt: skip
         above_0(flag(name), values[name])
+    values |= {"goal": _goal(goal, min_cost, per_dollar), "min_cost": False, "per_dollar": False}
     if model:
         refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
         _plan_decoder(options_for(DecoderPlanOptions, plan, values, refusal))
     else:
         refusal = "is for decoders: name the directory of one"
         _plan_classifier(options_for(ClassifierPlanOptions, plan, values, refusal))
+
+
+def _goal(goal: str | None, min_cost: bool, per_dollar: bool) -> str | None:
+    """The goal by its name, for which --min-cost and --per-dollar are short."""
+    names = [goal, "cost" if min_cost else None, "goodput-per-dollar" if per_dollar else None]
+    if len(given := [name for name in names if name]) > 1:
+        raise UserError("--goal, --min-cost and --per-dollar each name the goal: choose one")
+    return next(iter(given), None)
 
 
 def _plan_decoder(options: DecoderPlanOptions) -> None:
@@ -215,7 +222,7 @@ def _plan_decoder(options: DecoderPlanOptions) -> None:
     if options.observed:
         texts = report.observed_texts(_stats_at(options.observed), options.observed)
         profile = replace(profile, workload=as_observed(profile.workload, texts))
-        goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.min_cost else 0.0))
+        goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.goal == "cost" else 0.0))
         lines.append(f"for what was observed: {report.observed_sentence(texts, profile)}")
     with Console(stderr=True).status("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
@@ -234,8 +241,10 @@ def _plan_decoder(options: DecoderPlanOptions) -> None:
 def _decoding_goal(options: DecoderPlanOptions) -> "DecodingGoal":
     from optimizer.decoding import DecodingGoal
 
-    if options.min_cost and options.rate is None and not options.observed:
-        raise UserError("--min-cost needs --rate, or --observed: the least cost of how many texts per second?")
+    if options.goal not in (None, "goodput", "cost"):
+        raise UserError(f"--goal {options.goal} is for classifiers: plans of a decoder are for goodput or cost")
+    if options.goal == "cost" and options.rate is None and not options.observed:
+        raise UserError("the goal cost needs --rate or --observed: how many texts per second must the plan sustain?")
     exits = options.exits or "recompute"
     if exits not in ("recompute", "verified", "project", "off"):
         raise UserError(f"--exits {exits!r} must be recompute, verified, project or off")
@@ -292,9 +301,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from rich.console import Console
 
     from cluster.commands import check_writable, plan_report
-    from cluster.commands.plan_result import plan_result, settled_result
-    from optimizer.pipelines.baselines import no_later
-    from optimizer.pipelines.batch_gain import batch_gains
+    from cluster.commands.plan_search import objective_of, searched
     from profiles.files import load
 
     if options.profile is None or options.devices is None:
@@ -303,23 +310,9 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     for path in filter(None, (out, picture if picture.name else None)):
         check_writable(path)
-    profile = load(options.profile)
-    exits, problem_for = _problems(options, profile, options.devices)
-    objective, simulate = _objective(options), _simulation(options)
-    within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
-    result_for = partial(
-        plan_result,
-        objective=within,
-        alpha=options.alpha,
-        gap=options.gap,
-        apart=not options.one_pipeline,
-        file=options.evaluate,
-        max_splits=options.max_splits,
-    )
+    profile, objective = load(options.profile), objective_of(options)
     with Console(stderr=True).status("planning"):
-        result = settled_result(exits, problem_for, result_for, partial(_effort, options.seconds, exits), simulate)
-        not_simulated = _reason_not_simulated(result, bool(simulate), options.believed)
-        result = replace(result, not_simulated=not_simulated, batch_gains=tuple(batch_gains(result.facts, within)))
+        result = searched(options, options.devices, profile, objective)
     if out:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")
@@ -337,121 +330,3 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     files += [f"the picture is {picture}"] if picture.name else []
     if files:
         console.print("; ".join(files), highlight=False, soft_wrap=True)
-
-
-def _problems(
-    options: ClassifierPlanOptions, profile: "Profile", devices: str
-) -> "tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]":
-    """The share of inputs that leave at each ramp, and the function from the survival to the planning problem."""
-    from optimizer import problem, read_plan
-    from optimizer.sensitivity import surprised
-    from profiles.devices import fleet, links_between
-
-    kinds, scored = fleet(devices), read_plan(options.evaluate) if options.evaluate else None
-    backend = options.backend or (scored.backend if scored else "")
-    dtype = options.dtype or (scored.dtype if scored else "")
-    measured = profile.on(backend, dtype)
-    for device in kinds:
-        measured.check_has(device.kind, backend, dtype)
-    if not 0 <= options.margin <= 1:
-        raise UserError(f"--margin {options.margin} must be between 0 and 1: the share of leavers that may stay")
-    length = scored.length if scored else measured.length
-    links = links_between(kinds, one_machine=options.one_machine)
-
-    def problem_for(survival: tuple[float, ...]) -> "Problem":
-        worse = surprised(survival, options.margin) if measured.exits and options.margin else None
-        return problem(measured, kinds, links, survival, worse, length)
-
-    return measured.exits_of(length), problem_for
-
-
-def _objective(options: ClassifierPlanOptions) -> "Objective":
-    from optimizer import Objective
-
-    if options.min_cost and options.per_dollar:
-        raise UserError("--min-cost and --per-dollar are two goals: choose one")
-    if options.min_cost and options.rate is None:
-        raise UserError("--min-cost needs --rate: the least cost of how many inputs per second?")
-    try:
-        return Objective(
-            goal="cost" if options.min_cost else "goodput-per-dollar" if options.per_dollar else "goodput",
-            slo_s=None if options.slo_ms is None else options.slo_ms / 1e3,
-            slack=options.slack,
-            goodput_per_s=options.rate or 0.0,
-            cost_per_hour=options.budget,
-            max_batch=options.max_batch,
-            cuts=_cuts(options.cut, options.max_splits),
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def _effort(seconds: float | None, exits: "ExitProfile") -> "Effort":
-    """The effort of one search; where the exits depend on the plan, there are several searches."""
-    from optimizer.effort import EFFORT
-    from optimizer.tuning import TURNS
-
-    searches = TURNS if exits.sure else 1
-    return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds / searches))
-
-
-def _simulation(options: ClassifierPlanOptions) -> "Simulate | None":
-    """The function that simulates the plan and similar ones; None where no plan is simulated.
-
-    Without --polish no plan is simulated if it comes from a file, or if its search is slow or limited in time.
-    """
-    from cluster.simulator.choice import DEFAULT_EFFORT, LONG_EFFORT, best_simulated, can_simulate
-
-    in_time, polish = options.in_time, options.polish
-    if not 0 < in_time < 1:
-        raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
-    if polish and options.believed:
-        raise UserError("--polish simulates plans, --believed simulates none: choose one")
-    slow_or_given = options.evaluate or options.max_splits or options.seconds or options.one_pipeline
-    if not polish and (options.believed or slow_or_given):
-        return None
-
-    def simulate(plan: "Plan", problem: "Problem", objective: "Objective", find: "Find") -> "SimulatedChoice | None":
-        """The time of `--polish` begins when there is a plan."""
-        if polish:
-            effort = replace(LONG_EFFORT, in_time=in_time, out_of_time=_after(polish))
-        else:
-            effort = replace(DEFAULT_EFFORT, in_time=in_time)
-            if not can_simulate(plan, problem, objective, effort):
-                return None
-        return best_simulated(plan, problem, objective, find, effort, not options.one_pipeline)
-
-    return simulate
-
-
-def _reason_not_simulated(result: "PlanResult", may_be_simulated: bool, believed: bool) -> str:
-    """Why the plan was not simulated; empty where it was."""
-    from cluster.simulator.choice import why_not_simulated
-
-    if result.simulated:
-        return ""
-    if may_be_simulated:
-        return why_not_simulated(result.plan, result.facts, result.objective)
-    if believed:
-        return "--believed"
-    return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"
-
-
-def _after(seconds: float) -> Callable[[], bool]:
-    until_s = time.monotonic() + seconds
-    return lambda: time.monotonic() >= until_s
-
-
-def _cuts(text: str | None, max_splits: int | None = None) -> tuple[int, ...] | None:
-    """
-    >>> _cuts("4, 2"), _cuts(None)
-    ((2, 4), None)
-    """
-    if text and max_splits:
-        raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise UserError(f"--cut {text!r} must be numbers of blocks above 0, as in 2,4")
-    return tuple(sorted({int(part) for part in parts}))

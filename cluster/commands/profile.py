@@ -128,6 +128,7 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
     import torch
     from rich.console import Console
 
+    from cluster.commands import numbers_in
     from cluster.profiling.checkpoint import (
         in_batches,
         kind_of,
@@ -146,7 +147,8 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
     from profiles.picture import draw
 
     model, data, out, dtype = options.model, options.data, options.out, options.dtype
-    tokens, kinds = _lengths(options.lengths) if options.lengths else [], _kinds(options.devices)
+    tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
+    kinds = _kinds(options.devices)
     torch.set_num_threads(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
@@ -311,17 +313,6 @@ def _report(console: "Console", new: "Profile", out: Path) -> None:
     for note in new.notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
-
-
-def _lengths(text: str) -> list[int]:
-    """
-    >>> _lengths("32, 128")
-    [32, 128]
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise UserError(f"--lengths {text!r} must be numbers of tokens, as in 32,128")
-    return [int(part) for part in parts]
 
 
 def _kinds(text: str) -> list[str]:

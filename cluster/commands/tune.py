@@ -25,8 +25,9 @@ def tune(
     slo_ms: Annotated[
         float | None, typer.Option(help="The deadline of every answer; none: answers may take any time.")
     ] = None,
+    goal: Annotated[str, typer.Option(help="What the best plan has: a goal by its name.", metavar="NAME")] = "goodput",
     per_dollar: Annotated[
-        bool, typer.Option("--per-dollar", help="Maximize inputs per dollar, not inputs per second.")
+        bool, typer.Option("--per-dollar", help="--goal goodput-per-dollar: the most inputs per dollar.")
     ] = False,
     metric: Annotated[
         Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
@@ -68,7 +69,7 @@ def tune(
     known = load(profile)
     facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
     _check(profile, facts.num_blocks, evidence)
-    goal = "goodput-per-dollar" if per_dollar else "goodput"
+    goal = "goodput-per-dollar" if per_dollar else goal
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
     find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
     console = Console(markup=False)

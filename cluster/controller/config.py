@@ -1,10 +1,13 @@
 """The `args:` of the controller's application in a Serve file."""
 
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from deployments.config import LogFormat
+from optimizer.goals import GOALS
+
+GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
 
 
 class Patience(BaseModel):
@@ -71,17 +74,16 @@ class ControllerConfig(Patience):
     """
 
     application: str = Field("isobatch", description="The name of the application it controls.")
-    goal: Literal["goodput", "latency", "cost"] = Field(
+    goal: str = Field(
         "goodput",
-        description="goodput: the most goodput of all devices; latency: the quickest answers of a plan that sustains "
-        "twice the expected rate, which gives up goodput for bursts until inputs are refused; cost: the fewest "
-        "dollars, at the catalogue's prices, that sustain the expected rate.",
+        description=f"What the best plan has: {GOALS_TEXT}. With goodput, a plan that answers clearly sooner and "
+        "sustains bursts may stand in; with latency, plans sustain twice the expected rate; with others, it and a reserve.",
     )
     reserve: float = Field(
         0.1,
         ge=0,
-        description="With goal: cost, the share by which a plan must sustain more than the expected rate, or devices "
-        "are added.",
+        description="With another goal than goodput and latency, the share by which a plan must sustain more than the "
+        "expected rate, or devices are added.",
     )
     devices: dict[str, PositiveInt] | None = Field(
         None, description="The most devices that plans may use, as KIND: COUNT; none: the devices of the first plan."
@@ -113,8 +115,15 @@ class ControllerConfig(Patience):
         None, description="Environment variable with the key that requests must show; none: no key is needed."
     )
 
+    @field_validator("goal")
+    @classmethod
+    def _is_registered(cls, goal: str) -> str:
+        if goal not in GOALS:
+            raise ValueError(f"it must be one of {', '.join(GOALS)}")
+        return goal
+
     @model_validator(mode="after")
     def _grows_for_dollars(self) -> Self:
-        if self.grow_to and self.goal != "cost":
+        if self.grow_to and not GOALS[self.goal].at_given_goodput:
             raise ValueError("grow_to needs goal: cost: the most goodput would always need all devices that may come")
         return self

@@ -137,7 +137,7 @@ class Controller:
         if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
             self._learn(None, now_s)
         event, self.running = step.event, step.plan
-        if self.known.problem.cheapest:
+        if self.known.problem.aim.at_expected_rate:
             self._relief.set_best(None)  # the best plan was for other devices
         if self.keeper and event.what not in ("looking", "looked"):  # a peek leaves thresholds as they are
             self.keeper.restart()
@@ -239,8 +239,8 @@ class Controller:
         present, uses = self.present.counts, self.running.devices()
         if not (is_refusing(observed) and self._may_relieve(now_s)) or lost_devices(self.running, present):
             return None
-        same_devices = {kind: uses.get(kind, 0) for kind in present} if self.known.problem.cheapest else present
-        if not (proposal := self._relief.propose(self._snapshot(same_devices, self.window.observed, now_s))):
+        counts = {kind: uses.get(kind, 0) for kind in present} if self.known.problem.aim.at_expected_rate else present
+        if not (proposal := self._relief.propose(self._snapshot(counts, self.window.observed, now_s))):
             return None
         plan, verdict = proposal
         event = replace(self._event(now_s, self.window.observed), why=verdict.why, gain_promised=verdict.gain)
@@ -257,11 +257,16 @@ class Controller:
             enough = self.patience.enough_inputs
             if early and (latest := known.estimate.surprise(self.window.looks, self.ramps, enough)):
                 reason = "the inputs differ from the forecast: "
-            elif early and known.problem.cheapest and is_overloaded(observed, known.promises_per_s(self.running)):
+            elif early and self._is_overtaken(observed):
                 reason = "more inputs arrive than the running plan sustains: "
             elif not (self._devices_changed and (early or lost_devices(self.running, self.present.counts))):
                 return None
         return self._close(now_s, reason, latest)
+
+    def _is_overtaken(self, observed: Observed) -> bool:
+        """Whether more arrives than a plan for the expected rate sustains."""
+        known = self.known
+        return known.problem.aim.at_expected_rate and is_overloaded(observed, known.promises_per_s(self.running))
 
     def _add(self, observed: Observed) -> Observed:
         """Add an observation to the window; returns it in the units that plans count."""

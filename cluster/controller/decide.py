@@ -1,7 +1,7 @@
 """Decides whether another plan is worth the change: both are scored by the same cost model, under the same forecast.
 
 `weigh` compares goodput, `weigh_quick` compares the time that a quicker plan saves with the goodput that it gives up,
-`weigh_dollars` compares cost. `Trial` measures after a change whether the new plan was a mistake.
+`weigh_values` compares the values of another goal. `Trial` measures after a change whether the new plan was a mistake.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
 from deployments.front.observed import Observed, merged
 from optimizer import Objective, Plan, Problem, Score
 from optimizer.answers import answered_s
+from optimizer.goals import Goal
 from profiles.forecast import Forecast
 
 REFUSED_SHARE = 0.02  # the share of a second's inputs whose refusal means that the plan is overloaded
@@ -55,6 +56,10 @@ class Expectation:
     @property
     def goodput_per_s(self) -> float:
         return self.score.goodput_per_s * self.kept_share
+
+    def value(self, aim: Goal) -> float:
+        """The value of a goal: the smaller, the better."""
+        return float(aim.value(max(self.goodput_per_s, LEAST_PER_S), self.score.cost_per_hour, self.score.latency_s))
 
     def gain_over(self, other: "Expectation") -> float:
         return self.goodput_per_s / max(other.goodput_per_s, LEAST_PER_S) - 1
@@ -203,8 +208,8 @@ class Demand:
     high_per_s: float
     peak_per_s: float
 
-    def for_dollars(self, reserve: float, kept_share: float) -> float:
-        """The goodput that the cheapest plan must promise, if it keeps the same share of it as the running plan."""
+    def for_rate(self, reserve: float, kept_share: float) -> float:
+        """The goodput that a plan must promise, if it keeps the same share of it as the running plan."""
         wanted = min(SURGE * self.expected_per_s, max(self.high_per_s, (1 + reserve) * self.expected_per_s))
         return max(wanted, LEAST_PER_S) / max(kept_share, LEAST_KEPT)
 
@@ -301,10 +306,11 @@ def is_overloaded(observed: Observed, sustained_per_s: float) -> bool:
     return observed.arrivals_per_s > sustained_per_s
 
 
-def weigh_dollars(
-    running: Expectation, better: Expectation, expected: Demand, patience: Patience, reserve: float, changes: int
-) -> Verdict:
-    """Change to sustain what is expected; else for clearly fewer dollars, or for clearly more goodput at no cost."""
+def weigh_values(
+    running: Expectation, better: Expectation, aim: Goal, expected: Demand, patience: Patience, reserve: float,
+    changes: int,
+) -> Verdict:  # fmt: skip
+    """Change to sustain what is expected; else for a clearly better value, or for clearly more goodput at the same."""
     alike = served_alike(running.plan, better.plan)
     if running.goodput_per_s < (1 + reserve) * expected.expected_per_s:
         gain = 0.0 if alike else better.gain_over(running)
@@ -313,18 +319,18 @@ def weigh_dollars(
         why = f"{sustains} and a reserve of {reserve:.0%} are needed: {other}"
         return Verdict(gain >= patience.least_gain, why, gain)
     if alike:
-        return Verdict(False, "no plan that sustains the expected rate is cheaper than the running plan", 0.0)
-    dollars = running.score.cost_per_hour
-    saved = 1 - better.score.cost_per_hour / dollars if dollars else 0.0
+        return Verdict(False, "no plan that sustains the expected rate is better than the running plan", 0.0)
+    value, smaller = running.value(aim), better.value(aim)
+    saved = 1 - smaller / value if value else 0.0
     needed = required_gain(HEADROOM * patience.least_gain, changes)
     gain = better.gain_over(running)
     if abs(saved) < SAME and gain >= needed:
-        return Verdict(True, f"another plan on the same devices sustains {gain:.1%} more for the same price", gain)
+        return Verdict(True, f"another plan on the same devices sustains {gain:.1%} more at the same value", gain)
     moves = saved >= needed
     sustains = f"it sustains {rate(better.goodput_per_s)}, and {rate(expected.expected_per_s)} are expected"
-    costs = f"another plan costs {abs(saved):.1%} {'less' if saved > 0 else 'more'}"
     worth = "worth it" if moves else "not worth it"
-    return Verdict(moves, f"{costs}: {worth}, because a change must save {needed:.1%}; {sustains}", saved)
+    compared = f"another plan {aim.saving(saved)}: {worth}, because a change must save {needed:.1%}"
+    return Verdict(moves, f"{compared}; {sustains}", saved)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from deployments.front.observed import Observed
 from optimizer import Objective, Plan, Problem, Score
 from optimizer.decoding import DecodingGoal
 from optimizer.decoding_plans import exits_of, on_terms, terms_of
+from optimizer.goals import GOALS
 from optimizer.plan import DecodingTerms, Split
 from profiles.decoding import LEAST_OBSERVED, DecoderProfile
 from profiles.devices import Device, fleet
@@ -73,7 +74,7 @@ class DecoderPlanningProblem:
     lengths: tuple[tuple[int, int], ...] = ()
 
     objective = Objective()  # without an SLO: TTFT and TPOT are limits, and no plan is preferred for being quicker
-    cheapest = quickest = answers_early = False
+    aim, answers_early = GOALS["goodput"], False
     reserve = 0.0
 
     @cached_property

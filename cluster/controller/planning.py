@@ -12,6 +12,7 @@ from deployments.config import AppConfig
 from deployments.front.observed import Observed
 from deployments.planning import device, usable
 from optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
+from optimizer.goals import GOALS, Goal
 from profiles.devices import Device, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -40,7 +41,7 @@ class LaunchTableCosts:
 
 @dataclass(frozen=True)
 class ClassifierPlanningProblem:
-    """A classifier, the devices that plans may use, and the goal: goodput, quick answers or few dollars."""
+    """A classifier, the devices that plans may use, and the goal of the controller."""
 
     profile: Profile
     fleet: tuple[Device, ...]
@@ -48,8 +49,7 @@ class ClassifierPlanningProblem:
     one_machine: bool = False
     side_by_side: bool = True
     gap: float = 0.01
-    cheapest: bool = False
-    quickest: bool = False
+    goal: str = "goodput"  # of the controller, by its name
     reserve: float = 0.1
     links: Mapping[str, float] | None = None  # declared rates, in Gbit/s
 
@@ -61,6 +61,10 @@ class ClassifierPlanningProblem:
     def updated_by(self, observed: Observed) -> "ClassifierPlanningProblem":
         """The same problem: a window of a classifier changes the survival estimate only."""
         return self
+
+    @property
+    def aim(self) -> Goal:
+        return GOALS[self.goal]
 
     @property
     def answers_early(self) -> bool:
@@ -114,7 +118,7 @@ class ClassifierPlanningProblem:
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
     ) -> Plan | None:
-        goal = "cost" if self.cheapest else "latency"
+        goal = "latency" if self.aim.adds_up else self.goal
         objective = replace(self.objective, goodput_per_s=rate_per_s, goal=goal)
         with suppress(UserError):
             return self._optimize(survival, corrections, self.present(counts), objective)
@@ -150,9 +154,8 @@ def classifier_problem(config: ControllerConfig, app_config: AppConfig, profile:
         ramp_budget=app_config.early_budget,
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
-    cheapest, quickest = config.goal == "cost", config.goal == "latency"
     return ClassifierPlanningProblem(
-        profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, cheapest, quickest,
+        profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, config.goal,
         config.reserve, app_config.links,
     )  # fmt: skip
 

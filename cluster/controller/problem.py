@@ -6,6 +6,7 @@ from typing import Protocol
 from cluster.controller.corrections import Corrections
 from deployments.front.observed import Observed
 from optimizer import Objective, Plan, Problem, Score
+from optimizer.goals import Goal
 from profiles.devices import Device
 from profiles.exits import ExitProfile
 
@@ -40,13 +41,8 @@ class PlanningProblem(Protocol):
     def objective(self) -> Objective: ...
 
     @property
-    def cheapest(self) -> bool:
-        """Whether a plan must sustain the expected inputs, and `reserve` more, for the fewest dollars."""
-        ...
-
-    @property
-    def quickest(self) -> bool:
-        """Whether a plan must answer as soon as possible."""
+    def aim(self) -> Goal:
+        """What a decision compares: goodput, the time of answers, or the goal's value at the expected rate."""
         ...
 
     @property
@@ -55,7 +51,9 @@ class PlanningProblem(Protocol):
         ...
 
     @property
-    def reserve(self) -> float: ...
+    def reserve(self) -> float:
+        """The share by which a plan must sustain more than the expected rate, unless it is compared otherwise."""
+        ...
 
     @property
     def prior(self) -> ExitProfile:
@@ -89,5 +87,5 @@ class PlanningProblem(Protocol):
     def sustaining(
         self, rate_per_s: float, survival: Sequence[float], corrections: Corrections, counts: Mapping[str, int]
     ) -> Plan | None:
-        """The cheapest plan that sustains this rate if `cheapest`, else the quickest; None if there is none."""
+        """The best plan by the goal that sustains this rate, with goal: goodput the quickest; None if there is none."""
         ...

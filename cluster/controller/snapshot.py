@@ -23,8 +23,8 @@ from cluster.controller.decide import (
     served_alike,
     weigh,
     weigh_answers,
-    weigh_dollars,
     weigh_quick,
+    weigh_values,
 )
 from cluster.controller.knowledge import Knowledge
 from cluster.controller.problem import CostModel, PlanningProblem
@@ -81,7 +81,7 @@ class Snapshot:
     @property
     def weighs_goodput(self) -> bool:
         """Whether the decision searches for the plan of most goodput."""
-        return not (self.problem.answers_early or self.problem.cheapest or is_idle(self.observed))
+        return not (self.problem.answers_early or self.problem.aim.at_expected_rate or is_idle(self.observed))
 
     def relieve_by(self, plan: Plan) -> Verdict:
         """While inputs are refused: whether this plan sustains enough more to run now."""
@@ -94,12 +94,12 @@ class Snapshot:
     def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
         if lost_devices(self.plan, self.counts):
             return self.most, self._for_goodput
-        if is_idle(self.observed) and not (forced or self.problem.cheapest):
+        if is_idle(self.observed) and not (forced or self.problem.aim.at_expected_rate):
             return self.running, Verdict(False, "a change would gain nothing")
         if self.problem.answers_early:
             return self._for_answers()
-        if self.problem.cheapest:
-            return self._for_dollars()
+        if self.problem.aim.at_expected_rate:
+            return self._for_value()
         if not nearly_all_in_time(self.observed) or self.problem.objective.slo_s is None:
             return self.most, self._for_goodput
         terms = self._terms
@@ -123,18 +123,19 @@ class Snapshot:
         facts = self.cost_model.facts.surviving(self.known.estimate.carried)
         return soonest, weigh_answers(self.plan, soonest.plan, facts, self.patience.least_gain, self._changes)
 
-    def _for_dollars(self) -> tuple[Expectation, Verdict]:
-        """The cheapest plan, or the plan of most goodput on the same devices, which costs no more."""
-        wanted_per_s = self._demand.for_dollars(self.problem.reserve, self.running.kept_share)
-        cheapest = self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now)
-        survival, corrections, counts = self._now
-        uses = cheapest.devices()
-        same_devices = self.problem.best(survival, corrections, {kind: uses.get(kind, 0) for kind in counts})
-        better = max((self._expected(plan) for plan in (cheapest, same_devices)), key=lambda each: each.goodput_per_s)
+    def _for_value(self) -> tuple[Expectation, Verdict]:
+        """The best plan by the goal, or the plan of most goodput on the same devices, which costs no more."""
+        aim, reserve = self.problem.aim, self.problem.reserve
+        wanted_per_s = self._demand.for_rate(reserve, self.running.kept_share)
+        better = self._expected(self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now))
+        if aim.at_given_goodput:
+            survival, corrections, counts = self._now
+            uses = better.plan.devices()
+            same_devices = self.problem.best(survival, corrections, {kind: uses.get(kind, 0) for kind in counts})
+            better = max(better, self._expected(same_devices), key=lambda each: each.goodput_per_s)
         if not nearly_all_in_time(self.observed) and better.goodput_per_s < self.running.goodput_per_s:
             return self.running, Verdict(False, "no device is given back while inputs are late or refused")
-        reserve = self.problem.reserve
-        return better, weigh_dollars(self.running, better, self._demand, self.patience, reserve, self._changes)
+        return better, weigh_values(self.running, better, aim, self._demand, self.patience, reserve, self._changes)
 
     @cached_property
     def _demand(self) -> Demand:
@@ -145,7 +146,7 @@ class Snapshot:
 
     @property
     def _terms(self) -> QuickTerms:
-        if self.problem.quickest:
+        if self.problem.aim.quickest:
             return latency_terms(self._demand, self.running, self.patience.least_gain)
         return quick_terms(self._demand, self.most, self.problem.objective.slo_s or 0.0, self.patience.notice)
 

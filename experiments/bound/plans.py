@@ -7,7 +7,7 @@ from functools import partial
 from math import prod, sqrt
 from typing import NamedTuple
 
-from cluster.commands.plan_result import CANDIDATE_GAP
+from cluster.commands.plan_search import CANDIDATE_GAP
 from cluster.simulator.choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, can_simulate
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained

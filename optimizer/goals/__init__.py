@@ -1,9 +1,11 @@
-"""The goals that a plan can have. Importing this package registers the four goals by their names."""
+"""The goals that a plan can have, one file each. Importing this package registers them by their names."""
 
-from optimizer.goals.cost import Cost
+from importlib import import_module
+from pkgutil import iter_modules
+
 from optimizer.goals.goal import GOALS, Goal, register
-from optimizer.goals.goodput import Goodput
-from optimizer.goals.latency import Latency
-from optimizer.goals.per_dollar import GoodputPerDollar
 
-__all__ = ["GOALS", "Cost", "Goal", "Goodput", "GoodputPerDollar", "Latency", "register"]
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")
+
+__all__ = ["GOALS", "Goal", "register"]

@@ -14,11 +14,15 @@ class Cost(Goal):
     """The least dollars: the best plan takes the fewest replicas that keep the limits."""
 
     name = "cost"
+    about = "the fewest dollars that sustain a rate"
     best_with = "fewest"
     at_given_goodput = True
 
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
         return cost_per_hour
+
+    def saving(self, share: float) -> str:
+        return f"costs {abs(share):.1%} {'less' if share > 0 else 'more'}"
 
     def of_one_placement(
         self, loads_s: Floats, fewest: Floats, most: float, price: float, latency_s: Callable[[Floats], Floats]

@@ -19,14 +19,25 @@ class Goal(ABC):
     """
 
     name: ClassVar[str]
+    about: ClassVar[str]  # what the best plan has, as text
     best_with: ClassVar[Literal["most", "fewest", "any"]] = "any"  # of the replicas that the objective allows
     needs_latency: ClassVar[bool] = False  # latency matters even when no SLO is given
     at_given_goodput: ClassVar[bool] = False  # the objective gives the goodput, and inputs come at that rate
     adds_up: ClassVar[bool] = False  # it is goodput alone: the goodputs of pipelines side by side add up
+    quickest: ClassVar[bool] = False  # a controller weighs the time of answers at the expected rate, not `value`
+
+    @property
+    def at_expected_rate(self) -> bool:
+        """Whether a controller makes plans for the expected rate, and compares their values."""
+        return not (self.adds_up or self.quickest)
 
     @abstractmethod
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
         """The value of a plan that keeps the limits of the objective: 0 or more; the smaller, the better."""
+
+    def saving(self, share: float) -> str:
+        """What a plan saves whose value is smaller by this share, as text."""
+        return f"is {abs(share):.1%} {'better' if share > 0 else 'worse'} by the goal {self.name}"
 
     def least_goodput_per_s(self, value: float) -> float:
         """A goodput that every plan sustains whose value is at most this."""
@@ -61,7 +72,7 @@ class Goal(ABC):
         return [self.first_bound(relaxation)]
 
 
-GOALS: dict[str, Goal] = {}  # by their names in files and options
+GOALS: dict[str, Goal] = {}  # by their names in files, options and the controller's `args:`
 
 
 def register(goal: type[Goal]) -> type[Goal]:

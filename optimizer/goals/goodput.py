@@ -14,6 +14,7 @@ class Goodput(Goal):
     """The most inputs per second: the best plan takes as many replicas as there are."""
 
     name = "goodput"
+    about = "the most inputs per second"
     best_with = "most"
     adds_up = True
 

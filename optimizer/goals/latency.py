@@ -12,8 +12,10 @@ class Latency(Goal):
     """The shortest latency: the best plan takes all replicas, as an input then waits the least."""
 
     name = "latency"
+    about = "the quickest answers"
     best_with = "most"
     needs_latency = True
+    quickest = True
 
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
         return latency_s

@@ -14,6 +14,7 @@ class GoodputPerDollar(Goal):
     """Cost grows with the replicas as goodput does, so any number of replicas may be the best."""
 
     name = "goodput-per-dollar"
+    about = "the most inputs per dollar"
 
     def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
         return cost_per_hour / goodput_per_s

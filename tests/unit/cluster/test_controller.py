@@ -244,7 +244,7 @@ def test_what_came_within_a_day_is_sustained_though_ten_times_less_is_expected()
 
 
 def test_with_latency_as_the_goal_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
-    asked = replace(question(MEDIUM), quickest=True)
+    asked = replace(question(MEDIUM), goal="latency")
     app = Fluid(asked, most := first_plan(asked))
     app.rate = lambda at_s: 8.0
     loop = control_loop(app)
@@ -281,7 +281,7 @@ def test_while_nobody_asks_nothing_changes_whatever_was_before(rates, survival, 
 
 
 def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once():
-    asked = replace(question(MEDIUM), quickest=True)
+    asked = replace(question(MEDIUM), goal="latency")
     app = Fluid(asked, quick := asked.sustaining(16.0, MEDIUM, Corrections(), {}))
     most = app.sustained_per_s(first_plan(asked))
     assert app.sustained_per_s(quick) < 0.9 * most
@@ -315,7 +315,7 @@ def test_more_goodput_is_needed_only_where_more_is_late_than_what_is_under_way(a
 
 
 def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
-    asked = replace(question(MEDIUM, v100=4, k80=4), cheapest=True)
+    asked = replace(question(MEDIUM, v100=4, k80=4), goal="cost")
     app = Fluid(asked, first_plan(asked))
     loop = control_loop(app)
     dollars = []
@@ -332,7 +332,7 @@ def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
 
 
 def test_a_rush_is_not_waited_out_on_few_devices():
-    asked = replace(question(MEDIUM, v100=4), cheapest=True)
+    asked = replace(question(MEDIUM, v100=4), goal="cost")
     app = Fluid(asked, first_plan(asked))
     app.rate = lambda at_s: 20.0
     loop = control_loop(app)

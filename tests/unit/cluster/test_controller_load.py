@@ -13,6 +13,7 @@ from cluster.controller.corrections import Corrections
 from cluster.controller.record import Events, TrackRecord
 from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from optimizer import Plan
+from optimizer.goals import GOALS
 from profiles.windows import History
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
 
@@ -32,12 +33,12 @@ looks = st.lists(
 
 
 @settings(deadline=None, max_examples=40)
-@given(looks, st.sampled_from([QUICK, MOST]), st.sampled_from(["goodput", "latency", "cost"]))
+@given(looks, st.sampled_from([QUICK, MOST]), st.sampled_from(sorted(GOALS)))
 def test_no_decision_gives_goodput_away_while_inputs_are_refused(
     looks: list[tuple[int, float, float, bool, int]], running: Plan, goal: str
 ) -> None:
     """Whatever was seen: a sentence that tells of refused inputs, or of too many, tells of no goodput given up."""
-    asked = replace(question(MEDIUM), quickest=goal == "latency", cheapest=goal == "cost")
+    asked = replace(question(MEDIUM), goal=goal)
     controller = Controller(asked, Patience(), History(None), Events(None), running, 0.0)
     now_s = 0.0
     for arrivals, in_time, refused, window, devices in looks:
@@ -202,7 +203,7 @@ def test_launches_of_idle_devices_correct_little() -> None:
 
 
 def test_where_dollars_count_devices_of_both_kinds_are_given_back_and_none_is_planned_for_that_is_not_there() -> None:
-    asked = replace(question(MEDIUM, v100=2, k80=8), cheapest=True)
+    asked = replace(question(MEDIUM, v100=2, k80=8), goal="cost")
     app = Fluid(asked, first_plan(asked))
     app.rate, app.devices = lambda at_s: 20.0, lambda at_s: {"v100": 2, "k80": 2}
     loop = control_loop(app)

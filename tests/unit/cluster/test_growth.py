@@ -24,7 +24,7 @@ QUIET_PER_S, MANY_PER_S = 20.0, 125.0  # of which one device sustains 52, three 
 
 def application(stock: int, after_s: float) -> tuple[Fluid, Cloud]:
     """It begins on what is there."""
-    asked = replace(question(MEDIUM, **GROW_TO), cheapest=True)
+    asked = replace(question(MEDIUM, **GROW_TO), goal="cost")
     app = Fluid(asked, asked.best(MEDIUM, Corrections(), OWN))
     app.rate = lambda at_s: QUIET_PER_S
     return app, Cloud(app, OWN, {"k80": stock}, after_s)
@@ -101,7 +101,7 @@ def test_a_device_that_is_reclaimed_is_planned_around_and_asked_for_again() -> N
 
 
 def test_where_the_cheapest_kind_does_not_come_another_is_asked_for() -> None:
-    asked = replace(question(MEDIUM, k80=4, v100=4), cheapest=True)
+    asked = replace(question(MEDIUM, k80=4, v100=4), goal="cost")
     app = Fluid(asked, asked.best(MEDIUM, Corrections(), {"k80": 1, "v100": 0}))
     app.rate = lambda at_s: MANY_PER_S
     cloud = Cloud(app, {"k80": 1}, {"k80": 3, "v100": 0}, after_s=30.0)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.commands.plan_picture import _title
-from cluster.commands.plan_result import plan_result
+from cluster.commands.plan_search import plan_result
 from cluster.simulator.choice import DEFAULT_EFFORT, SimulatedChoice
 from optimizer import Objective
 from optimizer.pipelines.batch_gain import BatchGain
@@ -171,7 +171,7 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
     profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cluster.commands.plan_result.plan_result", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("cluster.commands.plan_search.plan_result", lambda *_: pytest.fail("it searches"))
     with pytest.raises(UserError, match=sentence):
         run(profile, *options)
 
@@ -246,8 +246,10 @@ def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--min-cost",), "--min-cost needs --rate"),
+        (("--min-cost",), "the goal cost needs --rate"),
         (("--min-cost", "--per-dollar"), "choose one"),
+        (("--goal", "cost"), "the goal cost needs --rate"),
+        (("--goal", "speed"), "goal = 'speed' must be one of cost, goodput, latency, goodput-per-dollar"),
         (("--slo-ms", "0.2"), "0.2 ms SLO: the fastest plan needs"),
         (("--rate", "1e9", "--min-cost", "--devices", "k80=2"), "these devices sustain at most"),
         (("--slack", "1.5"), "slack = 1.5"),

@@ -54,7 +54,7 @@ def test_texts_that_become_longer_are_planned_for_though_no_more_of_them_come():
     asked = question(EASY, v100=4)
     tables = tuple(replace(table, length=20) for table in asked.profile.tables)
     profile = replace(asked.profile, tables=tables, lengths=Lengths((10, 20, 30)))
-    asked = replace(asked, profile=profile, cheapest=True)
+    asked = replace(asked, profile=profile, goal="cost")
     plan = first_plan(asked)
     assert plan.length == 20
     world = World(plan, asked.facts(EASY, Corrections()), slo_s=2.0)

@@ -1,0 +1,188 @@
+"""From the options of `isobatch plan` to its result: the problem, the objective, the search and the simulations."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.commands import numbers_in
+from cluster.commands.plan_result import PlanResult
+from cluster.simulator import choice
+from optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
+from optimizer.effort import EFFORT, Effort
+from optimizer.goals import GOALS
+from optimizer.infeasible import reason
+from optimizer.pipelines.baselines import baselines, constrained, no_later
+from optimizer.pipelines.batch_gain import batch_gains
+from optimizer.pipelines.side_by_side import few_splits, side_by_side
+from optimizer.search.exact import search
+from optimizer.sensitivity import surprised
+from optimizer.tuning import TURNS, opened, plan_for_its_ramps
+from profiles.devices import fleet, links_between
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile
+
+if TYPE_CHECKING:
+    from cluster.commands.plan import ClassifierPlanOptions
+
+# Simulates a plan and others near it; None: no plan is simulated.
+Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
+# The planner stops at this gap where its plan is only a candidate: simulation corrects what its estimates miss.
+CANDIDATE_GAP = 0.03
+
+
+def searched(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
+    """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
+    exits, problem_for = _problems(options, devices, profile)
+    within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
+    simulate = _simulation(options)
+
+    def result(survival: tuple[float, ...], simulate: Simulate | None = None) -> PlanResult:
+        return plan_result(
+            problem_for(survival), within, options.alpha, options.gap, not options.one_pipeline, options.evaluate,
+            options.max_splits, _effort(options.seconds, exits), simulate,
+        )  # fmt: skip
+
+    survival = exits.survival
+    if exits.sure:
+        with suppress(UserError):  # the last search says why there is no plan
+            first = plan_for_its_ramps(exits, result, lambda each: each.plan)
+            survival = exits.planning_survival(opened(first.plan)) if first else survival
+    last = result(survival, simulate)
+    not_simulated = _reason_not_simulated(last, bool(simulate), options.believed)
+    return replace(last, not_simulated=not_simulated, batch_gains=tuple(batch_gains(last.facts, within)))
+
+
+def objective_of(options: "ClassifierPlanOptions") -> Objective:
+    goal = options.goal or "goodput"
+    if options.rate is None and goal in GOALS and GOALS[goal].at_given_goodput:
+        raise UserError(f"the goal {goal} needs --rate: how many inputs per second must the plan sustain?")
+    if options.cut and options.max_splits:
+        raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
+    cuts = (
+        None
+        if options.cut is None
+        else sorted({*numbers_in("--cut", options.cut, int, "numbers of blocks above 0, as in 2,4")})
+    )
+    return Objective(
+        goal,
+        slo_s=None if options.slo_ms is None else options.slo_ms / 1e3,
+        slack=options.slack,
+        goodput_per_s=options.rate or 0.0,
+        cost_per_hour=options.budget,
+        max_batch=options.max_batch,
+        cuts=tuple(cuts) if cuts else None,
+    )
+
+
+def _problems(
+    options: "ClassifierPlanOptions", devices: str, profile: Profile
+) -> tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]:
+    """The share of inputs that leave at each ramp, and the function from the survival to the planning problem."""
+    kinds, scored = fleet(devices), read_plan(options.evaluate) if options.evaluate else None
+    backend = options.backend or (scored.backend if scored else "")
+    dtype = options.dtype or (scored.dtype if scored else "")
+    measured = profile.on(backend, dtype)
+    for device in kinds:
+        measured.check_has(device.kind, backend, dtype)
+    if not 0 <= options.margin <= 1:
+        raise UserError(f"--margin {options.margin} must be between 0 and 1: the share of leavers that may stay")
+    length = scored.length if scored else measured.length
+    links = links_between(kinds, one_machine=options.one_machine)
+
+    def problem_for(survival: tuple[float, ...]) -> Problem:
+        worse = surprised(survival, options.margin) if measured.exits and options.margin else None
+        return problem(measured, kinds, links, survival, worse, length)
+
+    return measured.exits_of(length), problem_for
+
+
+def _effort(seconds: float | None, exits: ExitProfile) -> Effort:
+    """The effort of one search; where the exits depend on the plan, there are several searches."""
+    searches = TURNS if exits.sure else 1
+    return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds / searches))
+
+
+def _simulation(options: "ClassifierPlanOptions") -> Simulate | None:
+    """The function that simulates the plan and similar ones; None where no plan is simulated.
+
+    Without --polish no plan is simulated if it comes from a file, or if its search is slow or limited in time.
+    """
+    in_time, polish = options.in_time, options.polish
+    if not 0 < in_time < 1:
+        raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
+    if polish and options.believed:
+        raise UserError("--polish simulates plans, --believed simulates none: choose one")
+    slow_or_given = options.evaluate or options.max_splits or options.seconds or options.one_pipeline
+    if not polish and (options.believed or slow_or_given):
+        return None
+
+    def simulate(plan: Plan, facts: Problem, objective: Objective, find: choice.Find) -> choice.SimulatedChoice | None:
+        """The time of `--polish` begins when there is a plan."""
+        if polish:
+            effort = replace(choice.LONG_EFFORT, in_time=in_time, out_of_time=_after(polish))
+        else:
+            effort = replace(choice.DEFAULT_EFFORT, in_time=in_time)
+            if not choice.can_simulate(plan, facts, objective, effort):
+                return None
+        return choice.best_simulated(plan, facts, objective, find, effort, not options.one_pipeline)
+
+    return simulate
+
+
+def _reason_not_simulated(result: PlanResult, may_be_simulated: bool, believed: bool) -> str:
+    """Why the plan was not simulated; empty where it was."""
+    if result.simulated:
+        return ""
+    if may_be_simulated:
+        return choice.why_not_simulated(result.plan, result.facts, result.objective)
+    if believed:
+        return "--believed"
+    return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    until_s = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until_s
+
+
+def plan_result(
+    facts: Problem,
+    objective: Objective,
+    alpha: float | None,
+    gap: float,
+    apart: bool,
+    file: Path | None,
+    max_splits: int | None = None,
+    effort: Effort = EFFORT,
+    simulate: Simulate | None = None,
+) -> PlanResult:
+    """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
+
+    A plan that was simulated need not fit the latency that the planner believes in, and none has to fit it with slack.
+    """
+    if objective.cuts and objective.cuts[-1] >= facts.num_blocks:
+        last, blocks = facts.num_blocks - 1, facts.num_blocks
+        within = f"{blocks} blocks: cut before 1 to {last}" if last else "1 block, which cannot be cut"
+        raise UserError(f"--cut {objective.cuts[-1]}: the network has {within}")
+    others = baselines(facts, objective)
+    if alpha is not None:
+        objective = constrained(objective, others[0], alpha)
+    one = partial(side_by_side if apart else search, effort=effort)
+
+    def find(facts: Problem, objective: Objective, gap: float = CANDIDATE_GAP) -> Plan | None:
+        return few_splits(facts, objective, gap, max_splits, one) if max_splits else one(facts, objective, gap)
+
+    plan_found = read_plan(file) if file else find(facts, objective, gap)
+    first = plan_found or (find(facts, replace(objective, slack=0.0), gap) if simulate else None)
+    better = simulate(first, facts, objective, find) if simulate and first else None
+    if better:
+        plan_found, objective = better.plan, replace(objective, slo_s=None)
+    if plan_found is None:
+        raise UserError(reason(facts, objective))
+    plan = facts.annotated(plan_found)
+    return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

@@ -1,0 +1,99 @@
+"""A new goal is one file in optimizer/goals: the command line and the controller know it by its name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from cluster.controller.config import ControllerConfig
+from deployments.config import checked
+from optimizer import Plan
+from optimizer.arrays import Number
+from optimizer.goals import GOALS, Goal, register
+from optimizer.model.evaluate import evaluate
+from profiles.errors import UserError
+from profiles.files import save
+from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
+
+ROOT = Path(__file__).parents[3]
+NEW_FILE = """
+from optimizer.goals.goal import Goal, register
+
+
+@register
+class Thrift(Goal):
+    name = "thrift"
+    about = "few dollars for quick answers"
+    needs_latency = True
+
+    def value(self, goodput_per_s, cost_per_hour, latency_s):
+        return cost_per_hour * (0.1 + latency_s)
+"""
+USE = """
+import sys
+from cluster.cli import app
+from cluster.controller.config import ControllerConfig
+assert ControllerConfig(goal="thrift").goal == "thrift"
+assert "thrift: few dollars for quick answers" in ControllerConfig.model_fields["goal"].description
+app(sys.argv[1:])
+"""
+
+
+def test_a_file_in_the_folder_of_goals_is_enough(tmp_path: Path) -> None:
+    copytree(ROOT / "optimizer", tmp_path / "optimizer")
+    (tmp_path / "optimizer" / "goals" / "thrift.py").write_text(NEW_FILE)
+    save(question(MEDIUM).profile, tmp_path / "profile.json")
+    arguments = ["plan", "--profile", "profile.json", "--devices", "v100=4@2,k80=4@1", "--picture", "", "--json"]
+    prices = {}
+    for goal in ("goodput", "thrift"):
+        command = [sys.executable, "-c", USE, *arguments, "--goal", goal, "--believed"]
+        environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "COLUMNS": "200"}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        prices[goal] = json.loads(ended.stdout)["score"]["cost_per_hour"]
+    assert prices["thrift"] < prices["goodput"]
+
+
+class Frugality(Goal):
+    """Dollars, of which there are more while inputs wait."""
+
+    name = "frugality"
+    about = "few dollars for quick answers"
+    needs_latency = True
+
+    def value(self, goodput_per_s: Number, cost_per_hour: Number, latency_s: Number) -> Number:
+        return cost_per_hour * (0.1 + latency_s)
+
+
+@pytest.fixture
+def frugality() -> Iterator[str]:
+    register(Frugality)
+    yield Frugality.name
+    del GOALS[Frugality.name]
+
+
+def test_a_controller_follows_a_goal_that_it_does_not_know(frugality: str) -> None:
+    assert checked(ControllerConfig, {"goal": frugality}).goal == frugality
+    asked = replace(question(MEDIUM, v100=4, k80=4), goal=frugality)
+    app = Fluid(asked, first_plan(asked))
+    app.rate = lambda at_s: 100.0
+
+    def value(plan: Plan) -> float:
+        score = evaluate(plan, app.facts())
+        return float(GOALS[frugality].value(score.goodput_per_s, score.cost_per_hour, score.latency_s))
+
+    before = value(app.running)
+    first, *_ = moves(run(app, control_loop(app), 600))
+    assert "better by the goal frugality: worth it" in first.why
+    assert value(app.running) < 0.9 * before
+    assert app.sustained_per_s(app.running) > 100.0
+
+
+def test_a_goal_that_nobody_registered_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UserError, match="goal = 'frugality': it must be one of cost, goodput, latency"):
+        checked(ControllerConfig, {"goal": "frugality"})
