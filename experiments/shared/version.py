@@ -77,6 +77,9 @@ def _reached(tree: ast.AST, path: str) -> Iterator[str]:
                 yield from _files(named[1])
             elif FACTS.match(node.value):
                 yield f"{path.rpartition('/')[0]}/{node.value}"
+        elif isinstance(node, ast.Name) and node.id == "iter_modules":  # a package that imports all its files
+            folder = path.rpartition("/")[0]
+            yield from (f"{folder}/{file.name}" for file in (ROOT / folder).glob("*.py"))
 
 
 def _files(module: str) -> Iterator[str]:

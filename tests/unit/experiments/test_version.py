@@ -26,3 +26,4 @@ def test_comments_docstrings_and_layout_are_no_change_but_code_and_facts_are() -
 def test_benchmarks_reach_the_product() -> None:
     found = code_of("serve")
     assert {"deployments/app.py", "deployments/dispatch/dispatcher.py", "optimizer/plan.py"} <= set(found)
+    assert "optimizer/goals/latency.py" in found, "the package imports all its files"
