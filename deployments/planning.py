@@ -10,7 +10,7 @@ from typing import Any
 from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from optimizer import Objective, Plan, optimize, read_plan
-from optimizer.answers import check_whole
+from optimizer.early_answers import check_whole
 from profiles.devices import CATALOGUE, Device, links_between
 from profiles.errors import UserError
 from profiles.files import Profile

@@ -35,7 +35,7 @@ The package, in the order in which a plan comes about:
 
 from collections.abc import Sequence
 
-from optimizer.answers import early_plan
+from optimizer.early_answers import early_plan
 from optimizer.effort import EFFORT, Effort
 from optimizer.infeasible import reason
 from optimizer.model.evaluate import Score, evaluate
@@ -84,8 +84,8 @@ def optimize(
     promise at that survival. `gap` lets the search stop when no plan can be better by more than this share. Kinds of
     devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False.
     Where the profile knows the lengths of texts, the plan counts tokens (`Plan.length`). Where the objective has
-    a budget for ramps, answers are early (optimizer/answers.py). `effort` limits how much the search tries, and how
-    long.
+    a budget for ramps, answers are early (optimizer/early_answers.py). `effort` limits how much the search tries,
+    and how long.
     """
     exits = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
 

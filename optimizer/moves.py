@@ -1,4 +1,4 @@
-"""Plans that differ from a given plan by one small move. The simulator tries them (cluster/simulator/choice.py)."""
+"""Plans that differ from a given plan by one move. The simulator tries them (cluster/simulator/plan_choice.py)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

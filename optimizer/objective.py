@@ -21,7 +21,7 @@ class Objective:
     cost_per_hour: float | None = None  # US dollars, at most
     max_batch: int = 64
     fixed_batch: int | None = None  # every split launches exactly this batch size, as in E3's figures
-    # Early answers (optimizer/answers.py): ramps may delay the network by this share of its time; None: no.
+    # Early answers (optimizer/early_answers.py): ramps may delay the network by this share of its time; None: no.
     ramp_budget: float | None = None
     cuts: tuple[int, ...] | None = None  # the network is cut exactly before these blocks; None: where it pays
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.cascades.timing import Timed, table_of
 from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.choice import best_simulated, can_simulate
+from cluster.simulator.plan_choice import best_simulated, can_simulate
 from cluster.simulator.simulation import World, simulate
 from deployments.prepare.cascades import (
     CalibratedCombination,

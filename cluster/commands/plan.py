@@ -3,19 +3,11 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from profiles.errors import UserError, read_text
-
-if TYPE_CHECKING:
-    from optimizer.decoding import DecodingGoal
-    from profiles.decoding import DecoderProfile
-    from profiles.devices import Device
-
-TTFT_MS = 1000.0  # unless --ttft-ms is given, as a Serve file has it
-TPOT_MS = 200.0  # unless --tpot-ms is given
+from profiles.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -61,9 +53,9 @@ class DecoderPlanOptions(_CommonOptions):
     """The options for a decoder, a network that writes texts token by token."""
 
     model: Path
-    ttft_ms: float | None
-    tpot_ms: float | None
-    exits: str | None
+    ttft_ms: float
+    tpot_ms: float
+    exits: str
     kv_megabytes: int | None
     observed: str | None
 
@@ -145,17 +137,9 @@ def plan(
     shortfalls: Annotated[
         bool, typer.Option("--shortfalls", help="Report why the plan is below the goodput that no system exceeds.")
     ] = False,
-    ttft_ms: Annotated[
-        float | None,
-        typer.Option(help=f"For a decoder: the time to the first token; {TTFT_MS:g} if not given."),
-    ] = None,
-    tpot_ms: Annotated[
-        float | None,
-        typer.Option(help=f"For a decoder: the time from one token to the next; {TPOT_MS:g} if not given."),
-    ] = None,
-    exits: Annotated[
-        str | None, typer.Option(help="For a decoder: recompute, verified, project or off; recompute if not given.")
-    ] = None,
+    ttft_ms: Annotated[float, typer.Option(help="For a decoder: the time to the first token.")] = 1000.0,
+    tpot_ms: Annotated[float, typer.Option(help="For a decoder: the time from one token to the next.")] = 200.0,
+    exits: Annotated[str, typer.Option(help="For a decoder: recompute, verified, project or off.")] = "recompute",
     kv_megabytes: Annotated[
         int | None,
         typer.Option(min=1, help="For a decoder: the most memory for KV on a replica; if not given: all there is."),
@@ -191,7 +175,9 @@ def plan(
     values |= {"goal": _goal(goal, min_cost, per_dollar), "min_cost": False, "per_dollar": False}
     if model:
         refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
-        _plan_decoder(options_for(DecoderPlanOptions, plan, values, refusal))
+        from cluster.commands.plan_texts import plan_decoder
+
+        plan_decoder(options_for(DecoderPlanOptions, plan, values, refusal))
     else:
         refusal = "is for decoders: name the directory of one"
         _plan_classifier(options_for(ClassifierPlanOptions, plan, values, refusal))
@@ -203,98 +189,6 @@ def _goal(goal: str | None, min_cost: bool, per_dollar: bool) -> str | None:
     if len(given := [name for name in names if name]) > 1:
         raise UserError("--goal, --min-cost and --per-dollar each name the goal: choose one")
     return next(iter(given), None)
-
-
-def _plan_decoder(options: DecoderPlanOptions) -> None:
-    from rich.console import Console
-
-    from cluster.commands import check_writable
-    from cluster.decoding import report
-    from cluster.decoding.choice import choose_plan
-    from deployments.named import built_in
-    from profiles.decoding import as_observed
-
-    goal, out = _decoding_goal(options), options.out
-    if out:
-        check_writable(out)
-    profile = profile_for(built_in(options.model) or options.model, options.profile).for_exits(goal.exits)
-    lines = []
-    if options.observed:
-        texts = report.observed_texts(_stats_at(options.observed), options.observed)
-        profile = replace(profile, workload=as_observed(profile.workload, texts))
-        goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.goal == "cost" else 0.0))
-        lines.append(f"for what was observed: {report.observed_sentence(texts, profile)}")
-    with Console(stderr=True).status("planning"):
-        choice = choose_plan(profile, _devices(options.devices, profile), goal)
-    if out:
-        out.write_text(choice.plan.to_json() + "\n")
-        lines.append(f"written to {out}; isobatch serve {options.model} --plan {out}")
-    if options.as_json:
-        print(json.dumps(report.plan_as_json(choice), indent=2))
-        return
-    console = Console(soft_wrap=True, markup=False)
-    console.print(report.plan_table(choice, profile))
-    for line in lines:
-        console.print(line, highlight=False)
-
-
-def _decoding_goal(options: DecoderPlanOptions) -> "DecodingGoal":
-    from optimizer.decoding import DecodingGoal
-
-    if options.goal not in (None, "goodput", "cost"):
-        raise UserError(f"--goal {options.goal} is for classifiers: plans of a decoder are for goodput or cost")
-    if options.goal == "cost" and options.rate is None and not options.observed:
-        raise UserError("the goal cost needs --rate or --observed: how many texts per second must the plan sustain?")
-    exits = options.exits or "recompute"
-    if exits not in ("recompute", "verified", "project", "off"):
-        raise UserError(f"--exits {exits!r} must be recompute, verified, project or off")
-    if not 0 < options.in_time < 1:
-        raise UserError(f"--in-time {options.in_time} must be between 0 and 1: the share of texts that keep each limit")
-    ttft_s, tpot_s = (options.ttft_ms or TTFT_MS) / 1e3, (options.tpot_ms or TPOT_MS) / 1e3
-    return DecodingGoal(ttft_s, tpot_s, options.rate or 0.0, exits, options.in_time, options.kv_megabytes)
-
-
-def profile_for(source: Path, file: Path | None) -> "DecoderProfile":
-    """The profile in a file, or the one that `isobatch profile` has kept of a decoder's checkpoint."""
-    from deployments.decoding.config import cached_profile
-    from deployments.decoding.ramp_rules import is_decoder
-    from deployments.folders import weights_of
-    from profiles.decoding import load_decoder_profile
-    from profiles.files import differ
-
-    if not is_decoder(source):
-        raise UserError(f"{source} is no directory of a decoder; other networks are planned by --profile alone")
-    path = file or cached_profile(source)
-    if file is None and not path.exists():
-        raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
-    profile = load_decoder_profile(path)
-    if differ(profile.weights, weights_of(source)):
-        raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
-    return profile
-
-
-def _stats_at(source: str) -> Any:
-    """The `/stats` of the server at an address, or those in a file."""
-    from cluster.commands.status import ask
-
-    if source.startswith(("http://", "https://")):
-        return ask(f"{source.rstrip('/')}/stats", None)
-    try:
-        return json.loads(read_text(Path(source)))
-    except ValueError as error:
-        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
-
-
-def _devices(fleet_text: str | None, profile: "DecoderProfile") -> "tuple[Device, ...]":
-    """The fleet that the user names, or one device of the kind that was measured."""
-    from profiles.devices import fleet
-
-    if fleet_text:
-        return fleet(fleet_text)
-    measured = next((table for table in profile.tables if not table.estimated), None)
-    if measured is None:
-        raise UserError("nothing was measured, so say which devices there are: --devices KIND=COUNT")
-    return fleet(f"{measured.kind}=1")
 
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:

@@ -10,7 +10,7 @@ from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.plan import SimulatedTimes
 
 if TYPE_CHECKING:
-    from cluster.simulator.choice import SimulatedChoice
+    from cluster.simulator.plan_choice import SimulatedChoice
 
 
 @dataclass(frozen=True)

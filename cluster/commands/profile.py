@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from deployments.decoding.ramp_rules import DecoderRules
     from deployments.models.served_model import ServedModel
     from deployments.prepare.data import Columns
-    from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload
     from profiles.exits import ExitProfile
     from profiles.files import Profile
     from profiles.latency import LatencyTable
     from profiles.lengths import Lengths
     from profiles.measure import CountedExits
+    from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     from deployments.folders import locked, weights_of
     from deployments.models.backends import warn_of_ramp_dtype
     from deployments.named import built_in
-    from profiles.decoding import DecoderProfile, load_decoder_profile, save_decoder_profile
+    from profiles.text_profile import DecoderProfile, load_decoder_profile, save_decoder_profile
 
     console, kinds = Console(soft_wrap=True, markup=False), _kinds(options.devices)
     check_decoder(source)
@@ -239,8 +239,8 @@ def _measured_table(
     from cluster.profiling.checkpoint import kind_of, source_of, uncatalogued
     from cluster.profiling.launch_prices import measured, weights_bytes
     from deployments.decoding.engine_setup import kv_bytes
-    from profiles.decoding import DecodingTable
     from profiles.measure import device_name
+    from profiles.text_profile import DecodingTable
 
     torch.set_num_threads(options.threads)
     called = device_name(device)
@@ -265,7 +265,7 @@ def _measured_table(
 
 def workload_of(rules: "DecoderRules", source: Path) -> "DecodingWorkload":
     """The lengths of texts, and the tokens that leave at each ramp, as `isobatch prepare` measured them."""
-    from profiles.decoding import DecodingWorkload
+    from profiles.text_profile import DecodingWorkload
 
     if rules.lengths is None:
         raise UserError(

@@ -1,6 +1,6 @@
 """The interface of an application to its controller, and the application on Ray Serve that implements it.
 
-The simulated application (`cluster/simulator/replanning.py`) implements the same three calls.
+The simulated application (`cluster/controller/rehearsal.py`) implements the same three calls.
 """
 
 import asyncio

@@ -23,8 +23,8 @@ from cluster.controller.decide import (
 from cluster.controller.inventory import PresentDevices
 from cluster.controller.knowledge import CurrentWindow, Knowledge
 from cluster.controller.peeks import Peek, PeekSchedule
-from cluster.controller.problem import CostModel, PlanningProblem
-from cluster.controller.promise import PromiseKeeper, ThresholdChange
+from cluster.controller.planning_problem import CostModel, PlanningProblem
+from cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
 from cluster.controller.record import THRESHOLDS, Event, Events, NextStep, What
 from cluster.controller.sentences import arrivals_text, shortfall
 from cluster.controller.snapshot import OverloadRelief, Snapshot

@@ -13,7 +13,7 @@ from cluster.controller.record import TrackRecord, unpromised
 from cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
 from deployments.front.observed import Observed, merged
 from optimizer import Objective, Plan, Problem, Score
-from optimizer.answers import answered_s
+from optimizer.early_answers import answered_s
 from optimizer.goals import Goal
 from profiles.forecast import Forecast
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.problem import CostModel, PlanningProblem
+from cluster.controller.planning_problem import CostModel, PlanningProblem
 from cluster.controller.record import Events, TrackRecord
 from cluster.controller.sentences import nearly_all_in_time
 from cluster.controller.survival import SurvivalEstimate

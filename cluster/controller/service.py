@@ -14,18 +14,18 @@ from fastapi.responses import JSONResponse, Response
 from cluster.controller.application import Application, RunningApplication, leader_of
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
-from cluster.controller.decoding import decoder_problem
+from cluster.controller.input_planning import allowed, classifier_problem
 from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
 from cluster.controller.metrics import export
 from cluster.controller.origin import foreign
-from cluster.controller.planning import allowed, classifier_problem
-from cluster.controller.problem import PlanningProblem
-from cluster.controller.promise import AgreementTerms, PromiseKeeper
+from cluster.controller.planning_problem import PlanningProblem
+from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from cluster.controller.record import Event
 from cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.status import brief, status_of
+from cluster.controller.text_planning import decoder_problem
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
@@ -36,10 +36,10 @@ from deployments.logs import join_serves_log
 from deployments.named import VIRTUAL
 from deployments.planning import first_plan
 from optimizer import Plan
-from profiles.decoding import load_decoder_profile
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
+from profiles.text_profile import load_decoder_profile
 
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503

@@ -27,7 +27,7 @@ from cluster.controller.decide import (
     weigh_values,
 )
 from cluster.controller.knowledge import Knowledge
-from cluster.controller.problem import CostModel, PlanningProblem
+from cluster.controller.planning_problem import CostModel, PlanningProblem
 from cluster.controller.sentences import nearly_all_in_time, rate
 from deployments.front.observed import Observed
 from optimizer.plan import Plan

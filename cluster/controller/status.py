@@ -10,7 +10,7 @@ from cluster.controller.record import Event
 from cluster.controller.schemas import STATUS_VERSION
 from cluster.controller.sentences import shortfall
 from deployments.planning import summary
-from optimizer.decoding_plans import tokens_per_s
+from optimizer.text_plans import tokens_per_s
 from profiles.agreement import agreement_text
 from profiles.forecast import Forecast
 

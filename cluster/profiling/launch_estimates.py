@@ -9,8 +9,8 @@ from typing import Any
 
 from deployments.decoding.anatomy import shape_of
 from profiles.datasheet import BYTES, COMPUTE_SHARE, KERNEL_S, LAUNCH_S, MEMORY_SHARE
-from profiles.decoding import DecodingTable, LaunchSize
 from profiles.devices import known_kind
+from profiles.text_profile import DecodingTable, LaunchSize
 
 KERNELS = 10  # of one block
 PROJECTION_KERNELS = 4  # of one block that only makes keys and values

@@ -18,9 +18,9 @@ from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from deployments.decoding.scheduler import DecodingLaunch
 from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from deployments.decoding.virtual import size_of
-from profiles.decoding import PARTS, PROJECT, DecodingWorkload, LaunchSize
 from profiles.errors import UserError
 from profiles.measure import host_clock_for
+from profiles.text_profile import PARTS, PROJECT, DecodingWorkload, LaunchSize
 
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)

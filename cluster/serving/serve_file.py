@@ -18,9 +18,9 @@ from deployments.graph import check_weights, read_graph
 from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, function_at
 from deployments.tasks import check_one_label
 from optimizer.plan import read_plan
-from profiles.decoding import PROJECT, load_decoder_profile
 from profiles.errors import UserError, read_text
 from profiles.files import differ
+from profiles.text_profile import PROJECT, load_decoder_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"

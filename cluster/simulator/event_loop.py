@@ -2,8 +2,8 @@
 
 The loop decides nothing: as in service, `deployments.dispatch.dispatcher.Dispatcher` decides which inputs are admitted,
 batched, merged, retried or dropped. The time of a launch comes either from a latency table
-(`cluster/simulator/devices.py`) or from a real launch (`cluster/bench/real_device.py`). The loop is fast because its
-events are batches, not inputs.
+(`cluster/simulator/table_devices.py`) or from a real launch (`cluster/bench/real_device.py`). The loop is fast because
+its events are batches, not inputs.
 """
 
 import heapq

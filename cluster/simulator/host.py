@@ -4,11 +4,8 @@ No table has these costs: `experiments/fidelity/calibration.py` measures them wh
 """
 
 import heapq
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from profiles.errors import UserError, first_wrong, read_text
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class HostCosts(BaseModel):
@@ -25,16 +22,6 @@ class HostCosts(BaseModel):
     request_way_s: float = Field(0.0, ge=0, description="of a request, there and back, while no front works for it")
     launch_way_s: float = Field(0.0, ge=0, description="of a launch, to its replica and back")
     turn_s: float = Field(0.0, ge=0, description="of a device for every launch, beside what its table says")
-
-
-def read_host(path: Path) -> HostCosts:
-    """Read the file that `make bench-fidelity` writes."""
-    text = read_text(path)
-    try:
-        return HostCosts.model_validate_json(text)
-    except ValidationError as error:
-        wrong = first_wrong(error)
-        raise UserError(": ".join(filter(None, (str(path), wrong.place, wrong.reason)))) from None
 
 
 class FrontWorkers:

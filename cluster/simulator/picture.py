@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cluster.controller.record import Event
 from cluster.load.workloads import Floats
 from cluster.simulator.report import Report
 from cluster.simulator.tally import Tally
@@ -19,7 +18,7 @@ UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time 
 MANY = 3  # a run of fewer than this many of a unit is shown in the next smaller one
 
 
-def draw(report: Report, slo_s: float, path: Path, changes: Sequence[Event] = ()) -> None:
+def draw(report: Report, slo_s: float, path: Path, changes_s: Sequence[float] = ()) -> None:
     """Draw the run, with a vertical line at each change of plan."""
     import matplotlib as mpl
 
@@ -32,8 +31,8 @@ def draw(report: Report, slo_s: float, path: Path, changes: Sequence[Event] = ()
     figure, axes = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained")
     for draw_one, each in zip((_load, _latency, _lost), axes, strict=True):
         draw_one(each, at, tally, slo_s)
-        for number, event in enumerate(changes):
-            each.axvline(event.at_s / unit_s, color=RED, linewidth=0.7, alpha=0.5, label="" if number else "new plan")
+        for number, at_s in enumerate(changes_s):
+            each.axvline(at_s / unit_s, color=RED, linewidth=0.7, alpha=0.5, label="" if number else "new plan")
         each.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
         plain(each)
     axes[-1].set_xlabel(f"simulated {unit}")

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from rich.table import Table
 
-from cluster.simulator.devices import group_names
+from cluster.simulator.table_devices import group_names
 from cluster.simulator.tally import LaunchKey, Tally
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Split

@@ -36,8 +36,8 @@ from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.ray_facts import ask_all, labelled, nodes, replica_name
 from deployments.resources import declared
 from deployments.tracing import current, tracing_here
-from optimizer.decoding_plans import emptiest_first
 from optimizer.plan import Plan, read_plan
+from optimizer.text_plans import emptiest_first
 
 
 class DecoderIngress:

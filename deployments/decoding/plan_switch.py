@@ -17,10 +17,10 @@ from deployments.decoding.engine_setup import splits_and_limits
 from deployments.decoding.ramp_rules import DecoderRules
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import StoredPlan, stored_plan
-from optimizer.decoding_plans import shares_of
 from optimizer.plan import Plan
-from profiles.decoding import PROJECT, load_decoder_profile
+from optimizer.text_plans import shares_of
 from profiles.errors import UserError
+from profiles.text_profile import PROJECT, load_decoder_profile
 
 FOLLOW_WITHIN_S = 5.0  # the time for which a switch waits for all replicas
 LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas

@@ -11,7 +11,7 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.pages import PagePool
 from deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler, by_size
 from deployments.decoding.sequences import Splits, TokenPrediction
-from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 TOKEN = 1  # that is written
 OTHER_TOKEN = 2  # that the full network predicts where it disagrees with a draft

@@ -8,7 +8,7 @@ from math import prod, sqrt
 from typing import NamedTuple
 
 from cluster.commands.plan_search import CANDIDATE_GAP
-from cluster.simulator.choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, can_simulate
+from cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, can_simulate
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
 from experiments.bound.problems import playable

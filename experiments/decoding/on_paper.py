@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.decoding.choice import choose_plan, saturated, trial_at
 from cluster.profiling.launch_estimates import estimated_table
-from optimizer.decoding import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected_pace
-from optimizer.decoding_plans import plan_of, tokens_per_s
-from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+from cluster.simulator.text_choice import choose_plan, saturated, trial_at
+from optimizer.text_paces import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected_pace
+from optimizer.text_plans import plan_of, tokens_per_s
 from profiles.devices import fleet
+from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 RESIDENTS, PROMPT_ROWS = 32, 256
 WIDE = DecodingGoal(ttft_s=1e9, tpot_s=1e9)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cluster.controller.rehearsal import Replanned
 from cluster.load.workloads import Floats
-from cluster.simulator.replanning import Replanned
 from cluster.simulator.report import Report
 from experiments.drift.suite import Suite
 

@@ -9,8 +9,8 @@ from rich.progress import Progress, track
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
+from cluster.controller.rehearsal import Replanned, replan
 from cluster.load.workloads import Floats, Ints, arrivals
-from cluster.simulator.replanning import Replanned, replan
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import World, simulate
 from experiments.drift.plot import draw

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from cluster.controller.planning import ClassifierPlanningProblem
+from cluster.controller.input_planning import ClassifierPlanningProblem
 from cluster.load.workloads import Mix
 from experiments.planner.settings import Network
 from optimizer import Objective, Plan, Problem, evaluate

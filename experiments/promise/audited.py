@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.planning import ClassifierPlanningProblem
-from cluster.controller.promise import AgreementTerms, PromiseKeeper
+from cluster.controller.input_planning import ClassifierPlanningProblem
+from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
+from cluster.controller.rehearsal import Replanned, replan
 from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.devices import TableDevices
-from cluster.simulator.replanning import Replanned, replan
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Chunk, World, simulate
+from cluster.simulator.table_devices import TableDevices
 from deployments.dispatch.messages import Launch, Limits, Place
 from deployments.front.observed import Observed
 from experiments.promise.greedy import greedy

@@ -22,7 +22,7 @@ from experiments.promise.audited import SHARE, RecordedDevices
 from experiments.promise.greedy import WINDOW, tuned
 from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, problem
-from optimizer.answers import early_plan
+from optimizer.early_answers import early_plan
 from optimizer.tuning import costs_of, opened
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet, links_between

@@ -12,7 +12,7 @@ from cluster.controller.application import RunningApplication
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.report import summary
 from cluster.load.workloads import arrivals
-from cluster.simulator.choice import LIMITS, best_simulated
+from cluster.simulator.plan_choice import LIMITS, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, asked, named

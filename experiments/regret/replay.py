@@ -11,8 +11,8 @@ from rich.console import Console
 
 from cluster.controller.config import Patience
 from cluster.controller.record import unpromised
+from cluster.controller.rehearsal import replan
 from cluster.load.workloads import Ints
-from cluster.simulator.replanning import replan
 from cluster.simulator.simulation import World, simulate
 from experiments.regret.judged import PlayedChange, Replay
 from experiments.regret.suite import SLO_S, ReplayedTrace, inputs, question, start

@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
-from cluster.controller.planning import ClassifierPlanningProblem
+from cluster.controller.input_planning import ClassifierPlanningProblem
 from cluster.load.traces import trace
 from cluster.load.workloads import Floats, Ints, Mix, following
 from experiments.planner.settings import Network

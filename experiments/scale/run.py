@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from cluster.controller.config import Patience
+from cluster.controller.input_planning import ClassifierPlanningProblem
 from cluster.controller.inventory import Inventory
-from cluster.controller.planning import ClassifierPlanningProblem
+from cluster.controller.rehearsal import replan
 from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
-from cluster.simulator.replanning import replan
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import run
 from deployments.config import INSIDE_A_FRONT, AppConfig

@@ -19,7 +19,7 @@ from optimizer.objective import Objective
 from optimizer.problem import Problem
 from optimizer.search.bounds import cut
 from optimizer.search.exact import cheapest_blocks_s, least_without_exits
-from optimizer.search.local import LocalSearch
+from optimizer.search.local_placements import LocalSearch
 from optimizer.search.sweeps import Search
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from optimizer.arrays import Bools, Floats, Ints
 from optimizer.effort import TIE_BREAK
 from optimizer.model import cost
-from optimizer.model.memory import DeviceMemory
+from optimizer.model.device_memory import DeviceMemory
 from optimizer.problem import Problem
 
 

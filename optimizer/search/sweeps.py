@@ -16,7 +16,7 @@ from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem, split_with_ramps
 from optimizer.search.bounds import cut, fixed
 from optimizer.search.labels import LabelSet, LabelSweep, PlacementColumns
-from optimizer.search.local import Chain, LocalSearch
+from optimizer.search.local_placements import Chain, LocalSearch
 from optimizer.search.options import Builder, Options
 
 NEVER_S = 1e9  # seconds: longer than any latency that matters

@@ -7,10 +7,10 @@ from typing import Any
 
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
-from cluster.controller.decoding import DecoderPlanningProblem
 from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events
-from cluster.decoding.simulation import SimulatedReplica, TextArrival
+from cluster.controller.text_planning import DecoderPlanningProblem
+from cluster.simulator.texts import SimulatedReplica, TextArrival
 from deployments.decoding.client_meter import ClientMeter, SequenceMeter
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.scheduler import NewTokens

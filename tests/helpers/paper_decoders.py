@@ -1,7 +1,7 @@
 """Decoders of which only the times are known."""
 
-from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 from profiles.devices import Device
+from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 WEIGHTS_BIND = LaunchSize(blocks=1e-3)
 ROWS_BIND = LaunchSize(blocks=1e-6, read=1e-7)

@@ -23,8 +23,8 @@ from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
 from deployments.prepare import t5_sums
 from deployments.prepare.llm_demo import SumsRecipe
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
-from profiles.decoding import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_decoder_profile
 from profiles.promise import RULES
+from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_decoder_profile
 from tests.helpers.asking import ask, eventually
 from tests.helpers.scraping import check_family, scraped
 

@@ -16,11 +16,11 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, TextLengths
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay
-from optimizer.decoding_plans import plan_of
 from optimizer.plan import read_plan
-from profiles.decoding import load_decoder_profile, save_decoder_profile
+from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
+from optimizer.text_plans import plan_of
 from profiles.errors import UserError
+from profiles.text_profile import load_decoder_profile, save_decoder_profile
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
 DEMO = llm_demo_directory()

@@ -7,16 +7,16 @@ import pytest
 
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import served_alike
-from cluster.controller.decoding import DecoderPlanningProblem
 from cluster.controller.survival import SurvivalEstimate
+from cluster.controller.text_planning import DecoderPlanningProblem
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.scheduler import DecodingLimits
 from deployments.decoding.sequences import Splits
 from deployments.front.observed import Observed, since
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay
-from optimizer.decoding_plans import plan_of, terms_of
 from optimizer.plan import Plan
-from profiles.decoding import LaunchSize
+from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
+from optimizer.text_plans import plan_of, terms_of
+from profiles.text_profile import LaunchSize
 from profiles.windows import History
 from tests.helpers.paper_application import PaperApplication, watched
 from tests.helpers.paper_decoders import CPU, paper_decoder

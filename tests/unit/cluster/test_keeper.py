@@ -12,7 +12,7 @@ from cluster.controller.core import Controller, NextStep
 from cluster.controller.corrections import Corrections
 from cluster.controller.loop import ControlLoop
 from cluster.controller.peeks import with_all_ramps
-from cluster.controller.promise import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
+from cluster.controller.promise_keeper import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
 from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
 from optimizer.plan import Plan

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cluster.controller.corrections import Corrections
 from cluster.controller.peeks import with_all_ramps
-from cluster.controller.promise import AgreementTerms, PromiseKeeper
+from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from deployments.dispatch.route import Route, Stage
 from deployments.front.counts import AUDIT_WINDOW_S, Counts
 from deployments.front.observed import Observed

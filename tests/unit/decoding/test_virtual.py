@@ -8,7 +8,7 @@ import pytest
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
-from profiles.decoding import LaunchSize
+from profiles.text_profile import LaunchSize
 from tests.helpers.paper_decoders import paper_decoder
 
 PATIENT = {"model": "", "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.controller.config import ControllerConfig
-from cluster.controller.planning import classifier_problem
+from cluster.controller.input_planning import classifier_problem
 from deployments.config import AppConfig, parse
 from deployments.graph import read_graph
 from deployments.planning import DeviceCounts, first_plan, has_room_beside, summary

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optimizer import Objective, Plan, optimize, problem
-from optimizer.answers import Times, answered_s, best_ramps, check_whole
+from optimizer.early_answers import Times, answered_s, best_ramps, check_whole
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError

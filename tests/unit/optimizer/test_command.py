@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.commands.plan_picture import _title
 from cluster.commands.plan_search import plan_result
-from cluster.simulator.choice import DEFAULT_EFFORT, SimulatedChoice
+from cluster.simulator.plan_choice import DEFAULT_EFFORT, SimulatedChoice
 from optimizer import Objective
 from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.plan import SimulatedTimes, read_plan
@@ -84,7 +84,7 @@ def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profil
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
-    monkeypatch.setattr("cluster.simulator.choice.DEFAULT_EFFORT", hasty)
+    monkeypatch.setattr("cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
 
 

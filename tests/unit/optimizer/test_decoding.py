@@ -7,7 +7,8 @@ import pytest
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.pages import pages_for
 from deployments.decoding.rhythm import rhythm
-from optimizer.decoding import (
+from optimizer.plan import Plan
+from optimizer.text_paces import (
     NEARLY_BEST,
     RHYTHMS,
     DecodingFacts,
@@ -19,11 +20,10 @@ from optimizer.decoding import (
     most_promising,
     ways,
 )
-from optimizer.decoding_plans import plan_of
-from optimizer.plan import Plan
-from profiles.decoding import LaunchSize
+from optimizer.text_plans import plan_of
 from profiles.devices import Device
 from profiles.errors import UserError
+from profiles.text_profile import LaunchSize
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from profiles.decoding import (
+from profiles.errors import UserError
+from profiles.text_profile import (
     DecodingTable,
     DecodingWorkload,
     LaunchSize,
     load_decoder_profile,
     save_decoder_profile,
 )
-from profiles.errors import UserError
 from tests.helpers.paper_decoders import paper_decoder
 
 

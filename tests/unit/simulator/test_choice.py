@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.choice import (
+from cluster.simulator.plan_choice import (
     DEFAULT_EFFORT,
     LONG_EFFORT,
     BestSoFar,

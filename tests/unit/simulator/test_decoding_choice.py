@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.decoding.choice import BUSY, choose_plan, saturated, trial_at
-from cluster.decoding.simulation import TextArrival, simulate_texts
+from cluster.simulator.text_choice import BUSY, choose_plan, saturated, trial_at
+from cluster.simulator.texts import TextArrival, simulate_texts
 from deployments.decoding.config import DecoderConfig
-from optimizer.decoding import DecodingFacts, DecodingGoal, DecodingWay, expected_pace, ways
-from optimizer.decoding_plans import plan_of, shares_of, tokens_per_s
-from profiles.decoding import DecoderProfile, LaunchSize
+from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay, expected_pace, ways
+from optimizer.text_plans import plan_of, shares_of, tokens_per_s
 from profiles.devices import Device, fleet
 from profiles.errors import UserError
+from profiles.text_profile import DecoderProfile, LaunchSize
 from tests.helpers.paper_decoders import BOTH, CPU, WEIGHTS_BIND, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e6, tpot_s=1e6)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.simulator.host import HostCosts, read_host
+from cluster.simulator.host import HostCosts
 from cluster.simulator.simulation import World, simulate
 from cluster.simulator.sustained import run
-from profiles.errors import UserError
+from profiles.errors import UserError, read_model
 from tests.helpers.simulated_fleet import FAST, SLO_S, TWO, one_by_one
 
 PLAIN = World(TWO, FAST, SLO_S)
@@ -48,12 +48,12 @@ def test_every_input_still_ends_exactly_once(rate: float) -> None:
 def test_the_file_says_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     path.write_text(HOST.model_dump_json())
-    assert read_host(path) == HOST
+    assert read_model(path, HostCosts) == HOST
     path.write_text('{"request_ms": 1}')
     with pytest.raises(UserError, match=r"host\.json: request_ms: Extra inputs are not permitted"):
-        read_host(path)
+        read_model(path, HostCosts)
     path.write_text('{"request_s": 1e999}')
     with pytest.raises(UserError, match=r"host\.json: request_s: Input should be a finite number"):
-        read_host(path)
+        read_model(path, HostCosts)
     with pytest.raises(UserError, match="cannot read"):
-        read_host(tmp_path / "nowhere.json")
+        read_model(tmp_path / "nowhere.json", HostCosts)

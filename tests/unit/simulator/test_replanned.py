@@ -6,8 +6,8 @@ import numpy as np
 
 from cluster.controller.config import Patience
 from cluster.controller.corrections import Corrections
+from cluster.controller.rehearsal import replan
 from cluster.load.workloads import Mix, arrivals, exit_blocks
-from cluster.simulator.replanning import replan
 from cluster.simulator.simulation import World, simulate
 from optimizer.model.evaluate import evaluate
 from profiles.exits import ExitProfile

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.simulator.command import Workload, run, world_of
-from cluster.simulator.options import outages_of, slow_of
+from cluster.commands.simulate_options import outages_of, slow_of
+from cluster.commands.simulate_run import Workload, run, world_of
 from cluster.simulator.picture import draw
 from cluster.simulator.report import tables
 from cluster.simulator.troubles import Troubles

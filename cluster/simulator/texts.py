@@ -19,9 +19,9 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.virtual import TOKEN, VirtualClock, virtual_engine
-from optimizer.decoding_plans import emptiest_first, shares_of
 from optimizer.plan import Plan
-from profiles.decoding import DecoderProfile, DecodingWorkload
+from optimizer.text_plans import emptiest_first, shares_of
+from profiles.text_profile import DecoderProfile, DecodingWorkload
 
 CANDIDATES = 2  # random replicas from which one is chosen for a text, as Serve does
 

@@ -14,7 +14,7 @@ from math import inf
 
 from cluster.controller.record import What
 from deployments.front.observed import Observed
-from optimizer.answers import answered_s
+from optimizer.early_answers import answered_s
 from optimizer.model.evaluate import evaluate
 from optimizer.plan import Plan, Thresholds
 from optimizer.problem import Problem

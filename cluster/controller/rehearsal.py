@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.decide import plan_change
+from cluster.controller.input_planning import ClassifierPlanningProblem
 from cluster.controller.loop import ControlLoop, Spent
-from cluster.controller.planning import ClassifierPlanningProblem
-from cluster.controller.promise import PromiseKeeper
+from cluster.controller.promise_keeper import PromiseKeeper
 from cluster.controller.record import Event, Events
-from cluster.simulator.devices import TableDevices
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Chunks, Simulation, World
+from cluster.simulator.table_devices import TableDevices
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.windows import History

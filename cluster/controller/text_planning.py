@@ -6,18 +6,18 @@ from functools import cached_property
 from itertools import pairwise
 
 from cluster.controller.corrections import Corrections
-from cluster.decoding.choice import plan_on_all, sustains
+from cluster.simulator.text_choice import plan_on_all, sustains
 from deployments.decoding.config import OFF, DecoderConfig
 from deployments.decoding.scheduler import DEEP_SHARE
 from deployments.front.observed import Observed
 from optimizer import Objective, Plan, Problem, Score
-from optimizer.decoding import DecodingGoal
-from optimizer.decoding_plans import exits_of, on_terms, terms_of
 from optimizer.goals import GOALS
 from optimizer.plan import DecodingTerms, Split
-from profiles.decoding import LEAST_OBSERVED, DecoderProfile
+from optimizer.text_paces import DecodingGoal
+from optimizer.text_plans import exits_of, on_terms, terms_of
 from profiles.devices import Device, fleet
 from profiles.exits import ExitProfile
+from profiles.text_profile import LEAST_OBSERVED, DecoderProfile
 
 
 @dataclass(frozen=True)

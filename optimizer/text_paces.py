@@ -2,7 +2,7 @@
 
 The space is small: the block at which the network is cut, the launches of the first part for each of the deep part,
 the number of resident sequences, and the prompt positions of one launch. All combinations are rated by arithmetic; the
-best are simulated, and the promise is what the simulator shows (cluster/decoding/choice.py).
+best are simulated, and the promise is what the simulator shows (cluster/simulator/text_choice.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 
-from profiles.decoding import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 from profiles.devices import Device
+from profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 
 RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
 # Sequences that one replica decodes at once.

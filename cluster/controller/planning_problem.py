@@ -47,7 +47,7 @@ class PlanningProblem(Protocol):
 
     @property
     def answers_early(self) -> bool:
-        """Whether plans run the whole network and differ in their ramps only (optimizer/answers.py)."""
+        """Whether plans run the whole network and differ in their ramps only (optimizer/early_answers.py)."""
         ...
 
     @property

@@ -11,10 +11,11 @@ from math import ceil
 
 import numpy as np
 
-from cluster.decoding.simulation import DecodingRun, simulate_texts, text_arrivals, tpot_of
 from cluster.load.workloads import arrivals, highest
+from cluster.simulator.texts import DecodingRun, simulate_texts, text_arrivals, tpot_of
 from deployments.decoding.config import DecoderConfig
-from optimizer.decoding import (
+from optimizer.plan import Plan, Promise
+from optimizer.text_paces import (
     PROMPT_ROWS,
     DecodingFacts,
     DecodingGoal,
@@ -24,11 +25,10 @@ from optimizer.decoding import (
     misfit,
     most_promising,
 )
-from optimizer.decoding_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s
-from optimizer.plan import Plan, Promise
-from profiles.decoding import DecoderProfile
+from optimizer.text_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s
 from profiles.devices import Device
 from profiles.errors import UserError
+from profiles.text_profile import DecoderProfile
 
 NUM_SIMULATED = 4  # ways to decode that are simulated for each kind of device
 TURNS = 4  # the least texts of a run, as a multiple of the residents

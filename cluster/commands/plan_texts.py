@@ -1,0 +1,162 @@
+"""The plan of a decoder: from the options of `isobatch plan` to what it prints, and what a server has observed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from cluster.commands import check_writable
+from cluster.commands.status import ask
+from cluster.simulator.text_choice import DecodingChoice, choose_plan
+from deployments.decoding.config import cached_profile
+from deployments.decoding.ramp_rules import is_decoder
+from deployments.folders import weights_of
+from deployments.named import built_in
+from optimizer.plan import Plan
+from optimizer.text_paces import DecodingGoal
+from optimizer.text_plans import terms_of, tokens_per_s
+from profiles.devices import Device, fleet
+from profiles.errors import UserError, first_wrong, read_text
+from profiles.files import differ
+from profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_decoder_profile
+
+if TYPE_CHECKING:
+    from cluster.commands.plan import DecoderPlanOptions
+
+
+def plan_decoder(options: "DecoderPlanOptions") -> None:
+    goal, out = _decoding_goal(options), options.out
+    if out:
+        check_writable(out)
+    profile = profile_for(built_in(options.model) or options.model, options.profile).for_exits(goal.exits)
+    lines = []
+    if options.observed:
+        texts = observed_texts(_stats_at(options.observed), options.observed)
+        profile = replace(profile, workload=as_observed(profile.workload, texts))
+        goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.goal == "cost" else 0.0))
+        lines.append(f"for what was observed: {observed_sentence(texts, profile)}")
+    with Console(stderr=True).status("planning"):
+        choice = choose_plan(profile, _devices(options.devices, profile), goal)
+    if out:
+        out.write_text(choice.plan.to_json() + "\n")
+        lines.append(f"written to {out}; isobatch serve {options.model} --plan {out}")
+    if options.as_json:
+        print(json.dumps(plan_as_json(choice), indent=2))
+        return
+    console = Console(soft_wrap=True, markup=False)
+    console.print(plan_table(choice, profile))
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def plan_as_json(choice: DecodingChoice) -> dict[str, object]:
+    """The plan and its figures, for other programs."""
+    run = choice.run
+    shares = {"ttft_kept": run.ttft_kept, "tpot_kept": run.tpot_kept, "ceiling_tokens_per_s": choice.ceiling_per_s}
+    return {"plan": json.loads(choice.plan.to_json()), "tokens_per_s": tokens_per_s(choice.plan), **shares}
+
+
+def plan_table(choice: DecodingChoice, profile: DecoderProfile) -> Table:
+    """The plan, for people."""
+    plan, promise, terms = choice.plan, choice.plan.promise, terms_of(choice.plan)
+    assert promise, "This is a bug: a chosen plan makes a promise."
+    devices = ", ".join(f"{count} {kind}" for kind, count in plan.devices().items())
+    title = ", ".join(f"{pipeline.origin} on {pipeline.placements[0].kind}" for pipeline in plan.pipelines)
+    table = Table(title=f"{profile.model}: {title}", title_justify="left", show_header=False)
+    table.add_row("devices", f"{devices}, ${promise.cost_per_hour:.4g} per hour")
+    for pipeline in plan.pipelines:
+        _add_pipeline(table, pipeline, profile, several=bool(plan.beside))
+    table.add_row("promise", f"{tokens_per_s(plan):,.0f} tokens/s, {promise.goodput_per_s:,.4g} texts/s")
+    ttft = f"TTFT {1e3 * terms.ttft_s:g} ms for {choice.run.ttft_kept:.1%}"
+    table.add_row("in time, simulated", f"{ttft}, TPOT {1e3 * terms.tpot_s:g} ms for {choice.run.tpot_kept:.1%}")
+    ceiling = f"{choice.ceiling_per_s:,.0f} tokens/s: replicas that are never idle, without limits on TTFT and TPOT"
+    origin = f"by arithmetic over {choice.num_ways:,} ways to decode, or by a simulation"
+    table.add_row("ceiling", f"{ceiling}, {origin}; the promise is {promise.gap:.0%} below")
+    return table
+
+
+def _add_pipeline(table: Table, pipeline: Plan, profile: DecoderProfile, several: bool) -> None:
+    terms, splits, (placement,) = terms_of(pipeline), pipeline.splits, pipeline.placements
+    if several:
+        table.add_row("", f"on each {placement.kind}, {terms.tokens_per_s:,.0f} tokens/s of all of them")
+    if len(splits) > 1:
+        table.add_row("cut", f"behind block {splits[0].ramps[0]} of {pipeline.num_blocks} ({terms.exits})")
+        table.add_row("deep part", f"runs when {splits[1].batch_size} of {splits[0].batch_size} residents wait for it")
+    else:
+        table.add_row("cut", "nowhere: every token runs through the whole network")
+    timed = profile.table(placement.kind).residents
+    limit = f" (no larger launch than {timed} was timed)" if timed else ""
+    table.add_row("residents", f"{splits[0].batch_size} a replica{limit}, {terms.kv_megabytes} MB for their KV")
+    table.add_row("prompts", f"at most {terms.prompt_rows} tokens of prompts in one launch")
+
+
+def observed_sentence(observed: ObservedTexts, profile: DecoderProfile) -> str:
+    """The texts that a server has observed; `profile` has their lengths already."""
+    workload = profile.workload
+    shares = [f"{observed.survival(block):.0%} go on after block {block}" for block in observed.ramps]
+    return (
+        f"{observed.texts_per_s:.3g} texts/s, on average {workload.prompt:.0f} tokens of a prompt and "
+        f"{workload.output:.0f} that are written (of the latest {len(observed.outputs)}); "
+        f"{', '.join(shares) or 'no exits'}"
+    )
+
+
+def observed_texts(stats: Any, source: str | Path) -> ObservedTexts:
+    """The texts in a decoder's `/stats`, which were read from `source`."""
+    try:
+        texts = {**stats["workload"], "ramps": stats["ramps"], "exits": list(stats["exits"].items())}
+        return TypeAdapter(ObservedTexts).validate_python(texts)
+    except ValidationError as error:
+        raise UserError(f"--observed {source}: {first_wrong(error).reason}") from None
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
+
+
+def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
+    if options.goal not in (None, "goodput", "cost"):
+        raise UserError(f"--goal {options.goal} is for classifiers: plans of a decoder are for goodput or cost")
+    if options.goal == "cost" and options.rate is None and not options.observed:
+        raise UserError("the goal cost needs --rate or --observed: how many texts per second must the plan sustain?")
+    if options.exits not in ("recompute", "verified", "project", "off"):
+        raise UserError(f"--exits {options.exits!r} must be recompute, verified, project or off")
+    if not 0 < options.in_time < 1:
+        raise UserError(f"--in-time {options.in_time} must be between 0 and 1: the share of texts that keep each limit")
+    ttft_s, tpot_s = options.ttft_ms / 1e3, options.tpot_ms / 1e3
+    return DecodingGoal(ttft_s, tpot_s, options.rate or 0.0, options.exits, options.in_time, options.kv_megabytes)
+
+
+def profile_for(source: Path, file: Path | None) -> DecoderProfile:
+    """The profile in a file, or the one that `isobatch profile` has kept of a decoder's checkpoint."""
+    if not is_decoder(source):
+        raise UserError(f"{source} is no directory of a decoder; other networks are planned by --profile alone")
+    path = file or cached_profile(source)
+    if file is None and not path.exists():
+        raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
+    profile = load_decoder_profile(path)
+    if differ(profile.weights, weights_of(source)):
+        raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
+    return profile
+
+
+def _stats_at(source: str) -> Any:
+    """The `/stats` of the server at an address, or those in a file."""
+    if source.startswith(("http://", "https://")):
+        return ask(f"{source.rstrip('/')}/stats", None)
+    try:
+        return json.loads(read_text(Path(source)))
+    except ValueError as error:
+        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
+
+
+def _devices(fleet_text: str | None, profile: DecoderProfile) -> tuple[Device, ...]:
+    """The fleet that the user names, or one device of the kind that was measured."""
+    if fleet_text:
+        return fleet(fleet_text)
+    measured = next((table for table in profile.tables if not table.estimated), None)
+    if measured is None:
+        raise UserError("nothing was measured, so say which devices there are: --devices KIND=COUNT")
+    return fleet(f"{measured.kind}=1")

@@ -1,0 +1,223 @@
+"""Runs `isobatch simulate`: makes a run of inputs or of texts from a configuration and a workload, and reports it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from cluster.commands.plan_texts import profile_for
+from cluster.commands.simulate_options import outages_of, read_exits, shares_of, slow_of
+from cluster.controller.config import ControllerConfig
+from cluster.controller.corrections import Corrections
+from cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
+from cluster.controller.rehearsal import Replanned, replan
+from cluster.load.prompts import prompts_in, summed
+from cluster.load.prompts import table as prompt_table
+from cluster.load.traces import description, trace
+from cluster.load.workloads import Floats, Ints, Mix, arrivals, exit_blocks
+from cluster.serving.serve_file import ServeFile, classifiers, controllers
+from cluster.simulator import picture
+from cluster.simulator.host import HostCosts
+from cluster.simulator.report import Report, tables
+from cluster.simulator.simulation import Chunk, World, simulate
+from cluster.simulator.texts import DecodingRun, TextArrival, simulate_texts, text_arrivals
+from cluster.simulator.troubles import Troubles
+from deployments.config import AppConfig, checked, parse
+from deployments.decoding.config import DecoderConfig
+from deployments.dispatch.messages import EARLY_S
+from deployments.graph import profile_of, read_graph
+from optimizer.plan import read_plan
+from optimizer.text_plans import exits_of
+from optimizer.tuning import opened
+from profiles.errors import UserError, read_model
+from profiles.exits import ExitProfile
+from profiles.lengths import read_lengths
+
+if TYPE_CHECKING:
+    from cluster.commands.simulate import ClassifierSimulationOptions
+
+EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The arrivals of a run: a process or a trace at a mean rate for some time; a trace may keep its own rate."""
+
+    rate_per_s: float | None
+    seconds: float
+    process: str = "poisson"
+    cv: float = 3.0
+    trace: Path | None = None
+    seed: int = 0
+    mix: str = ""  # share of easy inputs over time, as SECONDS:SHARE,...
+    drifts: bool = False
+    exits: Path | None = None  # recorded exits: the block after which each input was sure
+    lengths: Path | None = None  # the tokens of each text, in order
+    trace_each_s: float | None = None  # the seconds of each count of the trace, where its file does not say
+
+    def times_s(self) -> Floats:
+        if self.trace:
+            return trace(self.trace, self.rate_per_s, self.seconds, self.seed, self.trace_each_s)
+        if self.rate_per_s is None:
+            raise UserError("give --rate, or --trace to follow a trace at its own rate")
+        return arrivals(self.process, self.rate_per_s, self.seconds, self.seed, self.cv)
+
+
+def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
+    if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
+        raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
+    graph = read_graph(config)
+    limits = replace(config.limits(share=1.0), early_s=EARLY_S if host else 0.0)
+    profile, slo_s = profile_of(config), config.slo_ms / 1e3
+    survival = profile.exits_of(graph.facts.length).planning_survival(opened(graph.plan))
+    facts = graph.facts.surviving(survival)  # of all inputs, whether or not a ramp lets them leave
+    return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
+
+
+def controlled_world(
+    config: AppConfig, controller: ControllerConfig, world: World
+) -> tuple[World, ClassifierPlanningProblem]:
+    """The same world with all devices that the controller may use, and the controller's planning problem."""
+    problem = classifier_problem(controller, config, profile_of(config))
+    facts = problem.in_units_of(world.plan).facts(world.facts.survival, Corrections())
+    return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
+
+
+def run_controlled(world: World, problem: ClassifierPlanningProblem, workload: Workload) -> Replanned:
+    """Simulate with a controller that may change the plan."""
+    inputs = _inputs(world, workload)
+    with progress_of(workload) as progress:
+        return replan(world, problem, inputs, workload.seconds, seed=workload.seed, progress=progress)
+
+
+def run(world: World, workload: Workload) -> Report:
+    """Simulate with a progress bar over simulated time."""
+    inputs = _inputs(world, workload)
+    with progress_of(workload) as progress:
+        return simulate(world, inputs, workload.seconds, workload.seed, progress)
+
+
+def _inputs(world: World, workload: Workload) -> Iterator[Chunk]:
+    """Chunks of arrivals, with the tokens of each input where a file gives them."""
+    if not workload.lengths:
+        return _arrivals(world, workload)
+    if world.facts.length is None:
+        why = "the plan counts inputs, not tokens: profile with --data, and plan again"
+        raise UserError(f"--lengths {workload.lengths}: {why}")
+    tokens = cycle(read_lengths(workload.lengths))
+    return (
+        (times_s, blocks, np.fromiter(islice(tokens, len(times_s)), np.int64))
+        for times_s, blocks in _arrivals(world, workload)
+    )
+
+
+def _arrivals(world: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
+    """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
+    times_s, profile = workload.times_s(), ExitProfile(world.facts.survival)
+    if workload.exits:
+        recorded = read_exits(workload.exits, world.facts.num_blocks)
+        return iter([(times_s, np.resize(recorded, len(times_s)))])
+    mix = Mix.of(profile, shares_of(workload.mix), workload.drifts) if workload.mix else None
+    random = np.random.default_rng([workload.seed, EXITS_SEED])
+    parts = np.array_split(times_s, max(1, len(times_s) >> 16))
+    return ((each, mix.exit_blocks(each, random) if mix else exit_blocks(profile, len(each), random)) for each in parts)
+
+
+def decisions(replanned: Replanned) -> Table:
+    """A table of the plans that the controller changed to, and why."""
+    table = Table("at", "", "why", "promised", "seen", title=f"{len(replanned.changes)} changes of plan")
+    for event in replanned.changes:
+        gains = ("" if gain is None else f"{gain:+.1%}" for gain in (event.gain_promised, event.gain_seen))
+        table.add_row(f"{event.at_s:,.0f} s", event.what, event.why, *gains)
+    return table
+
+
+@contextmanager
+def progress_of(workload: Workload) -> Iterator[Callable[[float], None]]:
+    """A bar over simulated time, which is told how far the run is."""
+    with Progress(transient=True) as bar:
+        task = bar.add_task("simulating", total=workload.seconds)
+        yield lambda at_s: bar.update(task, completed=at_s)
+
+
+def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile, load: Workload) -> None:
+    """Run a classifier's dispatcher, and its controller with --replan."""
+    application = _only(classifiers(content), "applications of isobatch")
+    if options.mix and options.exits:
+        raise UserError("--mix and --exits both say how hard inputs are: give one of them")
+    troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
+    app_config = parse(application["args"])
+    world = world_of(app_config, troubles, read_model(options.host, HostCosts) if options.host else None)
+    console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
+    if options.trace:
+        console.print(description(options.trace, options.trace_each_s), highlight=False)
+    if options.replan:
+        world, problem = controlled_world(app_config, _controller(content), world)
+        replanned = run_controlled(world, problem, load)
+        report, changes_s = replanned.report, [event.at_s for event in replanned.changes]
+        console.print(decisions(replanned))
+    else:
+        report = run(world, load)
+    for table in tables(report, world.slo_s):
+        console.print(table)
+    picture.draw(report, world.slo_s, options.out, changes_s)
+    console.print(f"drawn in {options.out}")
+
+
+def rehearse_texts(applications: Sequence[dict[str, Any]], load: Workload, prompts: Path | None) -> None:
+    """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
+    config = checked(DecoderConfig, _only(applications, "decoders")["args"])
+    if config.plan is None:
+        raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
+    source, plan = Path(config.model), read_plan(Path(config.plan))
+    profile = profile_for(source, Path(config.profile) if config.profile else None).for_exits(exits_of(plan))
+    texts = text_arrivals(profile.workload, load.times_s(), load.seed)
+    if not texts:
+        raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
+    if prompts:
+        texts = _with_prompts_of(prompts, texts, source)
+    with Console(stderr=True).status("simulating"):
+        run = simulate_texts(plan, profile, texts, load.seed, config)
+    console = Console(soft_wrap=True)
+    console.print(prompt_table(summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
+    console.print(run_sentence(run), highlight=False)
+
+
+def run_sentence(run: DecodingRun) -> str:
+    """How a simulated run kept its limits, and where its tokens left."""
+    tokens = sum(run.exits.values()) or 1
+    exits = ", ".join(f"{count / tokens:.1%} after block {block}" for block, count in sorted(run.exits.items()))
+    return (
+        f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
+        f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
+        f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again"
+    )
+
+
+def _only(applications: Sequence[dict[str, Any]], what: str) -> dict[str, Any]:
+    if len(applications) != 1:
+        raise UserError(f"the Serve file has {len(applications)} {what}: a simulation needs exactly one")
+    return applications[0]
+
+
+def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
+    """The same texts, whose prompts have the lengths of those in a file, in turn."""
+    from deployments.decoding.engine_setup import load_tokenizer  # imports torch
+
+    tokenizer = load_tokenizer(source)
+    lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts_in(file)])
+    return [replace(text, prompt=length) for text, length in zip(texts, lengths, strict=False)]
+
+
+def _controller(content: ServeFile) -> ControllerConfig:
+    """The settings of the controller in the Serve file, or the defaults if the file has none."""
+    return ControllerConfig.model_validate(
+        next((application.get("args") or {} for application in controllers(content)), {})
+    )
