@@ -77,7 +77,7 @@ class ControllerConfig(Patience):
     goal: str = Field(
         "goodput",
         description=f"What the best plan has: {GOALS_TEXT}. With goodput, a plan that answers clearly sooner and "
-        "sustains bursts may stand in; with latency, twice the expected rate is sustained, with others it and `reserve`.",
+        "sustains bursts may stand in; latency sustains twice the expected rate, other goals that rate and `reserve`.",
     )
     reserve: float = Field(
         0.1,
