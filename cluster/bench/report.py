@@ -10,7 +10,6 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from cluster.bench.compare import NAIVE, STOCK, SYSTEMS, ComparedSystem
-from cluster.bench.saturated import StreamGain
 from optimizer.pipelines.batch_gain import BatchGain
 from profiles.latency import LatencyTable
 from profiles.picture import plain
@@ -50,13 +49,6 @@ def gain_lines(gains: Mapping[float, BatchGain]) -> Iterator[str]:
         slos_of.setdefault(str(gain), []).append(f"{slo_ms:g}")
     for gain_text, slos in slos_of.items():
         yield f"{', '.join(slos)} ms, {gain_text}"
-
-
-def stream_lines(several: Sequence[StreamGain]) -> Iterator[str]:
-    """A line for each SLO on the gain of several launches at once."""
-    for each in several:
-        rates = f"{each.together_per_s:,.0f} and {each.one_per_s:,.0f} per s, all inputs waiting"
-        yield f"{each.streams} launches at once, {each.slo_ms:g} ms: {each.gain:.2f} x one at a time ({rates})"
 
 
 def _stock_of(rows: Sequence[ComparedSystem], row: ComparedSystem) -> ComparedSystem:
@@ -117,7 +109,6 @@ def write(
     model: str,
     measured: LatencyTable,
     path: Path,
-    several: Sequence[StreamGain] = (),
     gains: Mapping[float, BatchGain] | None = None,
 ) -> None:
     content = {
@@ -127,7 +118,6 @@ def write(
         "length": measured.length,
         "date": datetime.now(UTC).date().isoformat(),
         "rows": [row.as_dict() for row in rows],
-        "launches_at_once": [each.as_dict() for each in several],
         "batch_gains": [{"slo_ms": slo_ms, **asdict(gain)} for slo_ms, gain in (gains or {}).items()],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """`isobatch bench`: the gain of constant batches for a network on this machine's device, without a cluster."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,9 +52,6 @@ def bench(
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
-    streams: Annotated[
-        int, typer.Option(min=1, help="Also compare this number of concurrent launches with one, without a deadline.")
-    ] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False,
     out: Annotated[Path, typer.Option(help="File for the same result; a picture is written beside it.")] = Path(
@@ -102,11 +99,10 @@ def bench(
         )
         about_s = made.bench.about_s(slos, seconds, rounds)
         console.print(f"the comparison takes up to {about_s:,.0f} s: fewer SLOs (--slo-ms) take less", highlight=False)
-        stream_rows = _compared_streams(made.bench, slos, streams, seconds, status.update)
         rows = list(made.bench.compare(slos, seconds, rounds, status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
     gains = made.bench.gains(slos)
-    report.write(rows, made.bench.profile.model, made.table, out, stream_rows, gains)
+    report.write(rows, made.bench.profile.model, made.table, out, gains)
     report.draw(rows, title, out.with_suffix(".png"))
     if as_json:
         print(out.read_text(), end="")
@@ -115,20 +111,9 @@ def bench(
     for note in (
         *report.plan_lines(rows),
         *report.gain_lines(gains),
-        *report.stream_lines(stream_rows),
         *made.notes,
         *report.unkept(rows, made.table),
         *report.too_short(slos, seconds),
     ):
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
-
-
-def _compared_streams(bench: Any, slos: list[float], streams: int, seconds: float, progress: Any) -> list[Any]:
-    """Compare `streams` concurrent launches with one, for each SLO that a plan keeps."""
-    if streams == 1:
-        return []
-    from cluster.bench import saturated
-
-    rows = (saturated.compared(bench, slo_ms, streams, seconds, progress) for slo_ms in slos)
-    return [row for row in rows if row]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
@@ -132,22 +131,6 @@ def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], f
 
     if isinstance(model, TorchModel):
         model.compile_shapes(table.largest, table.largest * table.length, COMPILE_WITHIN_S, clock)
-
-
-def for_threads(model: SplitModel, count: int) -> tuple[list[SplitModel], Callable[[], AbstractContextManager[None]]]:
-    """One network for each of `count` threads, and the context in which each thread must compute."""
-    if not isinstance(model, ServedModel):
-        if count > 1:
-            raise UserError(f"a {type(model).__name__} computes one launch at a time: leave out streams")
-        return [model], nullcontext
-    import torch
-
-    from deployments.models.streams import beside_others
-
-    # A single thread on CUDA keeps torch's default stream, which is in order with all other work.
-    needs_no_context = count == 1 and model.device.type == "cuda"
-    context = nullcontext if needs_no_context else partial(beside_others, model.device, torch.get_num_threads())
-    return [model, *(model.twin() for _ in range(count - 1))], context
 
 
 def planned_block_ranges(model: SplitModel, plan: Plan, kind: str) -> list[BlockRange]:

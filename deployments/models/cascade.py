@@ -135,10 +135,6 @@ class Cascade:
     def exact(self) -> "Cascade":
         return self._with(lambda level: level.model.exact)
 
-    def twin(self) -> "Cascade":
-        """The same cascade for another thread. Levels are loaded once: twins share their weights."""
-        return self._with(lambda level: level.model.twin())
-
     def on_backend(self, backend: str, switch: BackendSwitch) -> "Cascade":
         """The same cascade with each level on another backend: `switch` gets a level's network and its folder."""
         return self._with(lambda level: switch(level.load(), level.folder), backend)

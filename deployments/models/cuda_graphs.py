@@ -18,7 +18,6 @@ from deployments.models.interface import BackedModel, Fingerprint
 from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import Integers, RecordingShape, Spans, in_shape
 from deployments.models.torch_model import TorchModel
-from profiles.errors import UserError
 from profiles.model import Batch
 
 log = logging.getLogger(__name__)
@@ -48,11 +47,6 @@ class GraphModel(TorchModel):
     @property
     def exact(self) -> TorchModel:
         return self.inner.exact
-
-    def twin(self) -> TorchModel:
-        if self.inner.backend != "torch":
-            raise UserError(f"{self.backend} computes one launch at a time: use onnx or graphs for more")
-        return GraphModel(self.inner, TorchRecorder(self.inner))
 
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         self.inner.prepare(block_ranges, example)

@@ -46,13 +46,6 @@ class OnnxModel(TorchModel):
     def exact(self) -> TorchModel:
         return self.inner.exact
 
-    def twin(self) -> TorchModel:
-        """On a CPU threads share sessions. On CUDA each thread needs a session with its own stream and weights."""
-        if self.device.type != "cuda":
-            return self
-        source = self.exported.source
-        return OnnxModel(self.inner, source.fingerprint, source.int8, self.exported.cache)
-
     def _spans(self, lengths: Integers) -> Spans:
         """A fixed number of bands, so that one graph serves texts of any lengths."""
         return in_bands(lengths, self.device, self._bands)

@@ -1,7 +1,8 @@
 """One ONNX graph ready to run: it reads and writes tensors in place, on host or device, without copies."""
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
@@ -13,8 +14,6 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
-
-from deployments.models.streams import SideStream
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +29,34 @@ _ELEMENTS: dict[torch.dtype, Any] = {
 Provider = tuple[str, dict[str, str]]
 # The "gpu_graph_id" of a launch that ONNX Runtime does not record.
 NOT_RECORDED = -1
+
+
+class SideStream:
+    """A stream for a library that must not queue its work on torch's stream. A CPU has no streams and needs none.
+
+    Torch's stream is usually the default one, whose handle is 0. ONNX Runtime takes 0 for "no stream" and would compute
+    on a stream that is not in order with torch's. Also, nothing can be recorded on the default stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @property
+    def handle(self) -> int:
+        return self._stream.cuda_stream if self._stream else 0
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Work queued inside runs after all work that torch has queued, and before work that it queues later."""
+        if self._stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        try:
+            yield
+        finally:
+            current.wait_stream(self._stream)
 
 
 @dataclass(frozen=True)

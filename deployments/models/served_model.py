@@ -89,10 +89,6 @@ class ServedModel(SplitModel, Protocol):
         """The network on torch, whose modules hold the weights."""
         ...
 
-    def twin(self) -> ServedModel:
-        """The same network for another thread that computes at the same time: only the weights are shared."""
-        ...
-
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         """Export these block ranges now, before a request needs them. The example stands before block 0."""
         ...

@@ -18,7 +18,6 @@ from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import Ramps
 from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
-from deployments.models.streams import finish
 from deployments.tasks import Task
 from profiles.lengths import WORD
 from profiles.model import NOBODY, Array, Batch, Launched
@@ -86,10 +85,6 @@ class TorchModel:
     def compiles_shapes(self) -> bool:
         """Whether the first launch with each number of rows is slow, as oneDNN compiles products in half precision."""
         return self.device.type == "cpu" and self.dtype != torch.float32
-
-    def twin(self) -> "TorchModel":
-        """The same network for another thread that computes at the same time: only the weights are shared."""
-        return self
 
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         """Do nothing: on torch every block range is ready."""
@@ -247,7 +242,6 @@ class TorchModel:
         along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ANSWERED_TOKENS}
         after = replace(batch, cursor=stop, arrays={"hidden": hidden, **along}, memory=departures.memory)
         survivors = after if len(staying) == len(batch) else batches.select(after, staying)
-        finish(self.device)
         return Launched(exits, survivors)
 
 

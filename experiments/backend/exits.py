@@ -13,7 +13,6 @@ import numpy as np
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench
 from cluster.bench.real_device import Source
 from cluster.bench.report import ratios
-from cluster.bench.saturated import compared
 from cluster.bench.setup import BenchRequest, make
 from deployments import models
 from deployments.demo import demo_directory
@@ -38,7 +37,6 @@ class Load:
 
 DEMO_LOAD, MINILM_LOAD = Load(50.0, 0.7, 3), Load(250.0, 1.5, 1)  # the latter's rates take longer to be tried
 TOGETHER = 16  # inputs in a batch while answers are judged
-AT_ONCE = 2  # launches, on as many threads
 NAMES = {STOCK: "stock", NAIVE: "naive", CONSTANT: "constant"}
 DTYPES: tuple[RampDtype, ...] = ("float32", "int8")
 
@@ -69,8 +67,6 @@ def _of_one(called: str, bench: Bench, load: Load) -> dict[str, float]:
     rows = list(bench.compare([load.slo_ms], load.seconds, load.rounds))
     figures = {f"{called}_{what}": ratio for what, ratio in ratios(rows, load.slo_ms).items()}
     figures |= {f"{called}_{NAMES[row.system]}_per_s": row.goodput_per_s for row in rows}
-    if several := compared(bench, load.slo_ms, AT_ONCE, load.seconds):
-        figures[f"{called}_two_at_once_over_one"] = several.gain
     full = judged(bench.model, bench.source, ())
     exits = judged(bench.model, bench.source, bench.model.ramp_blocks)
     return figures | {

@@ -16,9 +16,6 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.bench.compare import Bench
-from cluster.bench.saturated import compared
-from deployments.models.backends import backend_of
 from deployments.models.loading import resolve_device
 from experiments.backend.families import NAMES, own_cache
 from experiments.gpu import hops, systems, tables
@@ -27,7 +24,6 @@ from profiles.latency import LatencyTable
 from profiles.measure import device_name
 
 console = Console(stderr=True)
-STREAMS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,7 +64,7 @@ def _of_one(
     survivals: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
-    """By length: what the systems sustain, what launches at once gain, how near the roofline is, what a hop costs."""
+    """By length: what the systems sustain, how near the roofline is, what a hop costs."""
     model, result = tables.network(name, setting), dict[str, Any]()
     for table in made:
         batch = tables.inputs(model, name, table.length).batch(min(32, setting.largest))
@@ -80,17 +76,8 @@ def _of_one(
                 survival: [row.as_dict() for row in bench.compare(slos_ms, seconds, rounds=1)]
                 for survival, bench in benches.items()
             },
-            "launches_at_once": _at_once(benches[survivals[0]], slos_ms[-1], seconds),
         }
     return result
-
-
-def _at_once(bench: Bench, slo_ms: float, seconds: float) -> dict[str, float] | None:
-    """None: no plan keeps the SLO, or the backend computes one launch at a time."""
-    if backend_of(bench.model) == "onnx-graphs":
-        return None
-    several = compared(bench, slo_ms, STREAMS, seconds)
-    return several.as_dict() if several else None
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -23,9 +23,6 @@ class ToyModel(TorchModel):
     def exact(self) -> TorchModel:
         return self.inner
 
-    def twin(self) -> "ToyModel":
-        return ToyModel(self.inner)
-
     def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         logits = dict[int, Tensor]()
         for block in range(block_range.start, block_range.stop):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.bench import compare, saturated
+from cluster.bench import compare
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
 from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
 from cluster.bench.recorded_exits import drawn, with_recorded_exits
@@ -235,23 +235,20 @@ def test_the_command_prints_json(
     checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
-    monkeypatch.setattr(saturated, "ROUNDS", 1)
     (tmp_path / "inputs.csv").write_text("words;verdict\nthe film;yes\n" + "the;no\n" * 9)
     command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
     columns = ["--text-column", "words", "--label-column", "verdict", "--labels", "yes=1,no=0", "--delimiter", ";"]
     data = ["--data", str(tmp_path / "inputs.csv"), *columns] if with_data else []
-    out = ["--largest", "4", "--device", "cpu", "--streams", "2", "--json", "--out", str(tmp_path / "bench.json")]
+    out = ["--largest", "4", "--device", "cpu", "--json", "--out", str(tmp_path / "bench.json")]
     result = CliRunner().invoke(app, [*command, *data, *out], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [row["system"] for row in found["rows"]] == [STOCK, NAIVE, CONSTANT]
     assert all((row["accuracy"] is not None) == with_data for row in found["rows"])
     assert (tmp_path / "bench.png").stat().st_size > 0
-    (several,) = found["launches_at_once"]
     (gain,) = found["batch_gains"]
     assert (gain["slo_ms"], gain["kind"]) == (200.0, "cpu")
     assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
-    assert several["gain"] == pytest.approx(several["together_per_s"] / several["one_per_s"])
 
 
 def test_the_command_takes_any_backend_that_a_configuration_takes(

@@ -1,13 +1,11 @@
 """The figures of `make bench-backend` have the names that are quoted, and MiniLM's absence is told, not hidden."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cluster.bench.real_device import Source
-from cluster.bench.saturated import StreamGain
 from experiments.backend import exits, minilm, replicas, run, speed
 from tests.helpers.tiny_networks import network, random_inputs
 
@@ -52,16 +50,6 @@ def test_all_parts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_minilm", lambda: {"minilm_constant_over_naive": 1.0})
     families = {f"onnx_over_torch_{family}" for family in ("bert", "distilbert", "vit", "resnet")}
     assert set(run.measure()) == families | {"best_replicas", "demo_constant_over_naive", "minilm_constant_over_naive"}
-
-
-def test_launches_at_once_are_a_figure_where_a_plan_keeps_the_slo(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = network("vit", "entropy", [0.8]), random_inputs("vit", 4, seed=5)
-    bench = SimpleNamespace(model=model, source=Source(inputs, np.zeros(4)), compare=lambda *_: [])
-    monkeypatch.setattr(exits, "ratios", lambda rows, slo_ms: {})
-    for several in (None, StreamGain(50.0, 2, 30.0, 20.0)):
-        monkeypatch.setattr(exits, "compared", lambda *_, found=several: found)
-        figures = exits._of_one("demo", bench, exits.DEMO_LOAD)  # type: ignore[arg-type]
-        assert figures.get("demo_two_at_once_over_one") == (1.5 if several else None)
 
 
 def test_answers_are_judged_over_all_inputs() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bench import compare, saturated
+from cluster.bench import compare
 from deployments.models.onnx_model import OnnxModel
 from experiments.backend.families import NAMES, batches, untrained
 from experiments.gpu import measure, systems, tables
@@ -30,7 +30,6 @@ print("imported")
 
 def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)
-    monkeypatch.setattr(saturated, "ROUNDS", 1)
     monkeypatch.setattr(systems, "DRAWN", 32)
     out = ["--device", "cpu", "--dtype", "float32", "--out", str(tmp_path), "--networks", "distilbert"]
     measure.main([*out, "--small", "--seconds", "0.05"])
@@ -48,7 +47,6 @@ def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, mo
     assert survival in systems.SURVIVALS
     assert len(rows) == 3
     assert all(row["goodput_per_s"] > 0 for row in rows)
-    assert of_length["launches_at_once"]["gain"] > 0
 
 
 def test_onnx_runtime_is_measured_with_every_piece_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

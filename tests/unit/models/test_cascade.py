@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models.cascade import Cascade
 from deployments.models.served_model import BlockRange, ServedModel
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order
@@ -142,7 +141,6 @@ def test_a_cascade_is_served_as_any_other_network() -> None:
     assert (model.num_blocks, model.num_labels, model.ramp_blocks) == (7, 3, (3,))
     assert (edges_of(model), label_names(model), reads_text(model)) == ((4,), ("a", "b", "c"), True)
     assert (model.backend, edges_of(network("bert"))) == ("torch", ())
-    assert isinstance(model.twin(), Cascade)
 
 
 @pytest.mark.parametrize(("stop", "ramps"), [(0, ()), (8, ()), (3, (0,))])

@@ -7,7 +7,7 @@ import pytest
 from deployments import named
 from deployments.config import AppConfig
 from deployments.models import backends, choice
-from deployments.models.backends import backend_of, block_ranges, for_threads, make_ready, on_backend
+from deployments.models.backends import backend_of, block_ranges, make_ready, on_backend
 from deployments.models.interface import backend_named
 from profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
@@ -32,8 +32,6 @@ def test_a_toy_backend_is_chosen_by_its_path_and_answers_as_torch_does() -> None
             )
     assert isinstance(model, ToyModel)
     assert model.computed > 0
-    models, _ = for_threads(model, 2)
-    assert [backend_of(each) for each in models] == ["toy", "toy"]
 
 
 def test_a_line_gives_it_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
