@@ -30,15 +30,14 @@ from deployments.front.metrics import export
 from deployments.front.served import limit_http
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
-from deployments.logs import join_serves_log, logging_config
+from deployments.logs import join_serves_log
 from deployments.planning import has_room_beside
 from deployments.ray_facts import cluster_state, free_resources, labelled, nodes
 from deployments.ray_settings import WITHOUT_PROXY
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from deployments.resources import declared, replica_options, requested_amounts
+from deployments.serve_process import process_options
 from profiles.model import SplitModel
-
-HEALTH_CHECK_S = 1.0  # how often Serve checks whether a process is alive; it replaces dead ones
 
 
 class Front:
@@ -90,10 +89,7 @@ def build(config: AppConfig) -> Application:
         # Serve's queue must not refuse before our own, which gives a reason.
         max_ongoing_requests=2 * config.most_inside,
         ray_actor_options=options,
-        health_check_period_s=HEALTH_CHECK_S,
-        graceful_shutdown_timeout_s=config.drain_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format),
+        **process_options(config.log_format, config.drain_s),
     )(serve.ingress()(Front))
     return front.bind(config, deployer)
 
@@ -103,10 +99,8 @@ def _deployer(config: AppConfig) -> Application:
         name=DEPLOYER,
         max_ongoing_requests=1000,  # each front replica holds a lease, which is one request
         ray_actor_options={"num_cpus": 0, "runtime_env": WITHOUT_PROXY},
-        health_check_period_s=HEALTH_CHECK_S,
-        graceful_shutdown_timeout_s=2 * config.drain_s,  # the deployer ends after the fronts
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format, quiet=False),  # it logs each plan
+        # It logs each plan, and ends after the fronts.
+        **process_options(config.log_format, 2 * config.drain_s, quiet=False),
     )
     return deployment(Deployer).bind(config, partial(build_fleet, config))
 
@@ -119,10 +113,7 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
         max_ongoing_requests=16,  # fronts only ask for the address: orders do not go through Serve
         ray_actor_options=replica_options(config, kind, labelled()) | {"resources": declared(kind, nodes())},
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
-        health_check_period_s=HEALTH_CHECK_S,
         health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=config.drain_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format),
+        **process_options(config.log_format, config.drain_s),
     )(ServeReplica)
     return split.bind(config, kind, directory_of(config))

@@ -9,7 +9,7 @@ from ray.serve import Application
 
 from cluster.controller.config import ControllerConfig
 from cluster.controller.service import ControllerService
-from deployments.logs import logging_config
+from deployments.serve_process import process_options
 
 
 def build(config: ControllerConfig) -> Application:
@@ -18,9 +18,6 @@ def build(config: ControllerConfig) -> Application:
         num_replicas=1,  # two controllers would change the plan against each other
         max_ongoing_requests=20,
         ray_actor_options={"num_cpus": 0},
-        health_check_period_s=1.0,  # the time after which a dead controller is noticed
-        graceful_shutdown_timeout_s=5.0,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format, quiet=False),  # each decision is logged
+        **process_options(config.log_format, 5.0, quiet=False),  # each decision is logged
     )(serve.ingress()(ControllerService))
     return deployment.bind(config)

@@ -31,10 +31,11 @@ from deployments.front.grpc_server import check_port
 from deployments.front.headers import key_in
 from deployments.front.observed import Observed
 from deployments.front.served import limit_http
-from deployments.logs import join_serves_log, logging_config
+from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.ray_facts import ask_all, labelled, nodes, replica_name
 from deployments.resources import declared
+from deployments.serve_process import process_options
 from deployments.tracing import current, tracing_here
 from optimizer.plan import Plan, read_plan
 from optimizer.text_plans import emptiest_first
@@ -124,10 +125,7 @@ def build(config: DecoderConfig) -> Application:
         max_surge_percent=100,  # a front needs no device, so a new one always has room beside the old one
         max_ongoing_requests=sum(each.max_requests for each in pipelines.values()),
         ray_actor_options={"num_cpus": 0},
-        health_check_period_s=1.0,
-        graceful_shutdown_timeout_s=config.drain_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format),
+        **process_options(config.log_format, config.drain_s),
     )(serve.ingress()(DecoderIngress))
     return front.bind(leading, first, origin, kinds, *decoders)
 
@@ -140,10 +138,7 @@ def _decoders(config: DecoderConfig, kind: str) -> Any:
         max_ongoing_requests=4
         * (config.max_residents + config.max_waiting),  # more than a replica admits, which refuses with a reason
         ray_actor_options=_options(config, kind),
-        health_check_period_s=1.0,
-        graceful_shutdown_timeout_s=config.drain_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config=logging_config(config.log_format),
+        **process_options(config.log_format, config.drain_s),
     )(DecoderReplica)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -22,11 +21,11 @@ from deployments.decoding.plan_switch import switched_plan
 from deployments.decoding.ramp_rules import rules_of
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
-from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_REPLICA, MetricSeries
 from deployments.models.backends import warn_of_ramp_dtype
 from deployments.ray_facts import StoredPlan
-from deployments.tracing import Tracing, part_of, tracing_here
+from deployments.serve_process import ReplicaProcess
+from deployments.tracing import Tracing, part_of
 from optimizer.plan import Plan
 
 log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a replica
@@ -51,14 +50,14 @@ class ReplicaState:
     version: int = 0  # of the plan that runs
 
 
-class DecoderReplica:
+class DecoderReplica(ReplicaProcess):
     """Writes texts for fronts. Tokens come in groups: those that were written while the front was busy.
 
     `origin`: the hash of the configurations of all replicas; `kind`: of the device of this replica.
     """
 
     def __init__(self, config: DecoderConfig, origin: str, kind: str = "") -> None:
-        join_serves_log()
+        super().__init__()
         folder = Path(config.model)
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
@@ -71,10 +70,7 @@ class DecoderReplica:
         self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)
-        self._tracing = tracing_here(time.perf_counter)
         self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
-        # Serve awaits this before it ends a replica. Set on the instance, Python itself does not call it.
-        self.__del__ = self.close
         gc.freeze()  # the network stays until the end, so the garbage collector need not visit it
 
     async def write(self, request: TextRequest, trace: str = "") -> AsyncGenerator[NewTokens | ReplicaFull, None]:
@@ -87,11 +83,8 @@ class DecoderReplica:
         except ReplicaFullError as full:
             yield ReplicaFull(full.retry_after_s)
 
-    async def close(self) -> None:
-        """End the export of metrics and of spans."""
+    async def drain(self) -> None:
         self._exporting.cancel()
-        if self._tracing:
-            await asyncio.to_thread(self._tracing.close)
 
     async def _export_metrics(self) -> None:
         """Export metrics and follow the written plan, until cancelled. Works only inside a replica of Serve, whose name

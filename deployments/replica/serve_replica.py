@@ -3,17 +3,16 @@
 import asyncio
 import gc
 import os
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from deployments.config import AppConfig
-from deployments.logs import join_serves_log
 from deployments.ray_facts import replica_name, wire_of
 from deployments.replica.loading import load_model, weights_in
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
-from deployments.tracing import part_of, tracing_here
+from deployments.serve_process import ReplicaProcess
+from deployments.tracing import part_of
 from deployments.transport.exchange import Exchange
 from deployments.transport.holdings import Holdings
 from deployments.transport.orders import Departed, Order, Stayed
@@ -24,21 +23,18 @@ _WORKER = "replica"  # the name of this process's only worker
 HAND_OVER_CHECK_S = 0.05  # how often a replica that is about to end checks whether it still holds survivors
 
 
-class ServeReplica:
+class ServeReplica(ReplicaProcess):
     """One replica, which can run any split. Fronts get its address through Serve and send orders directly to it."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
-        join_serves_log()
+        super().__init__()
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
         self._workers = LocalWorkers({_WORKER: SplitReplica(load_model(config, kind, directory), self._holdings)})
         self._orders = OrderServer(self.run, self.end_if_stuck)
-        self._tracing = tracing_here(time.perf_counter)
         self._opening = asyncio.Lock()
         self._whereabouts: ReplicaAddress | None = None
-        # Serve awaits this before it ends a replica. Set on the instance only, so that Python does not call it as well.
-        self.__del__ = self.hand_over
 
     async def whereabouts(self) -> ReplicaAddress:
         """The address at which fronts reach this replica. The first call makes the replica take orders."""
@@ -57,15 +53,13 @@ class ServeReplica:
             raise
         return ReplicaAddress(replica_name(), address, self._orders.gate.key, self._weights)
 
-    async def hand_over(self) -> None:
+    async def drain(self) -> None:
         """Returns when all orders are answered and all survivors fetched: no other replica has these survivors.
 
         Serve tells the fronts that this replica ends. Each front closes its connection once its orders are answered.
         """
         while self._orders.gate.authorized or len(self._holdings):
             await asyncio.sleep(HAND_OVER_CHECK_S)
-        if self._tracing:
-            await asyncio.to_thread(self._tracing.close)
 
     def end_if_stuck(self, after_s: float) -> None:
         """End this process if its current launch has taken longer than `after_s`; Serve then starts another replica."""

@@ -112,7 +112,7 @@ def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypa
 def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Scene) -> None:
         going = stage.serve.replicas.pop("a")
-        end = asyncio.ensure_future(going.hand_over())
+        end = asyncio.ensure_future(going.close())
         await asyncio.sleep(0.1)
         assert not end.done(), "the front has not heard of it"
         stage.serve.tell()

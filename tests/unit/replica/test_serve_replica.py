@@ -262,7 +262,7 @@ def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.Monk
         asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
         while not rig.fleet.held():
             await asyncio.sleep(0.001)
-        ends = [asyncio.ensure_future(replica.hand_over()) for replica in rig.fleet.replicas.values()]
+        ends = [asyncio.ensure_future(replica.close()) for replica in rig.fleet.replicas.values()]
         await asyncio.sleep(0.1)
         assert not all(end.done() for end in ends)
         rig.driver.dispatcher.reroute(rig.route, GROUPS)
