@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from profiles.exits import ExitProfile
-from profiles.methods import Reading, Transform
+from profiles.forecast_methods import Reading, Transform
 from profiles.series import SPAN, Prediction, Series, Z
 from profiles.windows import SteadySurvival, Window
 

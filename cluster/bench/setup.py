@@ -11,14 +11,12 @@ import torch
 from cluster.bench.compare import Bench
 from cluster.bench.real_device import Source
 from cluster.bench.recorded_exits import drawn, with_recorded_exits
-from cluster.profiling.checkpoint import (
+from cluster.profiling.block_times import (
     SampleInputs,
     exits_from_rules,
-    images,
     in_batches,
     kind_of,
-    source_of,
-    texts,
+    sample_inputs,
     timed,
     timed_block_ranges,
 )
@@ -94,7 +92,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     network = exact if recorded else with_recorded_exits(exact)
     progress("choosing the backend")
     model = on_backend(network, folder, request.backend, int8=int8)
-    inputs = _invented(model, folder, request.length if recorded is None else _typical_length(model, recorded))
+    length = request.length if recorded is None else _typical_length(model, recorded)
+    inputs = sample_inputs(model, folder, None, [length])[0]
     kind = kind_of(device_name(str(model.device)))
     progress("measuring the network")
     if request.profile is None:
@@ -137,12 +136,6 @@ def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:
     return (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),) if request.data else ()
 
 
-def _invented(model: BackedModel, folder: Path, length: int) -> SampleInputs:
-    if not checkpoint.reads_images(folder):
-        return next(texts(model, [length]))
-    return images(model, *checkpoint.image_size(folder))
-
-
 def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
     """A long length among the inputs (the 90th percentile): a profile for it promises too little, not too much."""
     lengths = model.encode(recorded.values[:INVENTED]).lengths
@@ -163,8 +156,7 @@ def _table(
         if table.backend and table.backend != model.backend:
             return table, (f"WARNING: the profile was measured on {table.backend}, not on {model.backend}",)
         return table, ()
-    source = source_of(device_name(str(model.device)), model.backend, request.dtype, request.threads)
-    (measured,) = timed(model, [inputs], kind, source, str(model.device), request.budget_s, request.largest)
+    (measured,) = timed(model, [inputs], kind, request.dtype, request.budget_s, request.largest)
     return measured.table, (str(measured),)
 
 

@@ -2,22 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from cluster.profiling.checkpoint import SampleInputs, images, kind_of, source_of, texts_like, timed
+from cluster.profiling.block_times import kind_of, lengths_of, sample_inputs, timed
 from cluster.profiling.datasheets import tables as derived
-from deployments.models import TorchModel, checkpoint, load
+from deployments.models import checkpoint, load
 from deployments.models.encode import Encoder
 from deployments.prepare.cascades import Candidate
+from profiles.cascade_tables import cascade_table, edge_bytes
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths
-from profiles.levels import cascade_table, edge_bytes
 from profiles.measure import device_name
 
 FULL = 8  # inputs of the launch by whose times blocks are compared
@@ -50,13 +48,12 @@ def timed_candidate(
 ) -> tuple[Timed, tuple[str, ...]]:
     """A candidate's tables, and notes on their measurement."""
     model = load(each.folder, device)
-    lengths = _lengths(model, values)
-    inputs = _inputs(model, each.folder, lengths)
-    device_here = device_name(str(model.device))
-    here, by_kind, notes = kind_of(device_here), dict[str, LatencyTable](), list[str]()
+    lengths = lengths_of(model, values)
+    (inputs,) = sample_inputs(model, each.folder, lengths)
+    here, by_kind, notes = kind_of(device_name(str(model.device))), dict[str, LatencyTable](), list[str]()
     if here in kinds:
-        source = source_of(device_here, "torch", str(model.dtype).removeprefix("torch."), torch.get_num_threads())
-        (measured,) = timed(model, [inputs], here, source, str(model.device), budget_s, largest)
+        dtype = str(model.dtype).removeprefix("torch.")
+        (measured,) = timed(model, [inputs], here, dtype, budget_s, largest)
         by_kind[here], notes = measured.table, [f"{each.name}: {measured}"]
     others, config = [kind for kind in kinds if kind != here], checkpoint.read_config(each.folder)
     side = checkpoint.image_size(each.folder)[0] if lengths is None else 0
@@ -74,12 +71,3 @@ def table_of(levels: Sequence[Timed], place: int, num_labels: int) -> LatencyTab
     carried_bytes = edge_bytes(levels[1].lengths.mean if levels[1].lengths else None, levels[1].side, num_labels)
     tables = [replace(level.tables[place], length=first.length) for level in levels]
     return cascade_table(tables, carried_bytes)
-
-
-def _lengths(model: TorchModel, values: Sequence[Any]) -> Lengths | None:
-    lengths = model.encode(values).lengths if model.reads_text else None
-    return None if lengths is None else Lengths.of(lengths.tolist())
-
-
-def _inputs(model: TorchModel, folder: Path, lengths: Lengths | None) -> SampleInputs:
-    return texts_like(model, lengths) if lengths else images(model, *checkpoint.image_size(folder))

@@ -138,7 +138,7 @@ def load(
     from cluster.commands import above_0, check_writable, server_at
     from cluster.load import generator, report
     from cluster.load.bodies import bodies_of, predicts_at, promised_ms
-    from cluster.load.connection import run_noting_polls
+    from cluster.load.http_connection import run_noting_polls
     from cluster.load.prompts import PromptLoad, prompts_in
 
     if clients is not None and (rate is not None or trace is not None):

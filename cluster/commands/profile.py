@@ -20,12 +20,10 @@ from cluster.commands.reading import (
 from deployments.named import known_backend
 from profiles.errors import UserError
 
-LENGTHS = [32, 128]  # tokens: measured where neither --data nor --lengths says how long texts are
-
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.profiling.checkpoint import SampleInputs
+    from cluster.profiling.block_times import SampleInputs
     from deployments.decoding.anatomy import DecoderAnatomy
     from deployments.decoding.ramp_rules import DecoderRules
     from deployments.models.served_model import ServedModel
@@ -129,10 +127,11 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
     from rich.console import Console
 
     from cluster.commands import numbers_in
-    from cluster.profiling.checkpoint import (
+    from cluster.profiling.block_times import (
         in_batches,
         kind_of,
-        source_of,
+        lengths_of,
+        sample_inputs,
         timed,
         timed_block_ranges,
         uncatalogued,
@@ -157,19 +156,16 @@ def _profile_classifier(options: ClassifierProfileOptions, source: Path) -> None
     weights = weights_of(source)
     if before:
         before.check_same(Path(model).name, exact.num_blocks, weights)
-    device = str(exact.device)
-    called = device_name(device)
-    kind = options.kind or kind_of(called)
+    kind = options.kind or kind_of(device_name(str(exact.device)))
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
     exits, exit_notes = (None, ()) if before and before.exits else _prepared_exits(exact)
     network = on_backend(exact, model, options.backend, int8=dtype == INT8)
     make_ready(network, model, timed_block_ranges(network))
-    lengths = _lengths_of(network, recorded)
-    inputs = _inputs(network, source, tokens, lengths)
+    lengths = lengths_of(network, recorded)
+    inputs = sample_inputs(network, source, lengths, tokens)
     derived = _derived(network, source, [each for each in kinds if each != kind], inputs)
-    origin = source_of(called, network.backend, dtype, options.threads)
-    measured = timed(network, inputs, kind, origin, device, options.budget, options.largest, dtype)
+    measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
     interrupted = any(each.interrupted for each in measured)
     by_tokens = None
     if data and not interrupted:
@@ -236,7 +232,7 @@ def _measured_table(
     """The prices of launches, fitted to launches that are timed on this device."""
     import torch
 
-    from cluster.profiling.checkpoint import kind_of, source_of, uncatalogued
+    from cluster.profiling.block_times import kind_of, source_of, uncatalogued
     from cluster.profiling.launch_prices import measured, weights_bytes
     from deployments.decoding.engine_setup import kv_bytes
     from profiles.measure import device_name
@@ -304,7 +300,7 @@ def _device(device: str) -> str:
 
 
 def _report(console: "Console", new: "Profile", out: Path) -> None:
-    from cluster.profiling.checkpoint import report
+    from cluster.profiling.block_times import report
     from profiles.picture import name
 
     console.print(report(new))
@@ -328,14 +324,6 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _lengths_of(network: "ServedModel", recorded: list[Any]) -> "Lengths | None":
-    """How long the recorded texts are; None where there are none."""
-    from profiles.lengths import Lengths
-
-    lengths = network.encode(recorded).lengths if recorded and network.reads_text else None
-    return None if lengths is None else Lengths.of(lengths.tolist())
-
-
 def _counted(counted: "CountedExits", recorded: list[Any]) -> str:
     if not counted.interrupted:
         return f"counted over {counted.inputs} inputs"
@@ -347,19 +335,6 @@ def _lengths_note(lengths: "Lengths | None", data: Path) -> tuple[str, ...]:
         return ()
     shortest, longest = lengths.tokens[0], lengths.tokens[-1]
     return (f"lengths: {lengths.mean} tokens on average in {data.name}, {shortest} to {longest}: plans count tokens",)
-
-
-def _inputs(
-    network: "ServedModel", source: Path, tokens: list[int], recorded: "Lengths | None"
-) -> "list[SampleInputs]":
-    """Images; or texts of each of these lengths, or where none is given, as long as the recorded ones."""
-    from cluster.profiling.checkpoint import images, texts, texts_like
-    from deployments.models import checkpoint
-
-    if not checkpoint.reads_images(source):
-        return [texts_like(network, recorded)] if recorded and not tokens else list(texts(network, tokens or LENGTHS))
-    side, channels = checkpoint.image_size(source)
-    return [images(network, side, channels)]
 
 
 def _derived(
@@ -375,7 +350,7 @@ def _derived(
 
 def _prepared_exits(network: "ServedModel") -> "tuple[ExitProfile | None, tuple[str, ...]]":
     """The exits that 'isobatch prepare' measured, used where no data is given, and a note on where they come from."""
-    from cluster.profiling.checkpoint import exits_from_rules
+    from cluster.profiling.block_times import exits_from_rules
 
     rules = [(rule.block, rule.survival) for rule in network.ramps.rules.ramps]
     if not rules:

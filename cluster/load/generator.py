@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.load.connection import BROKEN, Carrier, HttpConnection, absent_s
+from cluster.load.http_connection import BROKEN, Carrier, HttpConnection, absent_s
 from profiles.errors import UserError
 
 Floats = NDArray[np.float64]

@@ -17,8 +17,8 @@ import numpy as np
 from httptools import HttpParserError, HttpResponseParser
 from rich.table import Table
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats
+from cluster.load.http_connection import BROKEN
 from cluster.load.report import counted, is_failure, quantiles
 from profiles.errors import UserError, read_text
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import Floats, LoadRecord
+from cluster.load.http_connection import BROKEN
 from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:

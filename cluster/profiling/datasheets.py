@@ -8,11 +8,11 @@ from typing import Any
 
 from deployments.models.checkpoint import label_names, read_config
 from deployments.models.levels import checkpoints_of, is_cascade, read_levels
+from profiles.cascade_tables import cascade_table, edge_bytes
 from profiles.curves import BACKENDS, DTYPES, curve_table
 from profiles.datasheet import Shape, datasheet_table
 from profiles.errors import UserError
 from profiles.latency import LatencyTable
-from profiles.levels import cascade_table, edge_bytes
 from profiles.shapes import encoder, residual
 
 

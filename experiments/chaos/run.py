@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import WRONG, LoadRecord
+from cluster.load.http_connection import BROKEN
 from cluster.load.workloads import arrivals
 from experiments.chaos.faults import FAULTS, Fault, restored
 from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, load, offered_per_s

@@ -12,8 +12,8 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import WRONG, LoadRecord
+from cluster.load.http_connection import BROKEN
 from cluster.load.workloads import arrivals
 from experiments.chaos.suite import SLO_MS, load
 from experiments.cluster.started import Started, started

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from cluster.bench.recorded_exits import with_recorded_exits
-from cluster.profiling.checkpoint import SampleInputs, kind_of, source_of, timed, timed_block_ranges
+from cluster.profiling.block_times import SampleInputs, kind_of, timed, timed_block_ranges
 from cluster.profiling.datasheets import shape_of
 from deployments.models.backends import served
 from deployments.models.interface import BackedModel
@@ -68,11 +68,10 @@ def inputs(model: BackedModel, name: str, length: int | None) -> SampleInputs:
 def measure(name: str, setting: TableSetting) -> Iterator[LatencyTable]:
     """One table per length."""
     model = network(name, setting)
-    source = source_of(device_name(setting.device), model.backend, setting.dtype, torch.get_num_threads())
     for length in lengths_of(name, setting):
         given = [inputs(model, name, length)]
         model.prepare(timed_block_ranges(model), given[0].batch(1))
-        (found,) = timed(model, given, setting.kind, source, setting.device, setting.budget_s, setting.largest)
+        (found,) = timed(model, given, setting.kind, setting.dtype, setting.budget_s, setting.largest)
         yield found.table
 
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import LoadGenerator
+from cluster.load.http_connection import BROKEN
 from deployments.front.open_inference.messages import SERVICE
 
 CALLS = 128  # of one connection at once, as the front's HAProxy allows

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from cluster.load.connection import run_noting_polls
 from cluster.load.generator import Floats, LoadRecord
+from cluster.load.http_connection import run_noting_polls
 from cluster.load.workloads import arrivals
 from cluster.serving.ports import free_port
 from deployments.demo.digits import demo_inputs

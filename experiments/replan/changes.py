@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.controller.application import RunningApplication
-from cluster.load.connection import BROKEN
 from cluster.load.generator import WRONG, LoadGenerator, LoadRecord
+from cluster.load.http_connection import BROKEN
 from cluster.load.workloads import Floats, arrivals
 from experiments.replan.suite import NO_ROOM, offered_per_s, steps
 from experiments.replan.timeline import Timeline, load, timeline

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from cluster.load.connection import BROKEN, HttpConnection
+from cluster.load.http_connection import BROKEN, HttpConnection
 from deployments.front.open_inference.messages import SERVICE, message
 from experiments.replan.suite import BLOCKS
 from experiments.shared.live import NAME

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster import doctor
 from cluster.cli import app
+from cluster.commands import doctor
 from cluster.serving.ports import free_port
 from tests.helpers.asking import eventually
 

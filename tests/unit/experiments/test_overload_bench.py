@@ -6,8 +6,8 @@ import grpc
 import numpy as np
 import pytest
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import LoadRecord
+from cluster.load.http_connection import BROKEN
 from deployments.front.open_inference.messages import SERVICE, message
 from experiments.overload import run
 from experiments.overload.askers import grpc_asker

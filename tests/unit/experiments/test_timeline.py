@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cluster.load.connection import BROKEN
 from cluster.load.generator import WRONG, LoadRecord
+from cluster.load.http_connection import BROKEN
 from experiments.replan.changes import Change, figures
 from experiments.replan.suite import NO_ROOM
 from experiments.replan.timeline import timeline

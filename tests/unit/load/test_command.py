@@ -13,8 +13,8 @@ import pytest
 
 from cluster import cli
 from cluster.load.bodies import accepted_at, promised_ms
-from cluster.load.connection import BROKEN
 from cluster.load.generator import LoadRecord
+from cluster.load.http_connection import BROKEN
 from cluster.load.report import _kinds, summary
 from profiles.errors import UserError
 from tests.helpers.other_protocol import grpc_port

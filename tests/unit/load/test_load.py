@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cluster.load import generator
-from cluster.load.connection import BROKEN, run_noting_polls
 from cluster.load.generator import LoadGenerator, LoadRecord
+from cluster.load.http_connection import BROKEN, run_noting_polls
 from cluster.load.report import Summary, summary, table
 from profiles.errors import UserError
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.forecast import Forecaster
-from profiles.methods import ENOUGH_FOR_ARIMA, PLAIN, Arima, Reading
+from profiles.forecast_methods import ENOUGH_FOR_ARIMA, PLAIN, Arima, Reading
 from profiles.series import Series
 from profiles.windows import MOST, Window
 
@@ -98,7 +98,7 @@ def test_a_fit_that_fails_leaves_the_other_methods(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise np.linalg.LinAlgError("singular")
 
-    monkeypatch.setattr("profiles.methods._arima", fail)
+    monkeypatch.setattr("profiles.forecast_methods._arima", fail)
     series = series_of(np.arange(50.0))
     series.refit()
     assert 40 < series.predict().mean < 60

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deployments.models.backends import backend_of
+from deployments.models import checkpoint
 from deployments.models.ramps import ExitRules
 from deployments.models.served_model import BlockRange, ServedModel
 from deployments.progress import show
@@ -27,11 +28,12 @@ from profiles.evidence import EVIDENCE, Evidence
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.lengths import WORD, Lengths
-from profiles.measure import Measured, Sweep, facts_of, host_clock_for, stopwatch_for
+from profiles.measure import Measured, Sweep, device_name, facts_of, host_clock_for, stopwatch_for
 from profiles.model import Batch, SplitModel
 from profiles.picture import name
 from profiles.sweep import whole_s
 
+USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --lengths say how long they are
 COUNTED_AT_ONCE = 32  # recorded inputs that are encoded at a time
 JOINED = 8  # inputs of each launch in a replica that is timed
 TIMES = 25  # launches in a replica that are timed
@@ -93,6 +95,21 @@ def _length(batch: Batch) -> int:
     return int(batch.lengths[0])
 
 
+def sample_inputs(
+    model: ServedModel, folder: Path, lengths: Lengths | None, tokens: Sequence[int] = ()
+) -> list[SampleInputs]:
+    """Images; or texts of each of these numbers of tokens, or if none are given, as long as the recorded ones."""
+    if checkpoint.reads_images(folder):
+        return [images(model, *checkpoint.image_size(folder))]
+    return [texts_like(model, lengths)] if lengths and not tokens else list(texts(model, tokens or USUAL_TOKENS))
+
+
+def lengths_of(model: ServedModel, recorded: Sequence[Any]) -> Lengths | None:
+    """The lengths of recorded texts; None if none are recorded, or the network reads images."""
+    lengths = model.encode(recorded).lengths if recorded and model.reads_text else None
+    return None if lengths is None else Lengths.of(lengths.tolist())
+
+
 def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
     """The recorded inputs, encoded a few at a time."""
     for start in show(range(0, len(values), COUNTED_AT_ONCE), "counting exits"):
@@ -100,24 +117,16 @@ def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
 
 
 def timed(
-    model: SplitModel,
-    inputs: Sequence[SampleInputs],
-    kind: str,
-    source: str,
-    device: str,
-    budget_s: float,
-    largest: int,
-    dtype: str | None = None,
-) -> list[Measured]:  # fmt: skip
+    model: ServedModel, inputs: Sequence[SampleInputs], kind: str, dtype: str, budget_s: float, largest: int
+) -> list[Measured]:
     """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun."""
-    measured: list[Measured] = []
+    measured, device = list[Measured](), str(model.device)
+    source = source_of(device_name(device), model.backend, dtype, torch.get_num_threads())
     stopwatch = stopwatch_for(device)
     with _bar(len(inputs)) as advance:
         for index, each in enumerate(inputs):
-            # Only the model on torch knows the size of its modules.
-            exact = model.exact if isinstance(model, ServedModel) else model
-            facts = facts_of(exact, each.batch(1), kind, each.length, source, device)
-            facts = replace(facts, backend=backend_of(model), dtype=dtype)
+            facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device)
+            facts = replace(facts, backend=model.backend, dtype=dtype)
             sweep = Sweep(
                 model,
                 each.batch,
