@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -211,6 +211,13 @@ def _context(trace: int, span: int, is_remote: bool = False) -> Any:
     from opentelemetry.trace import SpanContext, TraceFlags
 
     return SpanContext(trace, span, is_remote, TraceFlags(TraceFlags.SAMPLED))
+
+
+def span_of_request(
+    tracing: Tracing | None, kind: str, headers: Mapping[bytes, bytes]
+) -> AbstractContextManager[Span | None]:
+    """The span of the request with these headers, if it is traced."""
+    return tracing.request(kind, headers) if tracing and tracing.takes(headers) else nullcontext()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from deployments.front.open_inference.methods import Questions, check_infer, inf
 from deployments.front.open_inference.protocol import DescribedModel
 from deployments.front.open_inference.requests import BYTES
 from deployments.front.open_inference.tensors import from_bytes
+from deployments.tracing import span_of_request
 
 MAX_STREAM_REQUESTS = 64  # requests of one stream that are answered at the same time
 MOST_FIELDS = 8 * MOST_NAMED  # of one request
@@ -130,10 +131,8 @@ class _TextCalls:
     def _counted(self, context: Any) -> Iterator[float]:
         """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`."""
         front, headers = self._front, as_headers(dict(context.invocation_metadata() or ()))
-        traced = front.tracing and front.tracing.takes(headers)
         try:
-            span = front.tracing.request("completion", headers) if front.tracing and traced else nullcontext()
-            with span, front.counted():
+            with span_of_request(front.tracing, "completion", headers), front.counted():
                 yield front.meter.clock()
         except asyncio.CancelledError:
             front.meter.ended("cancelled")

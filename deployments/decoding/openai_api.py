@@ -32,7 +32,7 @@ from deployments.front.api import Api, Dialect, api_of
 from deployments.front.bodies import body_of, json_in
 from deployments.front.headers import path_below
 from deployments.front.page import DOCS
-from deployments.tracing import PARENT, Span, Tracing
+from deployments.tracing import PARENT, Span, Tracing, span_of_request
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
@@ -47,11 +47,8 @@ class _Api(Api):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = _KINDS.get(path_below(scope)) if scope["method"] == "POST" else None
-        headers = dict(scope["headers"]) if self.tracing and kind else {}
-        if self.tracing and kind and self.tracing.takes(headers):
-            with self.tracing.request(kind, headers) as span:
-                return await super()._answer(scope, receive, _with_traceparent(span, send))
-        return await super()._answer(scope, receive, send)
+        with span_of_request(self.tracing, kind, dict(scope["headers"])) if kind else nullcontext() as span:
+            await super()._answer(scope, receive, _with_traceparent(span, send) if span else send)
 
 
 def _with_traceparent(span: Span, send: Send) -> Send:
@@ -77,12 +74,23 @@ def create_decoder_api(
 
     api = api_of(front, "Early-exit decoding", _DIALECT, life, _Api)
     api.tracing = front.tracing
-    writers, about = _Writers(front), _About(front)
+    writers = _Writers(front)
     api.add_api_route("/", _begin, methods=["GET"], include_in_schema=False)
     api.add_api_route("/v1/completions", writers.completion, methods=["POST"], **COMPLETION)
     api.add_api_route("/v1/chat/completions", writers.chat, methods=["POST"], **CHAT)
-    api.add_api_route("/v1/models", about.models, methods=["GET"], **route_options(ModelList, 401, 500))
-    api.add_api_route("/v1/models/{name}", about.model, methods=["GET"], **route_options(ModelAbout, 401, 404, 500))
+    model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
+
+    @api.get("/v1/models", **route_options(ModelList, 401, 500))
+    async def models() -> dict[str, Any]:
+        """The served model."""
+        return {"object": "list", "data": [model]}
+
+    @api.get("/v1/models/{name}", **route_options(ModelAbout, 401, 404, 500))
+    async def model_named(name: str) -> dict[str, Any]:
+        """The model of this name."""
+        front.check_model(name)
+        return model
+
     return api
 
 
@@ -141,23 +149,6 @@ class _Writers:
             for index, (text, depths, finish) in enumerate(texts)
         ]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
-
-
-class _About:
-    """Answers questions about the model."""
-
-    def __init__(self, front: DecoderFront) -> None:
-        self._front = front
-        self._model = {"id": front.name, "object": "model", "created": int(time.time()), "owned_by": "isobatch"}
-
-    async def models(self) -> dict[str, Any]:
-        """The served model."""
-        return {"object": "list", "data": [self._model]}
-
-    async def model(self, name: str) -> dict[str, Any]:
-        """The model of this name."""
-        self._front.check_model(name)
-        return self._model
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:

@@ -5,10 +5,10 @@ Serve has a gRPC proxy, but its replicas would listen on every interface, and wo
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,12 +19,10 @@ from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.headers import NO_KEY, is_shown
 from deployments.front.open_inference.calls import abort
 from deployments.front.open_inference.messages import SERVICE
-from deployments.front.proxy import MOST, REQUEST_S
 from deployments.front.served import GuardedNetwork
 from deployments.ray_settings import haproxy_program
 from profiles.errors import UserError
 
-log = logging.getLogger(__name__)
 Methods = Mapping[str, grpc.RpcMethodHandler]
 # Methods for load balancers, which need no key.
 _OPEN = {f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")}
@@ -35,16 +33,8 @@ _OF_CALLS = [
     # client that keeps to the limit below.
     ("grpc.http.overload_protection", 0),
 ]
-# Limits of clients' connections; with a HAProxy before the server, HAProxy applies them.
-OF_CONNECTIONS = [
-    ("grpc.so_reuseport", 1),  # the replicas of a front share the port
-    ("grpc.max_allowed_incoming_connections", grpc_proxy.CONNECTIONS),
-    ("grpc.max_concurrent_streams", grpc_proxy.CALLS),
-    ("grpc.server_handshake_timeout_ms", 1000 * REQUEST_S),  # for connections without a request
-    ("grpc.max_connection_idle_ms", 1000 * grpc_proxy.IDLE_S),
-    ("grpc.keepalive_time_ms", 60_000),  # detects clients that have gone
-]
-_BEHIND_PROXY = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
+# HAProxy limits the connections of clients.
+_OF_CONNECTIONS = [("grpc.max_concurrent_streams", grpc_proxy.CALLS_TO_FRONT)]
 
 
 def check_port(host: str, port: int) -> None:
@@ -68,46 +58,32 @@ async def serving(served: GuardedNetwork, methods: Callable[[Callable[[], int]],
         yield
         return
     proxy = _proxy(served)
-    server = _server(served, proxy, methods((lambda: proxy.places) if proxy else (lambda: MOST)))
+    server = _server(served, proxy.socket, methods(lambda: proxy.places))
     await server.start()
     try:
-        if proxy:
-            await asyncio.to_thread(proxy.open)
+        await asyncio.to_thread(proxy.open)
         yield
     finally:
-        if proxy:
-            await asyncio.to_thread(proxy.drain)
-        await server.stop(None if proxy else served.config.drain_s)
-        if proxy:
-            await asyncio.to_thread(proxy.close)
+        await asyncio.to_thread(proxy.drain)
+        await server.stop(None)
+        await asyncio.to_thread(proxy.close)
 
 
-def _proxy(served: GuardedNetwork) -> GrpcProxy | None:
+def _proxy(served: GuardedNetwork) -> GrpcProxy:
     config, program = served.config, haproxy_program()
     if program is None:
-        log.warning("there is no HAProxy for gRPC on this platform: refused calls take processor time of the front")
-        return None
+        raise UserError("grpc_port: HAProxy is missing: reinstall ray[serve], which contains it")
     proxy = GrpcProxy(program, config.grpc_host, config.grpc_port or 0, config.drain_s, served.burden)
     served.watch(proxy)
     return proxy
 
 
-def _server(served: GuardedNetwork, proxy: GrpcProxy | None, methods: Methods) -> Any:
-    config = served.config
-    options = [("grpc.max_receive_message_length", config.max_body_bytes), *_OF_CALLS]
-    options += _BEHIND_PROXY if proxy else OF_CONNECTIONS
+def _server(served: GuardedNetwork, path: Path, methods: Methods) -> Any:
+    options = [("grpc.max_receive_message_length", served.config.max_body_bytes), *_OF_CALLS, *_OF_CONNECTIONS]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=served.most_calls + grpc_proxy.STREAMS)
     server.add_generic_rpc_handlers((_Handlers(served.key, methods),))
-    server.add_insecure_port(f"unix:{proxy.socket}" if proxy else _address(config.grpc_host, config.grpc_port))
+    server.add_insecure_port(f"unix:{path}")
     return server
-
-
-def _address(host: str, port: int | None) -> str:
-    """
-    >>> _address("::1", 8001), _address("127.0.0.1", 8001)
-    ('[::1]:8001', '127.0.0.1:8001')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types

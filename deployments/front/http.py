@@ -4,11 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
-from fastapi import Request
-
 from deployments.front.api import Api, Dialect, api_of
-from deployments.front.bodies import body_of
-from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
 from deployments.front.openapi import READING, WITH_INPUTS, documented, predict_body
@@ -37,12 +33,6 @@ def create_api(service: Service) -> Api:
         """Answer one input or a list of them, in order."""
         raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")
 
-    async def body(request: Request) -> bytes:
-        return await body_of(dict(request.scope["headers"]), request.receive, service.config.max_body_bytes)
-
-    def within_s(request: Request) -> float | None:
-        return deadline_s(request.headers.get(DEADLINE_HEADER))
-
-    api.include_router(routes(service, body, within_s))
+    api.include_router(routes(service))
     show(api, service)
     return api

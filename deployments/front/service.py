@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
@@ -29,7 +29,7 @@ from deployments.front.stats import state_of, stats_of
 from deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
 from deployments.replica.loading import load_front_model
 from deployments.tasks import task_of
-from deployments.tracing import Span, Tracing, tracing_here
+from deployments.tracing import Span, span_of_request, tracing_here
 from deployments.transport.packed import Packed, pack
 from profiles.model import SplitModel, label_names, reads_text
 from profiles.promise import NOTHING, agreement_in, promise_in
@@ -266,27 +266,16 @@ class Service:
         after_s = self._driver.lag.at(now_s) + self._writing.at(now_s) + HAND_OVER_S
         return min(after_s, max(0.0, deadline_s - now_s) / 2)
 
-    def counted(
-        self, kind: str = "", headers: Mapping[bytes, bytes] = _NO_HEADERS
-    ) -> AbstractContextManager[Span | None]:
+    @contextmanager
+    def counted(self, kind: str = "", headers: Mapping[bytes, bytes] = _NO_HEADERS) -> Iterator[Span | None]:
         """Count the outcome of the request handled in this context, and raise every failure as a `RefusedError`.
 
         Yields the request's span, if it is traced.
         """
-        if self._tracing and self._tracing.takes(headers):
-            return self._traced(self._tracing, kind, headers)
-        return self._counted()
-
-    @contextmanager
-    def _traced(self, tracing: Tracing, kind: str, headers: Mapping[bytes, bytes]) -> Iterator[Span]:
-        with tracing.request(kind, headers) as span, self._counted():
-            yield span
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
         counts = self._driver.counts
         try:
-            yield
+            with span_of_request(self._tracing, kind, headers) as span:
+                yield span
             self._answered += 1
             self._retry_times.answered(self._clock())
         except RefusedError as refused:

@@ -24,7 +24,6 @@ REQUEST = message("ModelInferRequest")(
     model_name="toy",
     inputs=[{"name": "inputs", "datatype": "INT64", "shape": (1, 2), "contents": {"int64_contents": [4, 7]}}],
 ).SerializeToString()
-needs_haproxy = pytest.mark.skipif(not haproxy_program(), reason="there is no HAProxy for this platform")
 
 
 def calm() -> Burden:

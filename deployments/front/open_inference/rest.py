@@ -1,13 +1,13 @@
 """The protocol's paths over HTTP."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from deployments.front.answers import Answer
-from deployments.front.bodies import size_of
+from deployments.front.bodies import body_of, size_of
+from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.protocol import VERSION, check, model_of
 from deployments.front.open_inference.requests import InferResponse
@@ -29,9 +29,7 @@ _EMPTY: dict[int | str, dict[str, Any]] = {
 }
 
 
-def routes(
-    service: Service, body_of: Callable[[Request], Awaitable[bytes]], within_s: Callable[[Request], float | None]
-) -> APIRouter:
+def routes(service: Service) -> APIRouter:
     """The paths `/v2/...` of a service."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
     model = model_of(service)
@@ -94,8 +92,11 @@ def routes(
         headers = dict(request.scope["headers"])
         with service.counted("rest", headers):
             check(model, name, version)
-            incoming = service.register("rest", size_of(headers), headers, within_s(request))
-            body, json_size = await body_of(request), request.headers.get(JSON_BYTES_HEADER)
+            incoming = service.register(
+                "rest", size_of(headers), headers, deadline_s(request.headers.get(DEADLINE_HEADER))
+            )
+            body = await body_of(headers, request.receive, service.config.max_body_bytes)
+            json_size = request.headers.get(JSON_BYTES_HEADER)
             reply, json_bytes = await service.answer(incoming, lambda: _content(service, body, json_size), len(body))
         if json_bytes is None:
             return Response(reply, media_type="application/json")

@@ -71,12 +71,6 @@ def _call(context: Any) -> Call:
     return Call(metadata, left_s)
 
 
-def _client(context: Any) -> str:
-    """The client's address: from HAProxy's metadata, or from gRPC itself."""
-    protocol, _, address = str(context.peer()).partition(":")
-    return str(dict(context.invocation_metadata())[CLIENT]) if protocol == "unix" else address.rpartition(":")[0]
-
-
 def _inferred(service: Service, model: DescribedModel) -> grpc.RpcMethodHandler:
     response, most_fields = message("ModelInferResponse"), _most_fields(service)
 
@@ -130,7 +124,7 @@ def _streamed(service: Service, model: DescribedModel, places: Places) -> grpc.R
             return response(error_message=refused.sentence, infer_response={"id": request_id})
 
     async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        client = _client(context)
+        client = str(dict(context.invocation_metadata())[CLIENT])  # its address, as HAProxy says
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_RUNNING)
 
         async def begin() -> None:

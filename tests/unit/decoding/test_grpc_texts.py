@@ -14,7 +14,6 @@ from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
 from deployments.front.grpc_proxy import OF_ONE_ADDRESS
 from deployments.prepare.llm_demo import tokenizer
-from deployments.ray_settings import haproxy_program
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.grpc_proxy import frame
 from tests.helpers.tiny_decoders import decoder
@@ -196,8 +195,6 @@ def test_a_client_that_goes_away_frees_its_pages(world: World) -> None:
 
 
 def test_idle_connections_of_one_address_do_not_lock_out_others(world: World) -> None:
-    if not haproxy_program():
-        pytest.skip("there is no HAProxy for this platform")
     port = int(world.front.config.grpc_port or 0)
 
     def scene(client: Any) -> str:

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.front import grpc_proxy, grpc_server
+from deployments.front import grpc_proxy
 from deployments.front.answers import RefusedError
 from deployments.front.grpc_server import check_port
+from deployments.front.headers import CLIENT
 from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.open_inference.places import Places
@@ -128,23 +129,7 @@ def test_limits_hold_for_the_open_inference_protocol_too() -> None:
         play(lambda client: client.ask("ModelInfer", **pairs()), max_body_bytes=40)
 
 
-@pytest.fixture(params=["through HAProxy", "direct"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "direct":
-        monkeypatch.setattr(grpc_server, "haproxy_program", lambda: None)
-    elif not grpc_server.haproxy_program():
-        pytest.skip("there is no HAProxy for this platform")
-    return str(request.param)
-
-
-def limited(monkeypatch: pytest.MonkeyPatch, limit: int, name: str, ours: str) -> None:
-    """The limit, as gRPC calls it, and as we do."""
-    assert name in dict(grpc_server.OF_CONNECTIONS), "it has a limit already"
-    monkeypatch.setattr(grpc_server, "OF_CONNECTIONS", list((dict(grpc_server.OF_CONNECTIONS) | {name: limit}).items()))
-    monkeypatch.setattr(grpc_proxy, ours, limit)
-
-
-def test_metadata_has_a_limit_and_the_connection_lives_on(way: str) -> None:
+def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
     async def scene(client: Client) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await client.ask("ModelInfer", **pairs(), _metadata=(("x-long", "x" * 30_000),))
@@ -170,8 +155,8 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return end
 
 
-def test_calls_of_one_connection_that_are_worked_on_are_limited(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, 2, "grpc.max_concurrent_streams", "CALLS")
+def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_proxy, "CALLS", 2)
     end, seen, answer = held_back(monkeypatch), [], Service.answer
 
     async def counted(*args: Any) -> Any:
@@ -198,8 +183,8 @@ def test_calls_of_one_connection_that_are_worked_on_are_limited(way: str, monkey
     play(scene, slo_ms=60_000)
 
 
-def test_connections_are_limited_and_those_that_are_there_live_on(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, 2, "grpc.max_allowed_incoming_connections", "OF_ONE_ADDRESS")
+def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_proxy, "OF_ONE_ADDRESS", 2)
 
     async def scene(client: Client) -> None:
         await client.ask("ServerLive")
@@ -382,7 +367,8 @@ def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch
         def __init__(self) -> None:
             self._left_s = 60.0
 
-        def invocation_metadata(self) -> None: ...
+        def invocation_metadata(self) -> dict[str, str]:
+            return {CLIENT: "127.0.0.1"}
 
         def time_remaining(self) -> float:
             self._left_s -= 10.0
@@ -404,6 +390,5 @@ def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch
         assert [reply.error_message async for reply in replies] == ["enough was seen"] * 2
 
     monkeypatch.setattr(rpc, "_register", incoming)
-    monkeypatch.setattr(rpc, "_client", lambda _: "client")
     asyncio.run(scene())
     assert left_s == [50.0, 40.0]

@@ -23,14 +23,11 @@ from tests.helpers.grpc_proxy import (
     STATISTICS,
     frame,
     headers,
-    needs_haproxy,
     play,
     proxy,
     refusal,
     until,
 )
-
-pytestmark = needs_haproxy
 
 
 def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(

@@ -17,9 +17,7 @@ from deployments.front.grpc_proxy import GrpcProxy
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.open_inference.rpc import serving
 from deployments.front.proxy import MOST, Burden, haproxy_reply
-from tests.helpers.grpc_proxy import INFER, REQUEST, needs_haproxy, proxy, refusal, toy, until
-
-pytestmark = needs_haproxy
+from tests.helpers.grpc_proxy import INFER, REQUEST, proxy, refusal, toy, until
 
 
 def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:

@@ -15,9 +15,7 @@ from deployments.front.open_inference.messages import SERVICE
 from deployments.front.open_inference.places import Places
 from deployments.front.proxy import ProxyLimit
 from deployments.front.service import Service
-from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, needs_haproxy, play, refusal, until
-
-pytestmark = needs_haproxy
+from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, play, refusal, until
 
 
 def test_streams_and_questions_take_no_places_of_calls(one_place: None, held: threading.Event, free_port: int) -> None:
