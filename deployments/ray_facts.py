@@ -25,6 +25,7 @@ from deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_context
 _NAMESPACE = "isobatch"
 _NODE_ANSWERS_WITHIN_S = 120.0  # the node may have to start a process first
 _REPLICA_ANSWERS_WITHIN_S = 10.0
+_AUTOSCALER_ANSWERS_WITHIN_S = 5.0
 _REQUESTED = "asked:"  # followed by an application's name: the key of its request to the autoscaler
 _FLEET = re.compile(r"(?P<front>.+)\.[0-9a-f]{6}\.[^.]+")  # the name of an application of replicas
 
@@ -310,6 +311,18 @@ def ask_autoscaler(application: str, rooms: Sequence[tuple[Resources, Mapping[st
     request_resources(
         bundles=[needs for needs, _ in requested], bundle_label_selectors=[labels for _, labels in requested]
     )
+
+
+def autoscaler_refuses() -> bool:
+    """Whether the autoscaler has found that it can never have all requested nodes. Until then it rents none of them."""
+    import ray
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    status = GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=_AUTOSCALER_ANSWERS_WITHIN_S))
+    requested = list(status.cluster_resource_state.cluster_resource_constraints)
+    return requested != [] and list(status.autoscaling_state.infeasible_cluster_resource_constraints) == requested
 
 
 # Texts that outlive a process, in the store where Serve keeps its own state

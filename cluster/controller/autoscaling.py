@@ -1,11 +1,14 @@
 """Requests for devices of Ray's autoscaler: those that the cheapest plan needs and that are not present. Pure code.
 
-No decision waits for them: plans are rolled out on the devices that are present. A kind of which devices do not arrive
-in time is left out of plans for a while.
+No decision waits for them: plans are rolled out on the devices that are present. Plans do without devices that do not
+arrive in time, for a while. Ray's autoscaler rents nothing at all if it cannot have everything that is requested (a
+kind that no type of node offers, or more nodes than `max_workers`). Then one kind is requested at a time, and fewer of
+it, until the autoscaler accepts.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,18 @@ class DeviceRequests:
     '2 k80 have not arrived within 600 s'
     >>> requests.counts, requests.possible(present, now_s=700.0)
     ({'k80': 1}, {'v100': 1, 'k80': 1})
+    >>> requests.request({"k80": 4}, present, now_s=2400.0)
+    >>> requests.refuse(present, now_s=2410.0)
+    >>> requests.counts, requests.possible(present, now_s=2410.0)
+    ({'k80': 3}, {'v100': 1, 'k80': 3})
     """
 
     def __init__(self, most: Mapping[str, int], come_within_s: float, again_after_s: float) -> None:
         self.most = dict(most)
         self._come_within_s, self._again_after_s = come_within_s, again_after_s
         self._requests: dict[str, DeviceRequest] = {}
-        self._not_before_s: dict[str, float] = {}  # when a kind that did not arrive may be requested again
+        self._limits: dict[str, tuple[int, float]] = {}  # how many of a kind may be requested, and until when
+        self._one_kind_until_s = -inf  # the autoscaler has refused a request for several kinds
 
     @property
     def counts(self) -> dict[str, int]:
@@ -71,21 +79,42 @@ class DeviceRequests:
 
     def possible(self, present: Mapping[str, int], now_s: float) -> dict[str, int]:
         """The devices that are present or may arrive."""
-        growing = {kind: most for kind, most in self.most.items() if now_s >= self._not_before_s.get(kind, now_s)}
-        return {**present, **{kind: max(most, present.get(kind, 0)) for kind, most in growing.items()}}
+        limits = {kind: limit for kind, (limit, until_s) in self._limits.items() if now_s < until_s}
+        growing = {kind: min(most, limits.get(kind, most)) for kind, most in self.most.items()}
+        return {**present, **{kind: max(count, present.get(kind, 0)) for kind, count in growing.items()}}
 
     def request(self, devices: Mapping[str, int], present: Mapping[str, int], now_s: float) -> None:
         """Request this many devices of the kinds that may grow, and give back those beyond.
 
         The time after which missing devices are late begins once, however often their number changes.
         """
-        for kind, most in self.most.items():
-            count, has = min(most, devices.get(kind, 0)), present.get(kind, 0)
+        waiting = {kind for kind, request in self._requests.items() if request.missing}
+        for kind in sorted(self.most, key=lambda kind: kind not in waiting):
+            count, has = min(self.most[kind], devices.get(kind, 0)), present.get(kind, 0)
+            if now_s < self._one_kind_until_s and self._others_missing(kind):
+                count = min(count, has)
             before = self._requests.get(kind)
-            waits = before is not None and before.missing
             self._requests[kind] = (
-                replace(before, count=count) if before and waits else DeviceRequest(count, has, has, now_s)
+                replace(before, count=count) if before and before.missing else DeviceRequest(count, has, has, now_s)
             )
+
+    def refuse(self, present: Mapping[str, int], now_s: float) -> None:
+        """The autoscaler cannot have all of these devices: request those of one kind, or one device less of it."""
+        missing = [kind for kind, request in self._requests.items() if request.missing]
+        for kind in missing[1:]:
+            self._requests[kind] = replace(self._requests[kind], count=present.get(kind, 0))
+        if len(missing) > 1:
+            self._one_kind_until_s = now_s + self._again_after_s
+        elif missing:
+            (kind,) = missing
+            self._limit(kind, self._requests[kind].count - 1, now_s)
+
+    def _others_missing(self, kind: str) -> bool:
+        return any(request.missing for other, request in self._requests.items() if other != kind)
+
+    def _limit(self, kind: str, count: int, now_s: float) -> None:
+        self._limits[kind] = count, now_s + self._again_after_s
+        self._requests[kind] = replace(self._requests[kind], count=count)
 
     def update(self, present: Mapping[str, int], now_s: float) -> str:
         """Note which devices are present, and give up requests that are late; the text names these, if any."""
@@ -98,8 +127,7 @@ class DeviceRequests:
             if request.missing and now_s - request.since_s >= self._come_within_s
         }
         for kind, request in late.items():
-            self._not_before_s[kind] = now_s + self._again_after_s
-            self._requests[kind] = replace(request, count=request.present)
+            self._limit(kind, request.present, now_s)
         missing = _counted((kind, request.missing) for kind, request in late.items())
         return f"{missing} have not arrived within {self._come_within_s:g} s" if missing else ""
 

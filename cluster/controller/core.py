@@ -171,6 +171,11 @@ class Controller:
         self.record.complete(event, what, None, now_s, why=f"{event.why}, but {reason}")
         self.window.start(now_s)
 
+    def requests_refused(self, now_s: float) -> None:
+        """Ray's autoscaler cannot have all of the requested devices, and so rents none of them."""
+        self.device_requests.refuse(self.present.counts, now_s)
+        self._devices_changed = True  # another plan may be the best on what can be had
+
     def pause(self, now_s: float, paused: bool = True) -> None:
         """Go on watching, and change nothing until a person resumes."""
         what: What = "paused" if paused else "resumed"

@@ -42,7 +42,8 @@ class Spent:
 class ControlLoop:
     """One step is one look. `clock` is the time of day, `stopwatch` measures the cost of steps.
 
-    `report` is called with every decision; `request` asks Ray's autoscaler for devices.
+    `report` is called with every decision; `request` asks Ray's autoscaler for devices, and `refused` is whether the
+    autoscaler cannot have all of them.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class ControlLoop:
         offload: Offload = at_once,
         report: Callable[[Event], None] = lambda event: log.info("%s: %s", event.what, event.why),
         request: Callable[[Mapping[str, int]], None] = lambda devices: None,
+        refused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.controller, self.spent = controller, Spent()
         self.decided: Counter[str] = Counter()  # decisions by the kind of their event
         self.trouble: str | None = None  # why the last look failed
         self._application, self._clock, self._stopwatch, self._offload = application, clock, stopwatch, offload
-        self._report, self._request = report, request
+        self._report, self._request, self._refused = report, request, refused
         self._requested: Mapping[str, int] | None = None  # the last request to the autoscaler
         self._pending = list[Observed]()  # observations since the last look
         self._looked_s = -inf
@@ -116,6 +118,9 @@ class ControlLoop:
 
     async def _request_devices(self, devices: Mapping[str, int], anew: bool) -> None:
         """Repeat the request at every decision, because a restarted Ray has forgotten it."""
+        if devices and devices == self._requested and await self._offload(self._refused):
+            self.controller.requests_refused(self._clock())
+            devices = self.controller.requested
         if anew or devices != self._requested:
             self._requested = None
             await self._offload(self._request, devices)

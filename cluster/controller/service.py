@@ -35,6 +35,7 @@ from deployments.graph import profile_of
 from deployments.logs import join_serves_log
 from deployments.named import VIRTUAL
 from deployments.planning import first_plan
+from deployments.ray_facts import ask_autoscaler, autoscaler_refuses, nodes_beside_others
 from optimizer import Plan
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.files import Profile
@@ -79,7 +80,6 @@ class ControllerService:
     async def _begin(self) -> ControlLoop:
         from ray import serve
 
-        from deployments.ray_facts import ask_autoscaler, nodes_beside_others
         from deployments.resources import replica_needs, room_for
 
         leader = await asyncio.to_thread(leader_of, self.config.application)
@@ -157,7 +157,9 @@ def _loop_for(
     history, events = memory.history(), memory.events()
     controller = Controller(problem, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
     report = partial(_log, config.application)
-    return ControlLoop(application, controller, time.time, time.perf_counter, asyncio.to_thread, report, request)
+    return ControlLoop(
+        application, controller, time.time, time.perf_counter, asyncio.to_thread, report, request, autoscaler_refuses
+    )
 
 
 def keeper_of(config: ControllerConfig, app_config: AppConfig, num_blocks: int) -> PromiseKeeper | None:

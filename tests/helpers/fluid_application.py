@@ -149,11 +149,16 @@ class Fluid:
 class Cloud:
     """Brings the devices that are asked for `after_s` later, and takes at once what nobody asks for or uses.
 
-    `stock` is what it really has, beside the devices that are there for ever (`own`).
+    `stock` is what it really has, beside the devices that are there for ever (`own`). It brings nothing at all, as
+    Ray's autoscaler, while more of a kind is asked for than in `offered`.
     """
 
-    def __init__(self, app: Fluid, own: Mapping[str, int], stock: Mapping[str, int], after_s: float) -> None:
+    def __init__(
+        self, app: Fluid, own: Mapping[str, int], stock: Mapping[str, int], after_s: float,
+        offered: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.app, self.own, self.stock, self.after_s = app, dict(own), dict(stock), after_s
+        self.offered = offered
         self.asked: dict[str, int] = {}
         self.all_asked: list[Mapping[str, int]] = []
         self._come: dict[str, list[float]] = {kind: [] for kind in stock}  # when each rented device comes
@@ -162,8 +167,14 @@ class Cloud:
     def ask(self, devices: Mapping[str, int]) -> None:
         self.asked = dict(devices)
         self.all_asked.append(self.asked)
+        if self.refuses():
+            return
         for kind, come in self._come.items():
             come += [self.app.now_s + self.after_s] * (min(self.stock[kind], self._rented(kind, devices)) - len(come))
+
+    def refuses(self) -> bool:
+        offered = self.asked if self.offered is None else self.offered
+        return any(count > offered.get(kind, 0) for kind, count in self.asked.items())
 
     def _rented(self, kind: str, devices: Mapping[str, int]) -> int:
         return max(0, devices.get(kind, 0) - self.own.get(kind, 0))
@@ -188,8 +199,8 @@ def control_loop(
     history, events = History(folder and folder / "exits.jsonl"), Events(folder and folder / "events.jsonl")
     terms, now_s = Patience(**patience), app.now_s
     controller = Controller(app.asked, terms, history, events, app.running, now_s, pinned, grow_to=grow_to)
-    ask = cloud.ask if cloud else lambda devices: None
-    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, report=lambda event: None, request=ask)
+    asked = {"request": cloud.ask, "refused": cloud.refuses} if cloud else {}
+    return ControlLoop(app, controller, lambda: app.now_s, lambda: 0.0, offload, lambda event: None, **asked)
 
 
 def run(app: Fluid, loop: ControlLoop, seconds: float, look_s: float = 30.0) -> list[Event]:
