@@ -316,7 +316,7 @@ def ask_autoscaler(application: str, rooms: Sequence[tuple[Resources, Mapping[st
 def autoscaler_refuses() -> bool:
     """Whether the autoscaler has found that it can never have all requested nodes. Until then it rents none of them."""
     import ray
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
     gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
