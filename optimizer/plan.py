@@ -78,7 +78,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class DecodingTerms:
-    """How each replica decodes, in a plan for a network that writes token by token.
+    """How each replica writes texts, in a plan for a network that writes token by token.
 
     The batch sizes of its splits count sequences: the residents for the first split, and for a deep one the sequences
     that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text,
@@ -121,7 +121,7 @@ class SimulatedTimes:
 class Promise:
     """What the planner promises of a plan. `gap`: no plan is better by more than this share (0: none is better).
 
-    `latency_s` is that of an input that stays to the last block while every launch is full; of a decoder, it is the
+    `latency_s` is that of an input that stays to the last block while every launch is full; of texts, it is the
     time until the first token. `simulated`: None where the plan was not simulated; older files call it `played`.
     """
 
@@ -207,6 +207,12 @@ class Plan:
     def pipelines(self) -> "tuple[Plan, ...]":
         """Every pipeline as a plan of its own."""
         return (replace(self, beside=()), *self.beside)
+
+    @property
+    def unpromised(self) -> "Plan":
+        """The plan without its promise and its thresholds: two plans that serve alike are then equal."""
+        terms = self.decoding and replace(self.decoding, tokens_per_s=0.0)
+        return replace(self, promise=None, thresholds=(), decoding=terms)
 
     def to_json(self) -> str:
         return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, indent=2)

@@ -1,4 +1,4 @@
-"""Plans for networks that write token by token: the expected pace of each way to decode, by arithmetic.
+"""Plans for networks that write token by token: the expected pace of each way to write, by arithmetic.
 
 The space is small: the block at which the network is cut, the launches of the first part for each of the deep part,
 the number of resident sequences, and the prompt positions of one launch. All combinations are rated by arithmetic; the
@@ -14,7 +14,7 @@ from profiles.devices import Device
 from profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 
 RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
-# Sequences that one replica decodes at once.
+# Sequences that one replica writes at once.
 RESIDENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 PROMPT_ROWS = (64, 256, 1024)  # prompt positions of one launch
 USED_MEMORY = 0.9  # the share of a device's memory for weights and KV; the rest is for intermediate results
@@ -46,7 +46,7 @@ class DecodingGoal:
 
 @dataclass(frozen=True)
 class DecodingWay:
-    """How one replica decodes: `launches` of the blocks before `cut`, then one of the deep part behind it.
+    """How one replica writes: `launches` of the blocks before `cut`, then one of the deep part behind it.
 
     Without a deep part `cut` is `num_blocks`.
     """
@@ -102,7 +102,7 @@ def cuts_of(profile: DecoderProfile, goal: DecodingGoal) -> list[int]:
 
 
 def ways(facts: DecodingFacts, goal: DecodingGoal) -> Iterator[DecodingWay]:
-    """All ways to decode whose residents fit into memory and are no more than in any timed launch."""
+    """All ways to write whose residents fit into memory and are no more than in any timed launch."""
     most = min(facts.texts_held(goal), facts.table.residents or RESIDENTS[-1])
     residents = [each for each in RESIDENTS if each <= max(most, 1)]
     for cut, launches, count, rows in product(cuts_of(facts.profile, goal), RHYTHMS, residents, PROMPT_ROWS):
@@ -154,14 +154,14 @@ def _launch(
     begin = prompts / workload.prompt  # texts
     encoded = profile.has_encoder
     halves = begin * workload.prompt * (1 if encoded else workload.prompt / 2)
-    decoded = begin if encoded else prompts
+    read = begin if encoded else prompts
     return LaunchSize(
         launches=1,
         pieces=sequences + begin,
         blocks=blocks,
         bands=blocks * (1.0 + min(1.0, begin)),
-        rows=blocks * (rows + decoded),
-        read=blocks * (sequences * context + decoded),
+        rows=blocks * (rows + read),
+        read=blocks * (sequences * context + read),
         seen=blocks * (rows * context + halves),
         heads=1,
         asked=sequences,
@@ -174,7 +174,7 @@ def _launch(
 
 
 def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
-    """Seconds until the longest prompt is read while other texts are decoded, and its first token is known."""
+    """Seconds until the longest prompt is read while other texts are written, and its first token is known."""
     longest, _ = facts.profile.workload.longest
     chunks = ceil(longest / way.prompt_rows) if not facts.profile.has_encoder else 1
     chunk = _launch(facts.profile, facts.profile.num_blocks, 1, min(longest, way.prompt_rows), 0)
@@ -182,7 +182,7 @@ def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
 
 
 def expected_paces(facts: DecodingFacts, goal: DecodingGoal) -> list[ExpectedPace]:
-    """The expected pace of all ways to decode."""
+    """The expected pace of all ways to write."""
     return [expected_pace(facts, way, goal.exits == PROJECT) for way in ways(facts, goal)]
 
 
@@ -206,7 +206,7 @@ def _leanest(alike: list[ExpectedPace]) -> ExpectedPace:
 
 
 def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
-    """Why this device cannot decode the workload for this goal; None if it can."""
+    """Why this device cannot write the workload for this goal; None if it can."""
     workload, device = facts.profile.workload, facts.device
     if goal.exits == PROJECT and not facts.table.projects:
         return f"exits = 'project': the time of projection on {device.kind} is not known: measure with isobatch profile"
@@ -217,7 +217,7 @@ def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:
     if needed > room:
         return f"the weights need {needed / 1e9:.3g} GB, and {device.kind} has {room / 1e9:.3g} GB"
     positions = sum(workload.longest) + PAGE
-    if facts.profile.has_encoder:  # the encoder may read as many tokens as the decoder writes
+    if facts.profile.has_encoder:  # the encoder may read as many tokens as are written
         prompt, output = workload.longest
         positions = 2 * (max(prompt, output + 1) + PAGE)
     if positions * facts.position_bytes > (kv_room := facts.kv_bytes(goal)):

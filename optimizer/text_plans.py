@@ -1,4 +1,4 @@
-"""Plans of decoders: how replicas decode in a chosen way, on one kind of device or on several side by side."""
+"""Plans that write texts: how replicas write in a chosen way, on one kind of device or on several side by side."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from optimizer.text_paces import MEGABYTE, OFF, PAGE, DecodingFacts, DecodingGoa
 
 
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
-    """The plan by which replicas decode in this way; it promises nothing yet."""
+    """The plan by which replicas write in this way; it promises nothing yet."""
     profile = facts.profile
     splits: tuple[Split, ...] = (Split(0, profile.num_blocks, way.residents),)
     if way.cut < profile.num_blocks:
@@ -37,8 +37,17 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
     )
 
 
+def writes_texts(plan: Plan) -> bool:
+    """Whether this is a plan for a network that writes texts."""
+    return plan.decoding is not None
+
+
+def with_terms(plan: Plan, terms: DecodingTerms) -> Plan:
+    return replace(plan, decoding=terms)
+
+
 def terms_of(plan: Plan) -> DecodingTerms:
-    """How a pipeline's replicas decode."""
+    """How a pipeline's replicas write texts."""
     assert plan.decoding, "This is a bug: it is a plan for a network that classifies."
     return plan.decoding
 
@@ -50,7 +59,7 @@ def exits_of(plan: Plan) -> str:
 
 def on_terms(plan: Plan, of: Callable[[Plan], DecodingTerms]) -> Plan:
     """The same plan with new terms for each of its pipelines, as `of` gives them."""
-    first, *others = (replace(each, decoding=of(each)) for each in plan.pipelines)
+    first, *others = (with_terms(each, of(each)) for each in plan.pipelines)
     return replace(first, beside=tuple(others))
 
 
@@ -81,7 +90,7 @@ def emptiest_first(texts: Sequence[int], shares: Sequence[float]) -> list[int]:
 
 
 def residents_of(plan: Plan) -> int:
-    """Texts that all replicas decode at once."""
+    """Texts that all replicas write at once."""
     return sum(each.placements[0].replicas * each.splits[0].batch_size for each in plan.pipelines)
 
 

@@ -1,4 +1,4 @@
-"""The profile of a network that decodes: how long its launches take on a device, and the workload of its clients."""
+"""The profile of a network that writes texts: how long its launches take, and the workload of its clients."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -207,7 +207,7 @@ def _share(log_odds: float) -> float:
 
 @dataclass(frozen=True)
 class DecoderProfile:
-    """The profile of one network that decodes: a table for each kind of device, and its workload."""
+    """The profile of one network that writes texts: a table for each kind of device, and its workload."""
 
     model: str
     num_blocks: int
@@ -265,13 +265,13 @@ class DecoderProfile:
         return replace(other, tables=tuple(tables.values()))
 
 
-def save_decoder_profile(profile: DecoderProfile, path: Path) -> None:
+def save_text_profile(profile: DecoderProfile, path: Path) -> None:
     """Write all or nothing: a crash leaves the old file."""
     content = {"schema_version": SCHEMA_VERSION, "profile_of": KIND, **asdict(profile)}
     write_whole(path, json.dumps(content, indent=2))
 
 
-def load_decoder_profile(path: Path) -> DecoderProfile:
+def load_text_profile(path: Path) -> DecoderProfile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
     try:
         content: dict[str, Any] = dict(json.loads(read_text(path)))

@@ -22,7 +22,7 @@ from optimizer.text_plans import terms_of, tokens_per_s
 from profiles.devices import Device, fleet
 from profiles.errors import UserError, first_wrong, read_text
 from profiles.files import differ
-from profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_decoder_profile
+from profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_text_profile
 
 if TYPE_CHECKING:
     from cluster.commands.plan import DecoderPlanOptions
@@ -136,7 +136,7 @@ def profile_for(source: Path, file: Path | None) -> DecoderProfile:
     path = file or cached_profile(source)
     if file is None and not path.exists():
         raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
-    profile = load_decoder_profile(path)
+    profile = load_text_profile(path)
     if differ(profile.weights, weights_of(source)):
         raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
     return profile

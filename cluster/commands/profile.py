@@ -195,7 +195,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     from deployments.folders import locked, weights_of
     from deployments.models.backends import warn_of_ramp_dtype
     from deployments.named import built_in
-    from profiles.text_profile import DecoderProfile, load_decoder_profile, save_decoder_profile
+    from profiles.text_profile import DecoderProfile, load_text_profile, save_text_profile
 
     console, kinds = Console(soft_wrap=True, markup=False), _kinds(options.devices)
     check_decoder(source)
@@ -207,7 +207,7 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     shape = anatomy.shape
     for path in paths:  # before anything is timed
         if path.exists():
-            load_decoder_profile(path).check_same(name, shape.num_blocks, weights)
+            load_text_profile(path).check_same(name, shape.num_blocks, weights)
     rules = rules_of(source, shape.num_blocks)
     if rules.ramps:
         warn_of_ramp_dtype(source, rules.dtype, options.dtype)
@@ -219,8 +219,8 @@ def _profile_decoder(options: DecoderProfileOptions, source: Path) -> None:
     new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, has_encoder, notes, weights)
     for path in paths:
         with locked(path):  # another profile may have ended meanwhile
-            before = load_decoder_profile(path) if path.exists() else None
-            save_decoder_profile(before.joined_by(new) if before else new, path)
+            before = load_text_profile(path) if path.exists() else None
+            save_text_profile(before.joined_by(new) if before else new, path)
     console.print(_decoder_summary(new), highlight=False)
     console.print(f"written to {options.out}, and kept for isobatch plan {options.model}")
 

@@ -76,7 +76,7 @@ class News:
 
 
 def leader_of(application: str) -> str:
-    """The deployment that leads an application from plan to plan: its deployer, or the front of a decoder."""
+    """The deployment that leads an application from plan to plan: its deployer or, of texts, the front."""
     from ray import serve
 
     return DEPLOYER if DEPLOYER in serve.status().applications[application].deployments else FRONT
@@ -94,7 +94,7 @@ class RunningApplication:
 
         self._name, self._leader = name, leader
         self._deployer: Any = serve.get_deployment_handle(leader, name)
-        self._inventory = inventory
+        self.inventory = inventory
         self._news = News()
         self._benched: Mapping[str, str] = {}
 
@@ -105,7 +105,7 @@ class RunningApplication:
             raise ConnectionError("no front of the application answers")
         observed = merged(self._news.of(now))
         self._benched = {name: kind for each in now.values() for name, kind in each.benched}
-        return replace(observed, devices=without(self._inventory(), self._benched)) if devices else observed
+        return replace(observed, devices=without(self.inventory(), self._benched)) if devices else observed
 
     async def config(self) -> AppConfig | DecoderConfig:
         """The configuration that is deployed now."""

@@ -58,7 +58,7 @@ class Patience(BaseModel):
     )
 
 
-# Fields without effect for a decoder, which keeps its first devices and the TTFT and TPOT of its plan.
+# Fields without effect for texts, whose application keeps its first devices and the TTFT and TPOT of its plan.
 OF_CLASSIFIERS = frozenset(
     (
         "goal", "devices", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from cluster.controller.config import Patience
-from cluster.controller.record import TrackRecord, unpromised
+from cluster.controller.record import TrackRecord
 from cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
 from deployments.front.observed import Observed, merged
 from optimizer import Objective, Plan, Problem, Score
@@ -103,7 +103,7 @@ def expected_best(
     A plan that never ran is expected to keep the same share as others did, unless the running plan falls short because
     it is late, which the new plan would not be.
     """
-    not_late = is_late(running.score, objective) and unpromised(best) not in record.plans
+    not_late = is_late(running.score, objective) and best.unpromised not in record.plans
     candidates = [Expectation(best, score(best), 1.0 if not_late else record.kept_share(best))]
     known = (plan for plan in record.plans if not lost_devices(plan, counts))
     candidates += [Expectation(plan, score(plan), record.kept_share(plan)) for plan in known]
@@ -166,7 +166,7 @@ def is_refusing(observed: Observed) -> bool:
 
 def served_alike(plan: Plan, other: Plan) -> bool:
     """Whether two plans are equal except for their promises and thresholds."""
-    return unpromised(plan) == unpromised(other)
+    return plan.unpromised == other.unpromised
 
 
 def lost_devices(plan: Plan, counts: Mapping[str, int]) -> str:

@@ -24,7 +24,7 @@ async def keep_exporting(series: MetricSeries, loop: Callable[[], ControlLoop | 
     while True:
         try:
             if running := loop():
-                await asyncio.to_thread(export_once, series, running)  # which may simulate a decoder
+                await asyncio.to_thread(export_once, series, running)  # which may simulate texts
             failed = False
         except Exception as error:
             if not failed:

@@ -1,4 +1,4 @@
-"""What the controller asks about a network: its plans and their scores. Classifiers and decoders answer alike."""
+"""What the controller asks about a network: its plans and their scores. It is alike for inputs and texts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class CostModel(Protocol):
 
     @property
     def facts(self) -> Problem:
-        """The latency tables of a classifier. A decoder has none, because its plans are simulated."""
+        """The latency tables; there are none for texts, whose plans are simulated."""
         ...
 
     @property

@@ -202,7 +202,7 @@ class TrackRecord:
     def kept_share(self, plan: Plan) -> float:
         """The share of its promised goodput that a plan reached; for a plan that never ran, the mean of the others."""
         known = self._kept_shares.values()
-        return self._kept_shares.get(unpromised(plan), sum(known) / len(known) if known else 1.0)
+        return self._kept_shares.get(plan.unpromised, sum(known) / len(known) if known else 1.0)
 
     def add_window(self, looks: Sequence[Observed], plan: Plan, sustained_per_s: float) -> None:
         """Compare a window, look by look, with the goodput that its plan promised.
@@ -210,7 +210,7 @@ class TrackRecord:
         While inputs are refused, the answers are all that the plan sustains. With fewer inputs, the window shows only
         that the plan sustains these.
         """
-        total, known = merged(looks), self._kept_shares.get(unpromised(plan))
+        total, known = merged(looks), self._kept_shares.get(plan.unpromised)
         expected_per_s = min(total.arrivals_per_s, sustained_per_s)
         if expected_per_s * total.seconds < LEAST_INPUTS:
             return
@@ -220,11 +220,11 @@ class TrackRecord:
             share = max(1.0 if known is None else known, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
-        else:  # decoders report no launches
+        else:  # applications that write texts report no launches
             share = total.goodput_per_s / expected_per_s
             share = share if known is None else known + NEWEST * (share - known)
-        self._kept_shares.pop(unpromised(plan), None)
-        self._kept_shares[unpromised(plan)] = min(MOST_KEPT, share)
+        self._kept_shares.pop(plan.unpromised, None)
+        self._kept_shares[plan.unpromised] = min(MOST_KEPT, share)
         for oldest in list(self._kept_shares)[:-KEEP_PLANS]:
             del self._kept_shares[oldest]
 
@@ -248,12 +248,6 @@ def overloaded(looks: Sequence[Observed], plan: Plan) -> list[Observed]:
 
     refusing = [refuses(at) for at in range(len(looks))]
     return [look for at, look in enumerate(looks) if at and all(refusing[at - 1 : at + 2])]
-
-
-def unpromised(plan: Plan) -> Plan:
-    """The plan without its promise and its thresholds: two plans that serve alike are then equal."""
-    terms = plan.decoding and replace(plan.decoding, tokens_per_s=0.0)
-    return replace(plan, promise=None, thresholds=(), decoding=terms)
 
 
 class Barred:

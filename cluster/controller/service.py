@@ -25,7 +25,7 @@ from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from cluster.controller.record import Event
 from cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
 from cluster.controller.status import brief, status_of
-from cluster.controller.text_planning import decoder_problem
+from cluster.controller.text_planning import text_problem
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
 from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
@@ -38,9 +38,8 @@ from deployments.planning import first_plan
 from deployments.ray_facts import ask_autoscaler, autoscaler_refuses, nodes_beside_others
 from optimizer import Plan
 from profiles.evidence import EVIDENCE, Evidence
-from profiles.files import Profile
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
-from profiles.text_profile import load_decoder_profile
+from profiles.text_profile import load_text_profile
 
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503
@@ -80,32 +79,41 @@ class ControllerService:
     async def _begin(self) -> ControlLoop:
         from ray import serve
 
-        from deployments.resources import replica_needs, room_for
-
-        leader = await asyncio.to_thread(leader_of, self.config.application)
-        deployed = RunningApplication(self.config.application, leader=leader)
-        app_config = await deployed.config()
+        name = self.config.application
+        leader = await asyncio.to_thread(leader_of, name)
+        deployed = RunningApplication(name, leader=leader)
+        app_config, running = await deployed.config(), await deployed.plan()
         self._stays = partial(deployed.is_as, app_config)
         memory = await asyncio.to_thread(self._memory_for, app_config)
+        await deployed.observe()  # counts until now may be of hours and do not belong to the first window
         if isinstance(app_config, DecoderConfig):
-            pinned = await serve.get_deployment_handle(leader, self.config.application).pinned.remote()
-            await deployed.observe()
-            return decoders_loop(self.config, app_config, deployed, await deployed.plan(), memory, pinned)
-        profile = profile_of(app_config)
+            pinned = await serve.get_deployment_handle(leader, name).pinned.remote()
+            problem = text_problem(app_config, load_text_profile(app_config.profile_path), running)
+            return _loop_for(problem, self.config, deployed, running, memory, pinned)
+        return self._inputs_loop(app_config, deployed, running, memory)
+
+    def _inputs_loop(
+        self, app_config: AppConfig, deployed: RunningApplication, running: Plan, memory: Memory
+    ) -> ControlLoop:
+        """The loop for a classifier, which counts devices and may ask for more."""
+        from deployments.resources import replica_needs, room_for
+
+        name, profile = self.config.application, profile_of(app_config)
         self.promise = str((app_config.prepared_folder and promise_in(app_config.prepared_folder)) or NOTHING)
-        running = await deployed.plan()
         most, room = allowed(self.config, app_config, profile), partial(room_for, app_config)
-        nodes = partial(nodes_beside_others, self.config.application)
         virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
-        inventory = Inventory(most, partial(replica_needs, app_config), nodes, virtual)
-        application = RunningApplication(self.config.application, inventory)
-        await application.observe()  # counts until now may be of hours and do not belong to the first window
+        deployed.inventory = Inventory(
+            most, partial(replica_needs, app_config), partial(nodes_beside_others, name), virtual
+        )
 
         def request(devices: Mapping[str, int]) -> None:
-            ask_autoscaler(self.config.application, [room(kind) for kind in devices for _ in range(devices[kind])])
+            ask_autoscaler(name, [room(kind) for kind in devices for _ in range(devices[kind])])
 
         self._request = request if self.config.grow_to else request_nothing
-        return loop_of(self.config, app_config, profile, application, running, memory, self._request)
+        problem = classifier_problem(self.config, app_config, profile)
+        pinned = first_plan(app_config, profile) if app_config.pinned else None
+        keeper = keeper_of(self.config, app_config, profile.num_blocks)
+        return _loop_for(problem, self.config, deployed, running, memory, pinned, keeper, self._request)
 
     def _memory_for(self, app_config: AppConfig | DecoderConfig) -> Memory:
         """The memory of the present deployment. The memory of another deployment is closed."""
@@ -126,27 +134,6 @@ class ControllerService:
 
 def request_nothing(devices: Mapping[str, int]) -> None:
     """Without `grow_to`, no autoscaler is asked for devices."""
-
-
-def loop_of(
-    config: ControllerConfig, app_config: AppConfig, profile: Profile, application: Application, running: Plan,
-    memory: Memory, request: Callable[[Mapping[str, int]], None] = request_nothing,
-) -> ControlLoop:  # fmt: skip
-    """The loop for a classifier, which continues from the memory of its deployment."""
-    problem = classifier_problem(config, app_config, profile)
-    pinned = first_plan(app_config, profile) if app_config.pinned else None
-    keeper = keeper_of(config, app_config, profile.num_blocks)
-    return _loop_for(problem, config, application, running, memory, pinned, keeper, request)
-
-
-def decoders_loop(
-    config: ControllerConfig, app_config: DecoderConfig, application: Application, running: Plan, memory: Memory,
-    pinned: Plan | None,
-) -> ControlLoop:  # fmt: skip
-    """The loop for a decoder, which continues from the memory of its deployment."""
-    profile = load_decoder_profile(app_config.profile_path)
-    problem = decoder_problem(app_config, profile, running)
-    return _loop_for(problem, config, application, running, memory, pinned)
 
 
 def _loop_for(

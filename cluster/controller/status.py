@@ -10,7 +10,7 @@ from cluster.controller.record import Event
 from cluster.controller.schemas import STATUS_VERSION
 from cluster.controller.sentences import shortfall
 from deployments.planning import summary
-from optimizer.text_plans import tokens_per_s
+from optimizer.text_plans import tokens_per_s, writes_texts
 from profiles.agreement import agreement_text
 from profiles.forecast import Forecast
 
@@ -59,7 +59,7 @@ def brief(event: Event) -> dict[str, Any]:
 
 
 def _plan(controller: Controller) -> dict[str, Any]:
-    promise, decodes = controller.running.promise, controller.running.decoding
+    promise, writes = controller.running.promise, writes_texts(controller.running)
     goodput, simulated = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
     sustains_per_s = controller.known.sustains_per_s(controller.running)
     kept_share = controller.record.kept_share(controller.running)
@@ -67,7 +67,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
         "summary": summary(controller.running),
         "devices": controller.running.devices(),
         "ramps": list(controller.running.ramps),
-        "promised_per_s": tokens_per_s(controller.running) or None if decodes else goodput,
+        "promised_per_s": tokens_per_s(controller.running) or None if writes else goodput,
         "promised_ms": 1e3 * promise.latency_s if promise else None,
         "played_p50_ms": 1e3 * simulated.p50_s if simulated else None,
         "played_p99_ms": 1e3 * simulated.p99_s if simulated else None,
@@ -80,7 +80,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
 
 def _tokens_of_an_input(controller: Controller) -> int | None:
     """The tokens of one input, where plans count tokens."""
-    return 1 if controller.running.decoding else controller.running.length
+    return 1 if writes_texts(controller.running) else controller.running.length
 
 
 def _window(controller: Controller, now_s: float) -> dict[str, Any]:

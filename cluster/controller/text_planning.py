@@ -1,4 +1,4 @@
-"""The planning problem of a decoder. Its inputs are the tokens that are written."""
+"""The planning problem of a network that writes texts. Its inputs are the tokens that are written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from optimizer import Objective, Plan, Problem, Score
 from optimizer.goals import GOALS
 from optimizer.plan import DecodingTerms, Split
 from optimizer.text_paces import DecodingGoal
-from optimizer.text_plans import exits_of, on_terms, terms_of
+from optimizer.text_plans import exits_of, on_terms, terms_of, with_terms
 from profiles.devices import Device, fleet
 from profiles.exits import ExitProfile
 from profiles.text_profile import LEAST_OBSERVED, DecoderProfile
@@ -30,7 +30,7 @@ class DecoderCosts:
 
     @property
     def facts(self) -> Problem:
-        raise AssertionError("This is a bug: a decoder has no latency tables to plan with.")
+        raise AssertionError("This is a bug: a network that writes texts has no latency tables.")
 
     @property
     def ramp_blocks(self) -> list[int]:
@@ -57,12 +57,14 @@ class DecoderCosts:
             for start, stop in pairwise(edges)
         )
         placements = (replace(placement, splits=cut, local=len(cut) > 1),)
-        return replace(plan, placements=placements, decoding=replace(terms_of(plan), exits=self.goal.exits))
+        return with_terms(replace(plan, placements=placements), replace(terms_of(plan), exits=self.goal.exits))
 
 
 @dataclass(frozen=True)
 class DecoderPlanningProblem:
-    """A decoder and its limits. Settings that a running replica cannot change are those of the plan `running`.
+    """A network that writes texts, and its limits.
+
+    Settings that a running replica cannot change are those of the plan `running`.
 
     `lengths` are the lengths of the latest prompts and outputs; empty: those of the profile.
     """
@@ -108,7 +110,7 @@ class DecoderPlanningProblem:
         return most - 1 if self.profile.has_encoder else most - prompt
 
     def cost_model(self, survival: Sequence[float], corrections: Corrections) -> DecoderCosts:
-        """Tables of decoders are not corrected: the kept share of a promise shows launches that are slower."""
+        """Tables of texts are not corrected: the kept share of a promise shows launches that are slower."""
         workload = self.profile.workload
         entering = tuple((block, survival[block + 1]) for block, _ in workload.survival)
         workload = replace(workload, survival=entering)
@@ -140,8 +142,8 @@ class DecoderPlanningProblem:
         return None
 
 
-def decoder_problem(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderPlanningProblem:
-    """The problem of a decoder with this configuration, which runs this plan."""
+def text_problem(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderPlanningProblem:
+    """The problem of an application with this configuration, which runs this plan."""
     terms = terms_of(running)
     held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
     exits = exits_of(running)

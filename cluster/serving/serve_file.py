@@ -20,7 +20,7 @@ from deployments.tasks import check_one_label
 from optimizer.plan import read_plan
 from profiles.errors import UserError, read_text
 from profiles.files import differ
-from profiles.text_profile import PROJECT, load_decoder_profile
+from profiles.text_profile import PROJECT, load_text_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "deployments.app:build"
@@ -308,7 +308,7 @@ def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     for planned in config.per_kind().values():
         check_decoder(Path(config.model), planned.cuts, planned.exits == PROJECT)
     if config.profile:
-        load_decoder_profile(Path(config.profile))
+        load_text_profile(Path(config.profile))
     _check_plans_weights(config)
     key_in(config.api_key_variable)
     return fields

@@ -1,4 +1,4 @@
-"""Chooses the plan of a decoder: of the ways to decode that are best by arithmetic, the best one in simulations.
+"""Chooses a plan that writes texts: of the ways to write that are best by arithmetic, the best one in simulations.
 
 A plan promises the highest rate at which nearly all texts keep the limits on TTFT and TPOT.
 """
@@ -25,12 +25,12 @@ from optimizer.text_paces import (
     misfit,
     most_promising,
 )
-from optimizer.text_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s
+from optimizer.text_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s, with_terms
 from profiles.devices import Device
 from profiles.errors import UserError
 from profiles.text_profile import DecoderProfile
 
-NUM_SIMULATED = 4  # ways to decode that are simulated for each kind of device
+NUM_SIMULATED = 4  # ways to write that are simulated for each kind of device
 TURNS = 4  # the least texts of a run, as a multiple of the residents
 PROMISE_LENGTH = 3  # times as many texts as in other runs decide the promise
 NEAR_SHARE = 0.8  # of the highest possible rate: the search for the sustained rate begins between both
@@ -68,12 +68,12 @@ class DecodingChoice:
     plan: Plan
     run: DecodingRun
     ceiling_per_s: float
-    num_ways: int  # ways to decode that were compared by arithmetic
+    num_ways: int  # ways to write that were compared by arithmetic
 
 
 @dataclass(frozen=True)
 class _BestOfKind:
-    """The best way to decode on one kind of device: `texts_per_s` of one replica, which cannot exceed `most_per_s`.
+    """The best way to write on one kind of device: `texts_per_s` of one replica, which cannot exceed `most_per_s`.
 
     `ceiling_per_s`: the most tokens of a replica that is never idle and keeps no limits, of all `num_ways` by
     arithmetic.
@@ -125,7 +125,7 @@ def plan_on_all(profile: DecoderProfile, fleet: tuple[Device, ...], goal: Decodi
 
 
 def _best_of_each_kind(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal) -> list[_BestOfKind]:
-    """The best way to decode on each kind of device that can keep the limits."""
+    """The best way to write on each kind of device that can keep the limits."""
     facts = [DecodingFacts(profile, device) for device in fleet if device.count]
     if not facts:
         raise UserError("there are no devices to plan for: a fleet needs at least one")
@@ -136,7 +136,7 @@ def _best_of_each_kind(profile: DecoderProfile, fleet: Sequence[Device], goal: D
 
 
 def _best_way(facts: DecodingFacts, goal: DecodingGoal) -> _BestOfKind | None:
-    """The way to decode that sustains most on one device of a kind; None if no way keeps the limits."""
+    """The way to write that sustains most on one device of a kind; None if no way keeps the limits."""
     if misfit(facts, goal):
         return None
     best: _BestOfKind | None = None
@@ -210,7 +210,7 @@ def _side_by_side(bests: Sequence[_BestOfKind], counts: Sequence[int], goal: Dec
         if count:
             plan = plan_of(best.way, best.facts, goal, count)
             tokens = best.on(count) * best.facts.profile.workload.output
-            pipelines.append(replace(plan, decoding=replace(terms_of(plan), tokens_per_s=tokens)))
+            pipelines.append(with_terms(plan, replace(terms_of(plan), tokens_per_s=tokens)))
     first, *others = sorted(pipelines, key=tokens_per_s, reverse=True)
     return replace(first, beside=tuple(others))
 
@@ -267,7 +267,7 @@ def _obstacle(facts: Sequence[DecodingFacts], goal: DecodingGoal) -> str:
     if ttft_s > goal.ttft_s:
         return f"TTFT of {1e3 * goal.ttft_s:.4g} ms: even alone, a text begins after {1e3 * ttft_s:.4g} ms on {kind}"
     limits = f"{_limits(goal)} for {goal.share_in_time:.0%} of the texts"
-    return f"no way to decode keeps {limits} on {kind}: loosen one of them"
+    return f"no way to write keeps {limits} on {kind}: loosen one of them"
 
 
 def _alone(facts: DecodingFacts, goal: DecodingGoal) -> tuple[float, float]:

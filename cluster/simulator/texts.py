@@ -1,4 +1,4 @@
-"""Simulates a decoder's plan: the engine and the scheduler that would serve it, with launches that only take time.
+"""Simulates a plan that writes texts: its own engine and scheduler, with launches that only take time.
 
 As the front does, a text goes to the pipeline with the fewest texts for its share. There, as Serve does, it goes to the
 one with fewer texts of two random replicas. The time of the front and of the network is not simulated.

@@ -20,7 +20,7 @@ from deployments.ray_facts import StoredPlan, stored_plan
 from optimizer.plan import Plan
 from optimizer.text_plans import shares_of
 from profiles.errors import UserError
-from profiles.text_profile import PROJECT, load_decoder_profile
+from profiles.text_profile import PROJECT, load_text_profile
 
 FOLLOW_WITHIN_S = 5.0  # the time for which a switch waits for all replicas
 LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas
@@ -113,6 +113,6 @@ class PlanSwitch:
         return None if devices == needed else f"a running decoder has {devices}, and this plan is for {needed}"
 
     def _plan_of_config(self) -> Plan:
-        tables = load_decoder_profile(self.config.profile_path).tables
+        tables = load_text_profile(self.config.profile_path).tables
         measured = next((table for table in tables if not table.estimated), tables[0])
         return self.config.as_plan(*splits_and_limits(self.config, self._rules, self._num_blocks), measured.kind)

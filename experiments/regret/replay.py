@@ -10,7 +10,6 @@ import numpy as np
 from rich.console import Console
 
 from cluster.controller.config import Patience
-from cluster.controller.record import unpromised
 from cluster.controller.rehearsal import replan
 from cluster.load.workloads import Ints
 from cluster.simulator.simulation import World, simulate
@@ -60,7 +59,7 @@ def led(case: ReplayedTrace) -> Led:
     run = replan(World(first, facts, SLO_S), asked, [inputs(case)], case.seconds, patience=Patience())
     ran = [each for event in run.changes for each in (event.before, event.after) if each]
     plans = played([first, *ran], asked.considered)
-    changes = tuple(PlayedChange(event.at_s, plans.index(unpromised(event.before))) for event in run.changes)
+    changes = tuple(PlayedChange(event.at_s, plans.index(event.before.unpromised)) for event in run.changes)
     tally = run.report.tally
     told = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
     return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, told)
@@ -71,10 +70,10 @@ def played(ran: Iterable[Plan], considered: Sequence[Plan]) -> tuple[Plan, ...]:
 
     Each is played for as long as the controller's own run, and a controller considers dozens that hardly differ.
     """
-    found = dict.fromkeys(map(unpromised, ran))
+    found = dict.fromkeys(plan.unpromised for plan in ran)
     shapes = Counter(shape(each) for each in considered if shape(each) not in set(map(shape, found)))
     for often, _ in shapes.most_common(MOST_BESIDE):
-        found[unpromised(next(each for each in considered if shape(each) == often))] = None
+        found[next(each for each in considered if shape(each) == often).unpromised] = None
     return tuple(found)
 
 

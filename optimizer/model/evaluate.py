@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from optimizer.model import cost
+from optimizer.model import split_costs
 from optimizer.model.limits import broken_counts, broken_facts, broken_objective
 from optimizer.model.work import Work, local_waits_s, works
 from optimizer.objective import Objective
@@ -51,7 +51,7 @@ class Score:
             shares = [each.goodput_per_s / self.goodput_per_s for each in self.pipelines]
             return max(each.answer_s(rate_per_s * share) for each, share in zip(self.pipelines, shares, strict=True))
         alone_s = sum(split.alone_s for split in self.splits)
-        return float(cost.answer_s(alone_s, self.latency_s, min(1.0, rate_per_s / self.goodput_per_s)))
+        return float(split_costs.answer_s(alone_s, self.latency_s, min(1.0, rate_per_s / self.goodput_per_s)))
 
     @property
     def latency_parts_s(self) -> dict[str, float]:

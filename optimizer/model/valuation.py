@@ -9,7 +9,7 @@ import numpy as np
 
 from optimizer.arrays import Floats, Ints
 from optimizer.effort import LAST_BITS
-from optimizer.model import cost
+from optimizer.model import split_costs
 from optimizer.objective import Objective
 from optimizer.problem import Problem
 
@@ -70,7 +70,7 @@ class Valuation:
         best: Staffing | None = None
         for replicas, goodput_per_s in self._staircase(loads, least):
             price = float(self.prices[list(self.kind_of)] @ replicas)
-            latency_s = cost.latency_s(work, arrivals, goodput_per_s)
+            latency_s = split_costs.latency_s(work, arrivals, goodput_per_s)
             value = goal.value(goodput_per_s, price, latency_s)
             if best is None or value < best.value:
                 best = Staffing(value, goodput_per_s, replicas)

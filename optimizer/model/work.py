@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from optimizer.arrays import Floats
-from optimizer.model import cost
+from optimizer.model import split_costs
 from optimizer.plan import Plan, Split
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -30,12 +30,12 @@ class Work:
     @property
     def load_s(self) -> float:
         """Device seconds per input that arrives at the network."""
-        occupied_s = cost.occupied_s(self.launch_s, self.transfer_s)
-        return float(cost.load_s(self.reach, occupied_s, self.split.batch_size))
+        occupied_s = split_costs.occupied_s(self.launch_s, self.transfer_s)
+        return float(split_costs.load_s(self.reach, occupied_s, self.split.batch_size))
 
     @property
     def fill(self) -> float:
-        return 0.0 if self.stays else float(cost.fill_arrivals(self.reach, self.split.batch_size))
+        return 0.0 if self.stays else float(split_costs.fill_arrivals(self.reach, self.split.batch_size))
 
     @property
     def wait(self) -> float:
@@ -44,7 +44,7 @@ class Work:
     @property
     def arrivals(self) -> float:
         """The number of inputs that arrive at the network between two launches of this split."""
-        return float(cost.wait_arrivals(self.reach, self.split.batch_size))
+        return float(split_costs.wait_arrivals(self.reach, self.split.batch_size))
 
 
 def works(plan: Plan, facts: Problem) -> Iterator[Work]:
@@ -75,7 +75,7 @@ def local_waits_s(plan: Plan, works: list[Work]) -> dict[Split, float]:
         placement = plan.placement_of(run[0].split)
         arrivals = max(work.arrivals for work in run)
         for work in run:
-            waits_s[work.split] = cost.others_s(arrivals, work.load_s, work.launch_s)
+            waits_s[work.split] = split_costs.others_s(arrivals, work.load_s, work.launch_s)
         others = [work for work in works if work.split in placement.splits and work not in run]
         waits_s[run[0].split] += arrivals * sum(work.load_s for work in others)
     return waits_s
@@ -106,7 +106,7 @@ def work(split: Split, facts: Problem, kind: str, source: str | None, reach: flo
 def until_s(split: Split, facts: Problem, kind: str, reach: float, size: float) -> list[float]:
     """Seconds from the start of a launch of this size to the end of each block, for an input that stays."""
     staying = _staying(inside_of(split, facts.survival, reach))
-    blocks_s = _blocks_s(split, facts, kind, cost.felt_size(size, staying))
+    blocks_s = _blocks_s(split, facts, kind, split_costs.felt_size(size, staying))
     ends_s: list[float] = (facts.table(kind).launch_s + blocks_s.cumsum()).tolist()
     return ends_s
 
@@ -123,8 +123,8 @@ def inside_of(split: Split, survival: tuple[float, ...], reach: float) -> list[f
 def _launch(split: Split, facts: Problem, kind: str, inside: list[float], size: float) -> tuple[float, float]:
     """Seconds of a launch: on average, and as an input sees it that stays to the end."""
     staying = _staying(inside)
-    some, mean = cost.occupancy(max(size, 1), staying), cost.mean_size(size, staying)
-    felt = cost.felt_size(size, staying)
+    some, mean = split_costs.occupancy(max(size, 1), staying), split_costs.mean_size(size, staying)
+    felt = split_costs.felt_size(size, staying)
     launch_s = facts.table(kind).launch_s
     mean_s, felt_s = _blocks_s(split, facts, kind, mean), _blocks_s(split, facts, kind, felt)
     return launch_s + float(some @ mean_s), launch_s + float(felt_s.sum())

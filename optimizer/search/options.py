@@ -11,7 +11,7 @@ import numpy as np
 
 from optimizer.arrays import Bools, Floats, Ints
 from optimizer.effort import TIE_BREAK
-from optimizer.model import cost
+from optimizer.model import split_costs
 from optimizer.model.device_memory import DeviceMemory
 from optimizer.problem import Problem
 
@@ -27,7 +27,7 @@ class Options:
     inner: Bools  # ramps inside the split are active
     load_s: Floats  # device seconds per arriving input
     work_s: Floats  # computing and transfer, for an input that stays to the end
-    arrivals: Floats  # arrivals to wait for, see cost.latency_s
+    arrivals: Floats  # arrivals to wait for, see split_costs.latency_s
     memory: Floats  # bytes on the device
     class_of: Ints  # the class of each kind that a batch may come from
     barred: Bools  # no link leads from that class to the option's kind
@@ -157,9 +157,12 @@ class Builder:
     def _loads(self, start: int, quiet: Floats, transfer: Floats, shares: Floats) -> tuple[Floats, Floats]:
         """Load and work at one survival, with a first axis for the classes of source kinds."""
         shrinking, felt = self._shrinking_s(start, shares)
-        occupied_s = cost.occupied_s(_by_stop(quiet, shrinking), transfer)
+        occupied_s = split_costs.occupied_s(_by_stop(quiet, shrinking), transfer)
         possible, reach = np.isfinite(occupied_s), shares[start]
-        load = cost.load_s(reach, np.where(possible, occupied_s, 0.0), np.repeat(self._batches, 2)) + self._tie_break_s
+        load = (
+            split_costs.load_s(reach, np.where(possible, occupied_s, 0.0), np.repeat(self._batches, 2))
+            + self._tie_break_s
+        )
         work = _by_stop(quiet, felt) + transfer if reach > 0 else np.zeros_like(occupied_s)
         return np.where(possible, load, np.inf), np.where(possible, work, np.inf)
 
@@ -177,8 +180,8 @@ class Builder:
         allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
         possible = np.isfinite(quiet) & allowed[..., None] & self._allowed(start)
         occupied_s, size = np.where(possible, quiet, 0.0), self._batches[:, None]
-        load = np.max([cost.load_s(reach, occupied_s, size) for reach in shares], axis=0) + self._tie_break_s
-        arrivals = np.max([cost.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
+        load = np.max([split_costs.load_s(reach, occupied_s, size) for reach in shares], axis=0) + self._tie_break_s
+        arrivals = np.max([split_costs.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
         return np.where(possible, load, np.inf), arrivals
 
     def local_memory(self, start: int) -> Floats:
@@ -194,10 +197,10 @@ class Builder:
             never = np.full((len(self._launch_s), len(self._batches), len(shrinks)), np.inf)
             return never, never
         staying = shares[start:-1] / reach
-        some = cost.occupancy(size, staying)
+        some = split_costs.occupancy(size, staying)
         again_s = self._stop_s * np.append(False, self._releasing[start:-1])
-        launch = np.cumsum(some * (self._at(start, cost.mean_size(size, staying)) + again_s), axis=2)
-        felt = np.cumsum(self._at(start, cost.felt_size(size, staying)) + again_s, axis=2)
+        launch = np.cumsum(some * (self._at(start, split_costs.mean_size(size, staying)) + again_s), axis=2)
+        felt = np.cumsum(self._at(start, split_costs.felt_size(size, staying)) + again_s, axis=2)
         launch, felt = launch + self._launch_s, felt + self._launch_s
         return np.where(shrinks, launch, np.inf), np.where(shrinks, felt, np.inf)
 
@@ -241,7 +244,10 @@ class Builder:
         if self.pruned:
             keep &= ~self._beaten(load, work, memory)
         stop, kind, size = np.nonzero(keep)
-        waits = [cost.fill_arrivals(each, batch) + cost.wait_arrivals(each, batch) for each in self._survival[:, start]]
+        waits = [
+            split_costs.fill_arrivals(each, batch) + split_costs.wait_arrivals(each, batch)
+            for each in self._survival[:, start]
+        ]
         arrivals = np.max(waits, axis=0)[size]
         load, work = load[:, stop, kind, size], work[:, stop, kind, size]
         barred = np.isinf(load)

@@ -24,7 +24,7 @@ from deployments.prepare import t5_sums
 from deployments.prepare.llm_demo import SumsRecipe
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
 from profiles.promise import RULES
-from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_decoder_profile
+from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_text_profile
 from tests.helpers.asking import ask, eventually
 from tests.helpers.scraping import check_family, scraped
 
@@ -61,7 +61,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for kind, s in (("cpu", 1e-3), ("t4", 2e-3))
     )  # fmt: skip
     workload = DecodingWorkload(((1, 0.03),), (6,) * 20, (18,) * 20)
-    save_decoder_profile(DecoderProfile("llm-demo", 8, 64, tables, workload), path)
+    save_text_profile(DecoderProfile("llm-demo", 8, 64, tables, workload), path)
     return path
 
 

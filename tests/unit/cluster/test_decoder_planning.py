@@ -20,7 +20,7 @@ from optimizer.plan import read_plan
 from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
 from optimizer.text_plans import plan_of
 from profiles.errors import UserError
-from profiles.text_profile import load_decoder_profile, save_decoder_profile
+from profiles.text_profile import load_text_profile, save_text_profile
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
 DEMO = llm_demo_directory()
@@ -46,7 +46,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Called:
 def profile(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     made = paper_decoder(survival=((1, 0.1),), prompt=4, output=6, reads=64)
-    save_decoder_profile(replace(made, weights=weights_of(DEMO)), path)
+    save_text_profile(replace(made, weights=weights_of(DEMO)), path)
     return path
 
 
@@ -74,11 +74,11 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
     """And served with the one cut that exits.json has measured."""
     plan, told = tmp_path / "plan.json", ("--profile", profile, "--kv-megabytes", 2, "--exits", "project")
     assert "the share of tokens that go on is not known: run isobatch prepare" in call("plan", DEMO, *told)
-    known = load_decoder_profile(profile)
+    known = load_text_profile(profile)
     workload = replace(known.workload, survival=((0, 0.2), (1, 0.1)), projected=((1, 0.15),))
-    save_decoder_profile(replace(known, workload=workload), profile)
+    save_text_profile(replace(known, workload=workload), profile)
     assert "the time of projection on cpu is not known" in call("plan", DEMO, *told)
-    save_decoder_profile(replace(known, workload=workload, tables=(replace(known.tables[0], projects=True),)), profile)
+    save_text_profile(replace(known, workload=workload, tables=(replace(known.tables[0], projects=True),)), profile)
     assert "behind block 1 of 8 (project)" in call("plan", DEMO, *told, "--out", plan)
     assert serve_file(DEMO, {"plan": str(plan)})["applications"][0]["args"]["plan"] == str(plan)
     simulated = call("simulate", "--config", DEMO, "--plan", plan, "--rate", 20, "--hours", 0.002)
@@ -183,7 +183,7 @@ def test_two_profiles_at_once_are_both_in_the_file(
     monkeypatch.setattr("cluster.profiling.launch_prices.measured", measured)
     call("profile", "llm-demo", "--kind", "v100", "--out", first)
     call("profile", "llm-demo", "--kind", "k80", "--out", out)
-    assert [table.kind for table in load_decoder_profile(out).tables] == ["v100", "k80"]
+    assert [table.kind for table in load_text_profile(out).tables] == ["v100", "k80"]
 
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
@@ -193,6 +193,6 @@ def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_pat
     assert "even alone, tokens of a text take" in call("plan", "llm-demo", "--tpot-ms", "1e-6")
     assert "even alone, tokens of a text take" in (said := call("plan", DEMO, "--tpot-ms", "1e-6"))
     assert "on cpu" in said
-    (timed,) = (table for table in load_decoder_profile(out).tables if not table.estimated)
+    (timed,) = (table for table in load_text_profile(out).tables if not table.estimated)
     assert timed.residents
     assert "on h100" in call("plan", DEMO, "--tpot-ms", "1e-6", "--devices", "h100=2")

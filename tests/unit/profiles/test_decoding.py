@@ -11,15 +11,15 @@ from profiles.text_profile import (
     DecodingTable,
     DecodingWorkload,
     LaunchSize,
-    load_decoder_profile,
-    save_decoder_profile,
+    load_text_profile,
+    save_text_profile,
 )
 from tests.helpers.paper_decoders import paper_decoder
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
-    save_decoder_profile(paper_decoder(), tmp_path / "profile.json")
-    assert load_decoder_profile(tmp_path / "profile.json") == paper_decoder()
+    save_text_profile(paper_decoder(), tmp_path / "profile.json")
+    assert load_text_profile(tmp_path / "profile.json") == paper_decoder()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_wrong_file_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        load_decoder_profile(tmp_path / "profile.json")
+        load_text_profile(tmp_path / "profile.json")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_value_that_makes_no_sense_is_one_sentence(
     place: tuple[str | int, ...], value: object, sentence: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
-    save_decoder_profile(paper_decoder(), path)
+    save_text_profile(paper_decoder(), path)
     content = json.loads(path.read_text())
     at = content
     for name in place[:-1]:
@@ -59,7 +59,7 @@ def test_a_value_that_makes_no_sense_is_one_sentence(
     at[place[-1]] = value
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=sentence):
-        load_decoder_profile(path)
+        load_text_profile(path)
 
 
 def test_an_estimate_replaces_no_measurement() -> None:
