@@ -114,6 +114,17 @@ def known_kind(kind: str) -> DeviceKind:
         raise UserError(f"unknown device kind {kind!r}: choose among {', '.join(CATALOGUE)}") from None
 
 
+def known_kinds(text: str) -> list[str]:
+    """
+    >>> known_kinds("V100, k80"), known_kinds("")
+    (['v100', 'k80'], [])
+    """
+    kinds = [part.strip().lower() for part in text.split(",") if part.strip()]
+    for kind in kinds:
+        known_kind(kind)
+    return kinds
+
+
 def fleet(text: str) -> tuple[Device, ...]:
     """Devices from "KIND=COUNT[@PRICE],...".
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands.profile import workload_of
+from cluster.commands.profile_texts import workload_of
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, TextLengths

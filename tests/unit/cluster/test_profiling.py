@@ -56,7 +56,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than all the rest on so small a network."""
-    monkeypatch.setattr("profiles.picture.draw", lambda *_: None)
+    monkeypatch.setattr("cluster.commands.profile_inputs.draw", lambda *_: None)
 
 
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
@@ -82,7 +82,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*_: object) -> None:
         raise AssertionError("the clock was started")
 
-    monkeypatch.setattr("cluster.profiling.block_times.timed", timed)
+    monkeypatch.setattr("cluster.commands.profile_inputs.timed", timed)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_two_profiles_at_once_are_both_in_the_file(
         copy(measured[0], out)
         return timed(*told)
 
-    monkeypatch.setattr("cluster.profiling.block_times.timed", while_another_ends)
+    monkeypatch.setattr("cluster.commands.profile_inputs.timed", while_another_ends)
     profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
@@ -197,7 +197,7 @@ def test_an_interrupted_count_says_how_many_it_has_counted(
         yield model.encode(values[:2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cluster.profiling.block_times.in_batches", interrupted)
+    monkeypatch.setattr("cluster.commands.profile_inputs.in_batches", interrupted)
     told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--lengths", "6"]
     few = ["--budget", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
     assert RUNNER.invoke(app, [*told, *few], catch_exceptions=False).exit_code == 130

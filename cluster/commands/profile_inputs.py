@@ -1,0 +1,136 @@
+"""`isobatch profile` of a network that classifies: its blocks are timed, and its exits counted."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from cluster.commands import numbers_in
+from cluster.profiling.block_times import (
+    SampleInputs,
+    exits_from_rules,
+    in_batches,
+    kind_of,
+    lengths_of,
+    report,
+    sample_inputs,
+    timed,
+    timed_block_ranges,
+    uncatalogued,
+    with_sure,
+)
+from cluster.profiling.datasheets import checkpoint_tables
+from deployments.folders import locked, weights_of
+from deployments.models import checkpoint, load_served
+from deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
+from deployments.models.served_model import ServedModel
+from deployments.prepare.data import Columns, rows, taken
+from deployments.prepare.sample import sampled
+from profiles.devices import known_kinds
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, load, save
+from profiles.latency import LatencyTable
+from profiles.lengths import Lengths
+from profiles.measure import CountedExits, count_exits, device_name
+from profiles.model import edges_of
+from profiles.picture import draw, name
+
+if TYPE_CHECKING:
+    from cluster.commands.profile import ClassifierProfileOptions
+
+
+def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
+    model, data, out, dtype = options.model, options.data, options.out, options.dtype
+    tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
+    kinds = known_kinds(options.devices)
+    torch.set_num_threads(options.threads)
+    console = Console(soft_wrap=True, markup=False)
+    before = load(out) if out.exists() else None
+    recorded = _recorded(console, source, data, options.data_columns, options.max_rows) if data else []
+    exact = load_served(model, device=options.device, dtype=weights_dtype(dtype))
+    weights = weights_of(source)
+    if before:
+        before.check_same(Path(model).name, exact.num_blocks, weights)
+    kind = options.kind or kind_of(device_name(str(exact.device)))
+    if warning := uncatalogued(kind):
+        console.print(warning, highlight=False)
+    exits, exit_notes = (None, ()) if before and before.exits else _prepared_exits(exact)
+    network = on_backend(exact, model, options.backend, int8=dtype == INT8)
+    make_ready(network, model, timed_block_ranges(network))
+    lengths = lengths_of(network, recorded)
+    inputs = sample_inputs(network, source, lengths, tokens)
+    derived = _derived(network, source, [each for each in kinds if each != kind], inputs)
+    measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
+    interrupted = any(each.interrupted for each in measured)
+    by_tokens = None
+    if data and not interrupted:
+        counted = count_exits(network, in_batches(network, recorded))
+        exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
+        exit_notes = (f"exits: {_counted(counted, recorded)} of {data.name}", *_lengths_note(lengths, data))
+    exits, by_tokens = (each and with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
+    notes = (*(str(each) for each in measured), *exit_notes)
+    tables = (*(each.table for each in measured), *derived)
+    new = Profile(Path(model).name, tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
+    _add(new, out)
+    draw(new, out.with_suffix(".png"))
+    _report(console, new, out)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _add(new: Profile, out: Path) -> None:
+    """Add a profile to a file, to which another command may have added one meanwhile."""
+    with locked(out):
+        save(load(out).joined_by(new) if out.exists() else new, out)
+
+
+def _report(console: Console, new: Profile, out: Path) -> None:
+    console.print(report(new))
+    if derived := [f"{name(each)} ({each.backend} {each.dtype}, {each.origin})" for each in new.tables if each.derived]:
+        console.print(f"not measured: {'; '.join(derived)}", highlight=False)
+    for note in new.notes:
+        console.print(note, highlight=False)
+    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+
+
+def _counted(counted: CountedExits, recorded: list[Any]) -> str:
+    if not counted.interrupted:
+        return f"counted over {counted.inputs} inputs"
+    return f"WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
+
+
+def _lengths_note(lengths: Lengths | None, data: Path) -> tuple[str, ...]:
+    if lengths is None:
+        return ()
+    shortest, longest = lengths.tokens[0], lengths.tokens[-1]
+    return (f"lengths: {lengths.mean} tokens on average in {data.name}, {shortest} to {longest}: plans count tokens",)
+
+
+def _derived(network: ServedModel, source: Path, kinds: list[str], inputs: list[SampleInputs]) -> list[LatencyTable]:
+    """Tables of kinds of devices that are not measured, at the lengths that are measured on this device."""
+    side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
+    return checkpoint_tables(source, kinds, [each.length for each in inputs], side, network.ramp_blocks)
+
+
+def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str, ...]]:
+    """The exits that 'isobatch prepare' measured, used where no data is given, and a note on where they come from."""
+    rules = [(rule.block, rule.survival) for rule in network.ramps.rules.ramps]
+    if not rules:
+        return None, ()
+    exits = exits_from_rules(rules, network.num_blocks)
+    if exits:
+        return exits, ("exits: as 'isobatch prepare' measured them; --data counts them over your own inputs",)
+    return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
+
+
+def _recorded(console: Console, source: Path, data: Path, columns: Columns, max_rows: int) -> list[Any]:
+    """A sample of a file's inputs, read before anything is timed, so that a wrong file is refused at once."""
+    channels, pairs = checkpoint.channels_of(source), not checkpoint.task_at(source).by_token
+    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False)
+    values = sampled((row.value for row in rows(data, columns, channels=channels, pairs=pairs)), max_rows)
+    if not values:
+        raise UserError(f"{data} holds no inputs")
+    return values

@@ -1,0 +1,114 @@
+"""`isobatch profile` of a decoder: launches of its engine are timed, and the price of each part is fitted to them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from cluster.profiling import launch_prices
+from cluster.profiling.block_times import kind_of, source_of, uncatalogued
+from cluster.profiling.launch_estimates import estimated_table
+from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of
+from deployments.decoding.config import cached_profile
+from deployments.decoding.engine_setup import kv_bytes, load_decoder
+from deployments.decoding.ramp_rules import DecoderRules, check_decoder, rules_of
+from deployments.folders import locked, weights_of
+from deployments.models.backends import warn_of_ramp_dtype
+from deployments.named import built_in
+from profiles.devices import known_kinds
+from profiles.errors import UserError
+from profiles.measure import device_name
+from profiles.text_profile import (
+    DecoderProfile,
+    DecodingTable,
+    DecodingWorkload,
+    load_text_profile,
+    save_text_profile,
+)
+
+if TYPE_CHECKING:
+    from cluster.commands.profile import DecoderProfileOptions
+
+
+def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
+    """Write `out`, and keep the same profile where `isobatch plan` looks for it."""
+    console, kinds = Console(soft_wrap=True, markup=False), known_kinds(options.devices)
+    check_decoder(source)
+    weights, paths = weights_of(source), (options.out, cached_profile(source))
+    name = source.name if built_in(options.model) else Path(options.model).name
+    device = _device(options.device)
+    model = load_decoder(source, device, options.dtype)
+    anatomy = anatomy_of(model)
+    shape = anatomy.shape
+    for path in paths:  # before anything is timed
+        if path.exists():
+            load_text_profile(path).check_same(name, shape.num_blocks, weights)
+    rules = rules_of(source, shape.num_blocks)
+    if rules.ramps:
+        warn_of_ramp_dtype(source, rules.dtype, options.dtype)
+    workload = workload_of(rules, source)
+    measured = _measured_table(console, model, anatomy, workload, device, options)
+    tables = (measured, *(estimated_table(model.config, kind) for kind in kinds))
+    notes = tuple(f"{table.kind}: {table.source}" for table in tables)
+    has_encoder = shape.start is not None
+    new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, has_encoder, notes, weights)
+    for path in paths:
+        with locked(path):  # another profile may have ended meanwhile
+            before = load_text_profile(path) if path.exists() else None
+            save_text_profile(before.joined_by(new) if before else new, path)
+    console.print(_summary(new), highlight=False)
+    console.print(f"written to {options.out}, and kept for isobatch plan {options.model}")
+
+
+def _measured_table(
+    console: Console, model: Any, anatomy: DecoderAnatomy, workload: DecodingWorkload, device: str,
+    options: "DecoderProfileOptions",
+) -> DecodingTable:  # fmt: skip
+    """The prices of launches, fitted to launches that are timed on this device."""
+    torch.set_num_threads(options.threads)
+    called = device_name(device)
+    kind = options.kind or kind_of(called)
+    if warning := uncatalogued(kind):
+        console.print(warning, highlight=False)
+    with console.status("timing launches"):
+        prices = launch_prices.measured(model, workload, options.budget)
+    return DecodingTable(
+        kind,
+        prices.price_s,
+        f"{source_of(called, 'torch', options.dtype, options.threads)}; {prices}",
+        kv_bytes(anatomy),
+        launch_prices.weights_bytes(model),
+        options.dtype,
+        error=prices.error,
+        bias=prices.bias,
+        residents=prices.sequences,
+        projects=True,
+    )
+
+
+def workload_of(rules: DecoderRules, source: Path) -> DecodingWorkload:
+    """The lengths of texts, and the tokens that leave at each ramp, as `isobatch prepare` measured them."""
+    if rules.lengths is None:
+        raise UserError(
+            f"{source} does not say how long prompts and texts are: isobatch prepare {source} --data prompts.csv"
+        )
+    survival = tuple((ramp.block, ramp.survival) for ramp in rules.all_ramps if ramp.survival is not None)
+    agreement = min((ramp.exit_agreement for ramp in rules.ramps if ramp.exit_agreement is not None), default=1.0)
+    projected = ((rules.ramps[0].block, rules.project.survival),) if rules.project and rules.ramps else ()
+    try:
+        return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement, projected)
+    except ValueError as error:
+        raise UserError(f"{source}: the lengths in exits.json: {error}") from None
+
+
+def _summary(profile: DecoderProfile) -> str:
+    workload = profile.workload
+    ramps = ", ".join(f"{share:.0%} after block {block}" for block, share in workload.survival) or "no ramps"
+    lengths = f"on average {workload.prompt:.0f} tokens of a prompt, and {workload.output:.0f} that are written"
+    return "\n".join([*profile.notes, f"tokens that go on: {ramps}", lengths])
+
+
+def _device(device: str) -> str:
+    """The device of a decoder, as its configuration names it."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
