@@ -168,23 +168,16 @@ def table(evaluation: Evaluation) -> Table:
     for heading in ("in full", "with exits", "lost by exits"):
         rows.add_column(heading, justify="right", no_wrap=True)
     if evaluation.full_accuracy:
-        rows.add_row("accuracy", *map(_shown, (evaluation.full_accuracy, evaluation.accuracy, evaluation.lost)))
-    if evaluation.entities:
-        rows.add_row(
-            "F1 of entities",
-            *map(_shown, (evaluation.entities.full, evaluation.entities.exits, evaluation.entities.lost)),
-        )
-    for metric, each in evaluation.scores.items():
-        rows.add_row(SCORE_NAMES[metric], *map(_shown, (each.full, each.exits, each.lost)))
+        rows.add_row("accuracy", *map(str, (evaluation.full_accuracy, evaluation.accuracy, evaluation.lost)))
+    scores: dict[str, ScoreFigures] = {"F1 of entities": evaluation.entities} if evaluation.entities else {}
+    scores |= {SCORE_NAMES[metric]: each for metric, each in evaluation.scores.items()}
+    for name, each in scores.items():
+        rows.add_row(name, *map(str, (each.full, each.exits, each.lost)))
     if evaluation.scores:
         rows.caption, rows.caption_justify = "lost of a recall: by the class that loses most", "left"
     rows.add_row("the full network's answer", "", str(evaluation.agreement), "")
     rows.add_row("blocks run per input", "", str(evaluation.depth), "")
     return rows
-
-
-def _shown(figure: Interval | None) -> str:
-    return "" if figure is None else str(figure)
 
 
 def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:

@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 WRONG = -1  # the status of a request with a wrong answer
 PENDING_CHECK_S = 0.01  # how often to check for pending answers at the end
 AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
+ROW = np.dtype([(name, float) for name in ("due_s", "reached_s", "sent_s", "ended_s", "absent_s")] + [("status", int)])
+UNSENT = np.array((*[np.nan] * 5, BROKEN), ROW)  # a row of LoadRecord
 SLOTS = 2**16  # initial capacity for the requests of a closed loop; doubled when it is used up
 FIRST_CONNECTIONS = 32  # opened before the load begins
 
@@ -73,6 +75,7 @@ class LoadGenerator:
         self._most, self._right, self._again_s = connections, right, again_s
         self.resent: set[int] = set()  # requests that were sent more than once since the load began
         self.errors: dict[int, bytes] = {}  # the first answer with each status other than 200
+        self._rows: NDArray[Any] = np.empty(0, ROW)
         self._open = 0
         self._idle: list[Carrier] = []
         self._queue: deque[int] = deque()
@@ -95,11 +98,8 @@ class LoadGenerator:
 
     def so_far(self) -> LoadRecord:
         """The record of the requests sent so far."""
-        sent = slice(self._sent)
-        return LoadRecord(
-            self._due_s[sent].copy(), self._reached_s[sent].copy(), self._sent_s[sent].copy(),
-            self._ended_s[sent].copy(), self._status[sent].copy(), self._absent_s[sent].copy(),
-        )  # fmt: skip
+        columns: dict[str, Any] = {name: self._rows[name][: self._sent].copy() for name in ROW.fields or ()}
+        return LoadRecord(**columns)
 
     def stop(self) -> None:
         """Send no further requests."""
@@ -118,9 +118,9 @@ class LoadGenerator:
         def again(_: int) -> None:
             if self.now_s() < seconds:
                 index = next(sent)
-                if index == len(self._due_s):
-                    self._double()
-                self._due_s[index] = self.now_s()
+                if index == len(self._rows):
+                    self._rows = np.concatenate([self._rows, np.full(index, UNSENT)])
+                self._rows["due_s"][index] = self.now_s()
                 self._send(index)
 
         self._done = again
@@ -128,7 +128,7 @@ class LoadGenerator:
             again(client)
         await asyncio.sleep(seconds)
         await self._end(patience_s=10.0)
-        self._sent = int((~np.isnan(self._due_s)).sum())
+        self._sent = int((~np.isnan(self._rows["due_s"])).sum())
         return replace(self.so_far(), duration_s=seconds)
 
     async def _connect(self, count: int) -> None:
@@ -150,23 +150,12 @@ class LoadGenerator:
             self._open -= 1
 
     def _begin(self, due_s: Floats) -> None:
-        self._due_s = np.array(due_s, np.float64)
-        times = [np.full(len(due_s), np.nan) for _ in range(4)]
-        self._reached_s, self._sent_s, self._ended_s, self._absent_s = times
-        self._status = np.full(len(due_s), BROKEN)
+        self._rows = np.full(len(due_s), UNSENT)
+        self._rows["due_s"] = due_s
         self._background: set[asyncio.Task[None]] = set()
         self._pending = 0
         self.resent.clear()
         self._started_s = time.perf_counter()
-
-    def _double(self) -> None:
-        """Double the capacity for requests."""
-        unknown = np.full(len(self._due_s), np.nan)
-        times = (self._due_s, self._reached_s, self._sent_s, self._ended_s, self._absent_s)
-        self._due_s, self._reached_s, self._sent_s, self._ended_s, self._absent_s = (
-            np.concatenate([each, unknown]) for each in times
-        )
-        self._status = np.concatenate([self._status, np.full(len(self._status), BROKEN)])
 
     async def _end(self, patience_s: float) -> None:
         """Wait for pending answers. Time for which this process itself was suspended does not count."""
@@ -182,7 +171,7 @@ class LoadGenerator:
 
     def _send(self, index: int) -> None:
         self._pending += 1
-        self._reached_s[index] = self.now_s()
+        self._rows["reached_s"][index] = self.now_s()
         while self._idle:
             connection = self._idle.pop()
             if connection.transport:
@@ -199,18 +188,18 @@ class LoadGenerator:
         task.add_done_callback(self._background.discard)
 
     def _ask(self, connection: Carrier, index: int) -> None:
-        self._sent_s[index] = self.now_s()
+        self._rows["sent_s"][index] = self.now_s()
 
         def done(status: int, answer: bytes) -> None:
-            if status == BROKEN and self.now_s() < self._due_s[index] + self._again_s:
+            if status == BROKEN and self.now_s() < self._rows["due_s"][index] + self._again_s:
                 self._release(connection)
                 return self._later(index)
             if status == 200 and not self._right(index % len(self._requests), answer):
                 status = WRONG
             if status != 200:
                 self.errors.setdefault(status, answer)
-            self._ended_s[index], self._status[index] = self.now_s(), status
-            self._absent_s[index] = max(self._sent_s[index], absent_s() - self._started_s)
+            self._rows["ended_s"][index], self._rows["status"][index] = self.now_s(), status
+            self._rows["absent_s"][index] = max(self._rows["sent_s"][index], absent_s() - self._started_s)
             self._pending -= 1
             self._release(connection)
             return self._done(index)
@@ -226,7 +215,7 @@ class LoadGenerator:
         try:
             _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, *self._place)
         except OSError:
-            if self.now_s() < self._due_s[index] + self._again_s:
+            if self.now_s() < self._rows["due_s"][index] + self._again_s:
                 return self._later(index)
             self._pending -= 1
             return None

@@ -56,13 +56,13 @@ def ages() -> str:
 
 
 def _ages() -> Iterator[str]:
-    yield "\n| measured by | on | modules that are changed or new since |\n|---|---|---|"
+    yield "\n| make | measured on | modules that are changed or new since |\n|---|---|---|"
     for path in sorted(RESULTS.glob("*.json")):
         kept = json.loads(path.read_text())
         marks = dict(each.rsplit("=", 1) for each in kept.get("code", "").split())
         now = code_of(path.stem)
-        told = f"{len(changed(marks, now))} of {len(now)}" if marks else "not noted"
-        yield f"| `make {command(path.stem)}` | {kept['date']} | {told} |"
+        told = f"{len(changed(marks, now))}/{len(now)}" if marks else "not noted"
+        yield f"| `{command(path.stem)}` | {kept['date']} | {told} |"
     yield "\n"
 
 
