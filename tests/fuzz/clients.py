@@ -75,6 +75,25 @@ async def post(port: int, path: str, headers: Headers, body: bytes) -> Reply:
     return int(head.split()[1]), {name.lower(): value for name, _, value in fields}, content
 
 
+async def without_socket(api: Any, path: str, headers: Headers, body: bytes) -> Reply:
+    """As uvicorn would call the application."""
+    told = [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "headers": told, "root_path": "", "scheme": "http", "server": (HOST, 80)}
+    said: list[Any] = []
+    sent = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return sent.pop() if sent else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    await api(scope, receive, send)
+    content = b"".join(each.get("body", b"") for each in said[1:])
+    return said[0]["status"], dict(said[0]["headers"]), content
+
+
 async def _one_reply(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
@@ -100,14 +119,26 @@ class Grpc:
 
     async def stream(self, sent: list[bytes]) -> str:
         """Each message is answered, whatever came before it; the last one was right."""
-        call = self._channel.stream_stream(
-            f"/{SERVICE}/ModelStreamInfer", response_deserializer=message("ModelStreamInferResponse").FromString
-        )
-        replies: list[Any] = [reply async for reply in call(iter(sent))]
+        replies = await self._replies(sent)
         assert len(replies) == len(sent)
         assert all(len(reply.error_message) <= 1024 for reply in replies)
         assert replies[-1].infer_response.outputs, replies[-1].error_message
         return "answered"
+
+    async def text_stream(self, sent: list[bytes]) -> str:
+        """As `stream`, where an answer comes in pieces, and answers in any order."""
+        replies = await self._replies(sent)
+        last = [reply for reply in replies if reply.infer_response.parameters]
+        ended = [reply for reply in last if reply.infer_response.parameters[0].value.bool_param]
+        assert len(ended) + len([reply for reply in replies if reply.error_message]) == len(sent)
+        assert ended, "the last one was right"
+        return "answered"
+
+    async def _replies(self, sent: list[bytes]) -> list[Any]:
+        call = self._channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer", response_deserializer=message("ModelStreamInferResponse").FromString
+        )
+        return [reply async for reply in call(iter(sent))]
 
 
 class Honest:

@@ -22,7 +22,7 @@ from deployments.transport.wire import Wire
 from profiles.errors import UserError
 from profiles.model import Batch
 from tests.fuzz.cases import PREDICT, Headers, as_json
-from tests.fuzz.clients import HOST, Grpc, Honest, Reply
+from tests.fuzz.clients import HOST, Grpc, Honest, Reply, without_socket
 from tests.helpers.toy_model import Toy
 
 EVERY_S = 0.02
@@ -102,18 +102,4 @@ class Served:
             await asyncio.sleep(EVERY_S)
 
     async def ask(self, path: str, headers: Headers, body: bytes) -> Reply:
-        """Without a socket: as uvicorn would call it."""
-        told = [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
-        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode()}
-        scope |= {"query_string": b"", "headers": told, "root_path": "", "scheme": "http", "server": (HOST, 80)}
-        said: list[Any] = []
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            said.append(message)
-
-        await self.api(scope, receive, send)
-        content = b"".join(each.get("body", b"") for each in said[1:])
-        return said[0]["status"], dict(said[0]["headers"]), content
+        return await without_socket(self.api, path, headers, body)

@@ -1,0 +1,87 @@
+"""What is wrong at a decoder, over OpenAI's interface and over gRPC, as in tests/fuzz/test_http.py."""
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+
+import grpc
+import pytest
+
+from cluster.serving.ports import free_port
+from deployments.decoding.grpc_texts import serving
+from deployments.decoding.openai_api import create_decoder_api
+from deployments.front.open_inference.messages import message
+from deployments.prepare.llm_demo import tokenizer
+from tests.fuzz import cases
+from tests.fuzz.attack import AT_ONCE, attack, within_memory
+from tests.fuzz.clients import HOST, Grpc, judged, without_socket
+from tests.helpers.decoder_world import CONFIG, World
+from tests.helpers.tiny_decoders import decoder
+
+COMPLETION = {"model": "tiny", "prompt": "1+1=", "max_tokens": 3, "stop": ["."], "stream": False, "seed": 7}
+CHAT = {"messages": [{"role": "user", "content": "1+1"}], "max_completion_tokens": 3, "temperature": 0.5}
+PATHS = {"/v1/completions": COMPLETION, "/v1/chat/completions": CHAT}
+TENSOR = {"datatype": "BYTES", "shape": (1,)}
+INFER = message("ModelInferRequest")(
+    model_name="tiny",
+    inputs=[
+        TENSOR | {"name": "text_input", "contents": {"bytes_contents": [b"1+1="]}},
+        TENSOR | {"name": "sampling_parameters", "contents": {"bytes_contents": [b'{"max_tokens": 3}']}},
+    ],
+    outputs=[{"name": "text_output"}],
+).SerializeToString()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(decoder(), tokenizer())
+    made.front.config = CONFIG.model_copy(
+        update={"grpc_port": free_port(0), "max_body_bytes": 2**16, "max_tokens": 8, "max_prompts": 4}
+    )
+    yield made
+    made.loop.end()
+
+
+def request(random: Random) -> tuple[str, bytes, cases.Headers]:
+    path = random.choice(list(PATHS))
+    whole = PATHS[path]
+    body = cases.as_json(cases.changed(whole, random)) if random.randrange(2) else None
+    return path, body or cases.damaged(cases.as_json(whole), random), cases.headers(random)
+
+
+def call(random: Random) -> tuple[str, bytes]:
+    method = random.choice(["ModelInfer"] * 6 + ["ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"])
+    return method, cases.damaged(INFER, random) if random.randrange(4) else cases.noise(random)
+
+
+def stream(random: Random) -> list[bytes]:
+    """The last one is right."""
+    return [*(cases.damaged(INFER, random) for _ in range(random.randint(1, 4))), INFER]
+
+
+def test_openai(world: World) -> None:
+    api = create_decoder_api(world.front)
+
+    async def act(sent: tuple[str, bytes, cases.Headers]) -> str:
+        path, body, headers = sent
+        status, told, content = await without_socket(api, path, headers, body)
+        if told[b"content-type"].startswith(b"text/event-stream"):
+            assert content.endswith(b"data: [DONE]\n\n")
+            return "streamed"
+        return judged((status, told, content))
+
+    async def all_cases() -> None:
+        await attack("openai", 0.02, request, act, AT_ONCE)
+
+    within_memory("openai", lambda: asyncio.run(all_cases()))
+
+
+def test_grpc_texts(world: World) -> None:
+    async def all_cases() -> None:
+        target = f"{HOST}:{world.front.config.grpc_port}"
+        async with serving(world.front), grpc.aio.insecure_channel(target) as channel:
+            client = Grpc(channel)
+            await attack("grpc_texts", 0.02, call, lambda sent: client.unary(*sent), AT_ONCE)
+            await attack("grpc_text_streams", 0.01, stream, client.text_stream, AT_ONCE)
+
+    within_memory("grpc_texts", lambda: asyncio.run(all_cases()))
