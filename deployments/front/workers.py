@@ -7,10 +7,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from ray import serve
 
 from deployments.config import AppConfig

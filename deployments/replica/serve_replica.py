@@ -4,7 +4,8 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from deployments.config import AppConfig
 from deployments.ray_facts import replica_name, wire_of

@@ -4,7 +4,6 @@ Until it has sent the key, a connection gets little memory and little time, and 
 """
 
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 from deployments.transport.connection import MessageConnection
@@ -43,7 +42,11 @@ class AuthorizedConnection(MessageConnection):
     def __init__(self, gate: AccessGate) -> None:
         self._gate = gate
 
-    def on_authorized_message(self, message: Any) -> Iterator[memoryview]:
+    @property
+    def takes_arrays(self) -> bool:
+        return self in self._gate.authorized  # memory for an array is allocated before its bytes arrive
+
+    def on_authorized_message(self, message: Any) -> None:
         """As `on_message`, for messages after the key."""
         raise NotImplementedError
 
@@ -59,9 +62,9 @@ class AuthorizedConnection(MessageConnection):
         del self._gate.unauthorized[self]
         self._transport.abort()
 
-    def on_message(self, message: Any) -> Iterator[memoryview]:
+    def on_message(self, message: Any) -> None:
         if self in self._gate.authorized:
-            yield from self.on_authorized_message(message)
+            self.on_authorized_message(message)
             return
         if not (isinstance(message, Key) and secrets.compare_digest(message.key.encode(), self._gate.key.encode())):
             raise PermissionError("the first message is not the key of this process")

@@ -6,13 +6,14 @@ socket can bring a whole frame.
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, cast
 
-import msgspec
 import numpy as np
+from msgspec.msgpack import Decoder
+from numpy.typing import NDArray
 
-from deployments.transport.frames import LENGTH, MESSAGE_LIMIT_BYTES, frame
+from deployments.transport.frames import LENGTH, MESSAGE_LIMIT_BYTES, bytes_of, frame
 from deployments.transport.wire import end_on_silence
 
 log = logging.getLogger(__name__)
@@ -20,23 +21,27 @@ SHARED_BUFFER_BYTES = 2**16  # anything shorter is received through the shared b
 
 
 class MessageConnection(asyncio.BufferedProtocol):
-    """A subclass names the `messages` that it accepts and handles them in `on_message`.
+    """A subclass names the types of `messages` that it accepts, and handles them in `on_message`.
 
     Any other message ends the connection, as does one that is longer than allowed or comes too late.
     """
 
-    messages: ClassVar[msgspec.msgpack.Decoder[Any]]
+    messages: ClassVar[Any]
 
     _limit_bytes = MESSAGE_LIMIT_BYTES
     _timeout: asyncio.TimerHandle | None = None
     _error: Exception | None = None  # why this side ended the connection
 
-    def on_message(self, message: Any) -> Iterator[memoryview]:
-        """Yield the buffers for the bytes that follow the message, none of them empty, then handle the message."""
+    def on_message(self, message: Any) -> None:
+        """Handle a message, which has all its arrays."""
         raise NotImplementedError
 
     def lost(self, error: Exception | None) -> None:
         """The connection has ended, with this error if there was one."""
+
+    @property
+    def takes_arrays(self) -> bool:
+        return True
 
     @property
     def is_open(self) -> bool:
@@ -54,10 +59,12 @@ class MessageConnection(asyncio.BufferedProtocol):
                 within_s, self._end, TimeoutError(f"no message within {within_s:g} s")
             )
 
-    def send(self, message: object, rest: Iterable[memoryview] = ()) -> None:
-        """Send a message and the bytes that follow it. Does nothing once the connection has ended."""
+    def send(self, message: object) -> None:
+        """Send a message with its arrays. Does nothing once the connection has ended."""
         if self.is_open:
-            self._transport.writelines([frame(message), *rest])
+            arrays: list[NDArray[Any]] = []
+            head = frame(message, arrays)
+            self._transport.writelines([head, *map(bytes_of, arrays)])
 
     def hang_up(self) -> None:
         """Close the connection once everything has been sent."""
@@ -104,12 +111,26 @@ class MessageConnection(asyncio.BufferedProtocol):
 
     def _frames(self) -> Generator[memoryview, None, None]:
         """Yield the buffer for the next bytes, again and again."""
-        length = bytearray(LENGTH.size)
+        length, unfilled = bytearray(LENGTH.size), list[NDArray[Any]]()
+
+        def allocated(_: object, form: tuple[str, Sequence[int]]) -> NDArray[Any]:
+            if not self.takes_arrays:
+                raise PermissionError("an array before the key")
+            array = np.empty(form[1], np.dtype(form[0]))
+            if array.nbytes:
+                unfilled.append(array)
+            return array
+
+        decoder = Decoder(self.messages, dec_hook=allocated)
         while True:
             yield memoryview(length)
-            message = np.empty(self._checked(*LENGTH.unpack(length)), np.uint8).data
-            yield message
-            yield from self.on_message(self.messages.decode(message))
+            content = np.empty(self._checked(*LENGTH.unpack(length)), np.uint8).data
+            yield content
+            message = decoder.decode(content)
+            yield from map(bytes_of, unfilled)
+            unfilled.clear()
+            self.on_message(message)
+            del message  # it may hold the last reference to large arrays or to survivors
 
     def _checked(self, length: int) -> int:
         if not 0 < length <= self._limit_bytes:

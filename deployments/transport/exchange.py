@@ -8,16 +8,15 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from msgspec.msgpack import Decoder
 
 from deployments.transport.access import AccessGate, AuthorizedConnection, Key
 from deployments.transport.connection import MessageConnection
-from deployments.transport.frames import Message, PackedForm, buffers
+from deployments.transport.frames import Message
 from deployments.transport.holdings import Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, take
 from deployments.transport.wire import Wire
@@ -41,7 +40,7 @@ class Fetch(Message, frozen=True):
 class Fetched(Message, frozen=True):
     """The holder's answer, followed by the arrays. Without parts: it no longer holds some of the survivors."""
 
-    parts: list[PackedForm]
+    parts: list[Packed]
 
 
 class Drop(Message, frozen=True):
@@ -168,7 +167,7 @@ class Exchange:
             log.warning("a connection was ended, because its request cannot be answered: %r", error)
             requester.hang_up()
             return
-        requester.send(Fetched([PackedForm.of(part) for part in parts]), buffers(parts))
+        requester.send(Fetched(parts))
 
     async def _packed(self, key: str, wanted: list[int] | None) -> Packed:
         state = self._holdings.get(key)
@@ -201,7 +200,7 @@ class Exchange:
 class _HolderConnection(MessageConnection):
     """A connection to a holder, for one request at a time."""
 
-    messages = Decoder(Fetched)
+    messages = Fetched
     used_s = 0.0  # when it was last used
     _reply: asyncio.Future[list[Packed]] | None = None
 
@@ -219,12 +218,10 @@ class _HolderConnection(MessageConnection):
         super().connection_made(transport)
         self.send(Key(self._key))
 
-    def on_message(self, message: Fetched) -> Iterator[memoryview]:
-        parts = [form.allocate() for form in message.parts]
-        yield from buffers(parts)
+    def on_message(self, message: Fetched) -> None:
         if self._reply is None or self._reply.done():
             raise ValueError("an answer without a request")
-        self._reply.set_result(parts)
+        self._reply.set_result(message.parts)
 
     def lost(self, error: Exception | None) -> None:
         if self._reply and not self._reply.done():
@@ -234,16 +231,15 @@ class _HolderConnection(MessageConnection):
 class _RequesterConnection(AuthorizedConnection):
     """A connection from a process that requests survivors held by this one."""
 
-    messages = Decoder(Key | Fetch | Drop)
+    messages = Key | Fetch | Drop
     message_limit_bytes = REQUEST_LIMIT_BYTES
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange.gate)
         self._exchange = exchange
 
-    def on_authorized_message(self, message: Fetch | Drop) -> Iterator[memoryview]:
+    def on_authorized_message(self, message: Fetch | Drop) -> None:
         self._exchange.answer(message, self)
-        yield from ()
 
     def pause_writing(self) -> None:
         """Read no further requests from a process that does not read the answers."""

@@ -9,11 +9,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import msgspec
-
+from deployments.transport.frames import Message
 from deployments.transport.packed import Integers, Packed, is_all, pack, take
 from profiles.model import Batch
 
@@ -33,7 +31,7 @@ def public_address(address: str) -> str:
     return address.rpartition("@")[2]
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True):
+class Claim(Message, frozen=True, weakref=True):
     """A claim on `count` inputs that stand before block `cursor` and are held at `address`. It is sent as it is.
 
     The address begins with the key of the holding process; `key` is the key of these survivors.
@@ -49,8 +47,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=True, weakref=True
         return self.count
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Message, frozen=True):
     """Some of the inputs of a claim.
 
     >>> import numpy as np

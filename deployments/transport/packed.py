@@ -7,12 +7,13 @@ half the processor time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.transport.frames import Message
 from profiles.model import Array, Batch, Words
 
 if TYPE_CHECKING:
@@ -21,15 +22,14 @@ if TYPE_CHECKING:
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(Message, frozen=True):
     """`arrays` have one row per token if the batch has lengths, otherwise one per input."""
 
     cursor: int
     arrays: Mapping[str, NDArray[Any]]
     memory: NDArray[np.float32]
     lengths: Integers | None = None
-    bfloat16: frozenset[str] = field(default_factory=frozenset)  # names of arrays that hold the bits of bfloat16
+    bfloat16: frozenset[str] = frozenset()  # names of arrays that hold the bits of bfloat16
     truncated: frozenset[int] = frozenset()  # positions of texts that were cut; only in batches that a front encoded
     words: tuple[Words, ...] | None = None  # for networks that label words; only in batches that a front encoded
     ahead: Packed | None = None  # in a cascade: the same inputs as the next level encodes them
@@ -71,7 +71,7 @@ def join(parts: Sequence[Packed]) -> Packed:
     """Join the parts, in order."""
     first = parts[0]
     if len(parts) == 1:
-        return first
+        return msgspec.structs.replace(first, truncated=frozenset(), words=None) if first.words else first
     if any(part.cursor != first.cursor for part in parts):
         raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
     arrays = {name: _joined_rows([part.arrays[name] for part in parts]) for name in first.arrays}

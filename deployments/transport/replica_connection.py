@@ -5,29 +5,15 @@ Serve still lists the replicas, and each returns its address (`ReplicaAddress`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from typing import NamedTuple
 
-from msgspec.msgpack import Decoder
-
 from deployments.transport.access import AccessGate, AuthorizedConnection, Key
 from deployments.transport.connection import MessageConnection, log
-from deployments.transport.frames import Message, buffers
+from deployments.transport.frames import Message
 from deployments.transport.holdings import LostError
-from deployments.transport.orders import (
-    Departed,
-    Failed,
-    Order,
-    OrderForm,
-    Reply,
-    ReplyForm,
-    Stayed,
-    message_of_order,
-    message_of_reply,
-    order_of,
-    reply_of,
-)
+from deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from deployments.transport.wire import Wire
 
 GONE = "the replica has gone"
@@ -52,12 +38,12 @@ class ReplicaAddress(NamedTuple):
 class ReplicaConnection(MessageConnection):
     """The front's end of the connection."""
 
-    messages = Decoder(ReplyForm)
+    messages = NumberedReply
 
     def __init__(self, key: str, on_lost: Callable[[], None]) -> None:
         self._key, self._on_lost = key, on_lost
         self._numbers = count()
-        self._replies: dict[int, asyncio.Queue[Reply | None]] = {}  # None: the last reply has come
+        self._replies: dict[int, asyncio.Queue[Departed | Stayed | Failed | None]] = {}  # None: the last reply has come
         self._retired = False
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
@@ -66,7 +52,7 @@ class ReplicaConnection(MessageConnection):
         number = next(self._numbers)
         replies = self._replies[number] = asyncio.Queue()
         try:
-            self.send(*message_of_order(number, order))
+            self.send(NumberedOrder(number, order))
             while not isinstance(reply := await replies.get(), Stayed):
                 if reply is None:
                     raise ConnectionError(GONE)
@@ -96,11 +82,9 @@ class ReplicaConnection(MessageConnection):
         super().connection_made(transport)
         self.send(Key(self._key))
 
-    def on_message(self, message: ReplyForm) -> Iterator[memoryview]:
-        reply, unfilled = reply_of(message)
-        yield from unfilled
+    def on_message(self, message: NumberedReply) -> None:
         if waiting := self._replies.get(message.number):  # otherwise its caller has given up
-            waiting.put_nowait(reply)
+            waiting.put_nowait(message.reply)
 
     def lost(self, error: Exception | None) -> None:
         for waiting in self._replies.values():
@@ -138,18 +122,16 @@ class OrderServer:
 class _FrontConnection(AuthorizedConnection):
     """The replica's end of the connection."""
 
-    messages = Decoder(Key | OrderForm | EndIfStuck)
+    messages = Key | NumberedOrder | EndIfStuck
 
     def __init__(self, server: OrderServer) -> None:
         super().__init__(server.gate)
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def on_authorized_message(self, message: OrderForm | EndIfStuck) -> Iterator[memoryview]:
-        if isinstance(message, OrderForm):
-            order = order_of(message)
-            yield from buffers(order.parts)
-            task = asyncio.get_running_loop().create_task(self._run(message.number, order))
+    def on_authorized_message(self, message: NumberedOrder | EndIfStuck) -> None:
+        if isinstance(message, NumberedOrder):
+            task = asyncio.get_running_loop().create_task(self._run(message.number, message.order))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif isinstance(message, EndIfStuck):
@@ -158,9 +140,9 @@ class _FrontConnection(AuthorizedConnection):
     async def _run(self, number: int, order: Order) -> None:
         try:
             async for reply in self._server.run(order):
-                self.send(*message_of_reply(number, reply))
+                self.send(NumberedReply(number, reply))
         except LostError as error:
-            self.send(*message_of_reply(number, Failed(str(error), is_loss=True)))
+            self.send(NumberedReply(number, Failed(str(error), is_loss=True)))
         except Exception as error:
             log.exception("a launch failed")
-            self.send(*message_of_reply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))
+            self.send(NumberedReply(number, Failed(f"{type(error).__name__}: {error}", is_loss=False)))

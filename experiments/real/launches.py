@@ -13,8 +13,9 @@ from deployments.models import load
 from deployments.models.spans import Spans
 from deployments.models.torch_model import TorchModel
 from deployments.replica.split import SplitReplica
+from deployments.transport.frames import frame
 from deployments.transport.holdings import Claim, Share
-from deployments.transport.orders import Order, Stayed, message_of_reply
+from deployments.transport.orders import NumberedReply, Order, Stayed
 from deployments.transport.packed import Packed, pack
 from experiments.shared.real_network import BLOCKS, LABELS, LARGEST_BATCH, WIDTH, WORDS, checkpoint, texts
 from profiles.model import Batch
@@ -76,7 +77,7 @@ def _run(replica: SplitReplica, order: Order) -> Packed | Claim | None:
     """Run a launch as a replica does, up to the messages that it sends."""
     end: Packed | Claim | None = None
     for reply in replica.run(order):
-        message_of_reply(0, reply)
+        frame(NumberedReply(0, reply), [])
         end = reply.survivors if isinstance(reply, Stayed) else None
     return end
 

@@ -4,10 +4,10 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cluster.serving.ports import held_ports
 from deployments.config import AppConfig

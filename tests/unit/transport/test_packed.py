@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.transport.orders import Order, OrderForm, message_of_order, order_of
+from deployments.transport.orders import NumberedOrder, Order
 from deployments.transport.packed import pack, take, unpack
 from profiles.model import Batch, OpenRamps
 from tests.helpers.travelling_batches import DTYPES, at_level_0, batches, make
@@ -70,6 +70,6 @@ def test_parts_before_different_blocks_are_refused() -> None:
 
 @pytest.mark.parametrize("ramps", [frozenset({1, 2}), {1: 0.25, 2: None}])
 def test_an_order_arrives_with_its_ramps_and_row_kinds(ramps: OpenRamps) -> None:
-    form, _ = message_of_order(7, Order(4, ramps, (), kinds=bytes([1, 2])))
-    again = order_of(msgspec.msgpack.decode(msgspec.msgpack.encode(form), type=OrderForm))
+    sent = msgspec.msgpack.encode(NumberedOrder(7, Order(4, ramps, (), kinds=bytes([1, 2]))))
+    again = msgspec.msgpack.decode(sent, type=NumberedOrder).order
     assert (again.ramps, again.kinds) == (ramps, bytes([1, 2]))

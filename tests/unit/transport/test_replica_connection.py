@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import uvloop
@@ -13,22 +12,9 @@ from hypothesis import strategies as st
 
 from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
 from deployments.transport.connection import SHARED_BUFFER_BYTES, MessageConnection
-from deployments.transport.frames import MESSAGE_LIMIT_BYTES, buffers, frame
+from deployments.transport.frames import MESSAGE_LIMIT_BYTES, bytes_of, frame
 from deployments.transport.holdings import Claim, LostError, Share
-from deployments.transport.orders import (
-    Departed,
-    Failed,
-    LaunchError,
-    Order,
-    OrderForm,
-    Reply,
-    ReplyForm,
-    Stayed,
-    message_of_order,
-    message_of_reply,
-    order_of,
-    reply_of,
-)
+from deployments.transport.orders import Departed, Failed, LaunchError, NumberedOrder, NumberedReply, Order, Stayed
 from deployments.transport.packed import Packed, pack
 from deployments.transport.replica_connection import (
     UNAUTHORIZED_LIMIT,
@@ -55,22 +41,18 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 class Ear(MessageConnection):
     """Receives messages as a connection does, in pieces of any size."""
 
-    messages = msgspec.msgpack.Decoder(OrderForm | ReplyForm)
+    messages = NumberedOrder | NumberedReply
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
-        self.replies: list[Reply] = []
+        self.replies: list[Departed | Stayed | Failed] = []
         self.connection_made(Silent())
 
-    def on_message(self, message: OrderForm | ReplyForm) -> Any:
-        if isinstance(message, OrderForm):
-            order = order_of(message)
-            yield from buffers(order.parts)
-            self.orders.append(order)
+    def on_message(self, message: NumberedOrder | NumberedReply) -> None:
+        if isinstance(message, NumberedOrder):
+            self.orders.append(message.order)
         else:
-            reply, unfilled = reply_of(message)
-            yield from unfilled
-            self.replies.append(reply)
+            self.replies.append(message.reply)
 
     def hear(self, said: bytes, sizes: list[int]) -> None:
         while said:
@@ -86,8 +68,9 @@ class Silent(asyncio.Transport):
         raise AssertionError("what was said was not understood")
 
 
-def bytes_of_frame(message: object, rest: Any) -> bytes:
-    return frame(message) + b"".join(bytes(each) for each in rest)
+def bytes_of_frame(message: object) -> bytes:
+    arrays: list[Any] = []
+    return frame(message, arrays) + b"".join(bytes_of(array) for array in arrays)
 
 
 shares = st.builds(lambda rows: Share(HELD, np.array(rows)), st.lists(st.integers(0, 7), min_size=1, unique=True))
@@ -98,7 +81,7 @@ sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
 def test_orders_arrive_as_they_were_in_pieces_of_any_size(parts: list[list[Packed | Share]], sizes: list[int]) -> None:
     sent = [Order(7, frozenset({2, 5}), tuple(each), keep=True, by_value_bytes=9, hold_s=1.5) for each in parts]
     ear = Ear()
-    ear.hear(b"".join(bytes_of_frame(*message_of_order(n, order)) for n, order in enumerate(sent)), sizes)
+    ear.hear(b"".join(bytes_of_frame(NumberedOrder(n, order)) for n, order in enumerate(sent)), sizes)
     assert len(ear.orders) == len(sent)
     for came, order in zip(ear.orders, sent, strict=True):
         assert (came.stop, came.ramps, came.keep, came.by_value_bytes, came.hold_s) == (7, {2, 5}, True, 9, 1.5)
@@ -115,7 +98,7 @@ def test_large_arrays_arrive() -> None:
     hidden = np.arange(3 * SHARED_BUFFER_BYTES, dtype=np.float32).reshape(3, SHARED_BUFFER_BYTES)
     order = Order(4, frozenset(), (pack(Batch(2, {"hidden": hidden}, np.zeros((3, 1), np.float32))),) * 2)
     ear = Ear()
-    ear.hear(bytes_of_frame(*message_of_order(0, order)) * 2, [10**6, SHARED_BUFFER_BYTES - 1])
+    ear.hear(bytes_of_frame(NumberedOrder(0, order)) * 2, [10**6, SHARED_BUFFER_BYTES - 1])
     assert len(ear.orders) == 2
     for came in ear.orders:
         assert all(same(left, right) for left, right in zip(came.parts, order.parts, strict=True))  # type: ignore[arg-type]
@@ -136,7 +119,7 @@ def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int], of_words: b
         Failed("why", True),
     ]
     ear = Ear()
-    ear.hear(b"".join(bytes_of_frame(*message_of_reply(n, reply)) for n, reply in enumerate(said)), sizes)
+    ear.hear(b"".join(bytes_of_frame(NumberedReply(n, reply)) for n, reply in enumerate(said)), sizes)
     departed, by_value, held, nobody, failed = ear.replies
     assert isinstance(departed, Departed)
     for name, sent in vars(exits).items():
@@ -308,7 +291,7 @@ def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
         b"GET / HTTP/1.1\r\n\r\n",
         frame(Key("0" * 32)),
         frame(EndIfStuck(0.0)),
-        frame(["OrderForm", 1]),
+        frame(["NumberedOrder", 1]),
         frame([1]),
         b"\0" * 64,
         b"\xff" * 64,
@@ -317,7 +300,7 @@ def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
 def test_connections_without_the_key_are_ended(noise: bytes) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
-        writer.write(noise + bytes_of_frame(*message_of_order(0, order(2))))
+        writer.write(noise + bytes_of_frame(NumberedOrder(0, order(2))))
         assert await asyncio.wait_for(reader.read(), 60) == b""
         assert replica.gates == {}
         writer.close()
