@@ -41,75 +41,33 @@ class TaskAnswer(Protocol):
     def words(self) -> Words | None: ...
 
 
-class Task(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def heads(self) -> str:
-        """The ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task."""
-        ...
-
-    @property
-    def by_token(self) -> bool:
-        """Whether heads and ramps answer every token, not the input as a whole."""
-        ...
-
-    @property
-    def answered(self) -> str:
-        """The plural noun for the things that get a label each."""
-        ...
-
-    @property
-    def loaders(self) -> Mapping[str, str]:
-        """Hugging Face's classes for networks that read texts or images."""
-        ...
-
-    @property
-    def tensors(self) -> Tensors:
-        """The form of the tensors in `columns`."""
-        ...
-
-    def named(self, label: Label, names: Sequence[str]) -> Any:
-        """The checkpoint's name for a label."""
-        ...
-
-    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
-        """An answer as JSON."""
-        ...
-
-    def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
-        """The label, its name and its score from the result of `output`."""
-        ...
-
-    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
-        """Answers as tensors: numbers as arrays, names as lists."""
-        ...
-
-
-class Classification:
-    """One label for each input."""
+class Task:
+    """One label for each input. Another task is a subclass, and stands in `TASKS`."""
 
     name = "classification"
-    heads = ""
-    by_token = False
-    answered = "inputs"
-    loaders: Mapping[str, str] = MappingProxyType(
+    heads = ""  # the ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task
+    by_token = False  # whether heads and ramps answer every token, not the input as a whole
+    answered = "inputs"  # the plural noun for the things that get a label each
+    loaders: Mapping[str, str] = MappingProxyType(  # Hugging Face's classes for networks that read texts or images
         {"text": "AutoModelForSequenceClassification", "image": "AutoModelForImageClassification"}
     )
     tensors: Tensors = MappingProxyType({"label": ("INT64", []), "score": ("FP32", []), "name": ("BYTES", [])})
 
-    def named(self, label: Label, names: Sequence[str]) -> str:
+    def named(self, label: Label, names: Sequence[str]) -> Any:
+        """The checkpoint's name for a label."""
         assert isinstance(label, int), "This is a bug: an input has one label."
         return names[label]
 
     def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
+        """An answer as JSON."""
         return {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
+        """The label, its name and its score from the result of `output`."""
         return output["label"], output["name"], output["score"]
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
+        """Answers as the tensors of `tensors`: numbers as arrays, names as lists."""
         return {
             "label": np.array([answer.label for answer in answers], np.int64),
             "score": np.array([answer.score for answer in answers], np.float32),
@@ -117,7 +75,7 @@ class Classification:
         }
 
 
-class TokenClassification:
+class TokenClassification(Task):
     """One label for each word of a text: that of its first token. Special tokens around a text have no answer."""
 
     name = "token-classification"
@@ -244,7 +202,7 @@ def _words_of(answer: TaskAnswer) -> Words:
     return answer.words
 
 
-CLASSIFICATION = Classification()
+CLASSIFICATION = Task()
 TOKENS = TokenClassification()
 TASKS: tuple[Task, ...] = (CLASSIFICATION, TOKENS)
 
