@@ -23,10 +23,10 @@ serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
 	$(BIN)/isobatch serve
 
 demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs this)
-	$(BIN)/python -m deployments.prepare.demo
+	$(BIN)/python -m experiments.demos.digits
 
 llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
-	$(BIN)/python -m deployments.prepare.llm_demo
+	$(BIN)/python -m experiments.demos.sums
 
 # Hundreds of processes start in turn: what the first compiles serves all, also where Python is told to keep nothing.
 test test-cluster fuzz: export PYTHONDONTWRITEBYTECODE =

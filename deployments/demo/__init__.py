@@ -1,7 +1,7 @@
 """The built-in demos, shipped with the package: checkpoints like any other.
 
-A small vision transformer reads handwritten digits; `make demo` makes it again (deployments/prepare/demo.py). A small
-Llama writes sums as words; `make llm-demo` makes it again (deployments/prepare/llm_demo.py). Ramps come from `isobatch
+A small vision transformer reads handwritten digits; `make demo` makes it again (experiments/demos/digits.py). A small
+Llama writes sums as words; `make llm-demo` makes it again (experiments/demos/sums.py). Ramps come from `isobatch
 prepare`.
 """
 

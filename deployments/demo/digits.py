@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-# The largest value of a pixel in scikit-learn's digits.
-PIXEL_MAX = 16.0
-# Standard deviation of the usual noise, as a share of full ink.
-NOISE = 0.1
+PIXEL_MAX = 16.0  # the largest value of a pixel in scikit-learn's digits
+NOISE = 0.1  # standard deviation of the usual noise, as a share of full ink
 # Largest distortions: radians, share of the size, and share of half the width.
 TURN = 0.12
 ZOOM = 0.1

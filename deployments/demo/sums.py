@@ -8,12 +8,10 @@ from itertools import product
 
 import numpy as np
 
-# The largest number in a sum.
-LARGEST = 99
+LARGEST = 99  # the largest number in a sum
 # The share of sums that no weight is trained on. Ramps are made from the second half of them.
 HELD_OUT = 0.1
-# Every character of prompts and answers; each is a token.
-CHARACTERS = "0123456789+= .plusi"
+CHARACTERS = "0123456789+= .plusi"  # every character of prompts and answers; each is a token
 # Tokens beside the characters.
 END = "<end>"
 UNKNOWN = "<unknown>"

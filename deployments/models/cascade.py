@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.models import batches
+from deployments.models.cut_network import CutNetwork, select
 from deployments.models.encode import Encoder
 from deployments.models.interface import BackedModel
-from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import Ramps
 from deployments.models.served_model import BlockRange
 from profiles.model import NOBODY, Batch, Exits, Launched
@@ -80,7 +79,7 @@ class Level:
         return Launched(renumbered, launched.survivors)
 
 
-class Cascade:
+class Cascade(CutNetwork):
     """A SplitModel of several levels. `ramps` holds the rules of all ramps; the levels hold their weights."""
 
     exports = True  # `prepare` loads the levels of a plan, so that no request waits for them
@@ -94,15 +93,9 @@ class Cascade:
         dtype: torch.dtype,
         backend: str = "torch",
     ) -> None:
+        super().__init__(ramps, labels, device, dtype)
         self.levels = tuple(levels)
-        self.ramps = ramps
-        self.labels = tuple(labels)
-        self.device, self.dtype = device, dtype
         self._backend = backend  # the requested one, which may be "auto"
-
-    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
-        """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
-        return predict(self, inputs, exits)
 
     @property
     def backend(self) -> str:
@@ -115,17 +108,9 @@ class Cascade:
         return self.levels[-1].stop
 
     @property
-    def num_labels(self) -> int:
-        return len(self.labels)
-
-    @property
     def edges(self) -> tuple[int, ...]:
         """The first blocks of all levels but the first."""
         return tuple(level.start for level in self.levels[1:])
-
-    @property
-    def ramp_blocks(self) -> tuple[int, ...]:
-        return self.ramps.blocks
 
     @property
     def reads_text(self) -> bool:
@@ -167,12 +152,8 @@ class Cascade:
         return self._level_at(parts[0].cursor).model.merge(parts)
 
     @torch.inference_mode()
-    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        return batches.select(batch, rows)
-
-    @torch.inference_mode()
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Rows = NOBODY) -> Launched:
-        self._check(batch, stop, ramps)
+        self.check(batch, stop, ramps)
         level = self._level_at(batch.cursor)
         end = min(stop, level.stop)
         inside = [ramp for ramp in ramps if batch.cursor <= ramp < end - 1]
@@ -196,7 +177,7 @@ class Cascade:
             return launched
         staying = _staying(len(batch), launched.exits, kept)
         memory = torch.as_tensor(batch.memory)[torch.from_numpy(staying)]
-        ahead = batches.select(batch.ahead, staying) if batch.ahead else None
+        ahead = select(batch.ahead, staying) if batch.ahead else None
         return Launched(launched.exits, replace(launched.survivors, cursor=stop, memory=memory, ahead=ahead))
 
     def _pass_edge(self, level: Level, batch: Batch, exits: Exits, ramps: Collection[int], kept: Rows) -> Launched:
@@ -219,17 +200,11 @@ class Cascade:
             return Launched(exits_now, None)
         staying = ended[goes_on]
         meanwhile = Exits(exits.rows[staying], exits.blocks[staying], logits[staying])
-        ahead = batches.select(batch.ahead, meanwhile.rows)
+        ahead = select(batch.ahead, meanwhile.rows)
         return Launched(exits_now, replace(ahead, memory=mixed_logits[goes_on]), meanwhile)
 
     def _level_at(self, block: int) -> Level:
         return next(level for level in self.levels if level.start <= block < level.stop)
-
-    def _check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
-        if not batch.cursor < stop <= self.num_blocks:
-            raise ValueError(f"stop = {stop} must lie in {batch.cursor + 1}..{self.num_blocks}")
-        if unknown := set(ramps) - set(self.ramp_blocks):
-            raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
 
 
 def mixed(weight: float, own: Floats, before: Floats) -> Floats:

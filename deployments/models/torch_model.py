@@ -9,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.models import batches
 from deployments.models.anatomy import Anatomy
 from deployments.models.attention import is_fused
+from deployments.models.cut_network import CutNetwork, merge, select
 from deployments.models.departures import AnsweredTokens, Departures, TokenDepartures
 from deployments.models.encode import ANSWERED_TOKENS, Encoder
-from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import Ramps
 from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
@@ -23,7 +22,7 @@ from profiles.lengths import WORD
 from profiles.model import NOBODY, Array, Batch, Launched
 
 
-class TorchModel:
+class TorchModel(CutNetwork):
     """A Hugging Face classifier, cut at will.
 
     The parts in `anatomy` are the checkpoint's own modules; `ramps` come from files beside it and may be empty.
@@ -41,32 +40,16 @@ class TorchModel:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.anatomy = anatomy
-        self.ramps = ramps
-        self.labels = tuple(labels)
-        self.device = device
-        self.dtype = dtype
-        self.encoder = encoder
+        super().__init__(ramps, labels, device, dtype)
+        self.anatomy, self.encoder = anatomy, encoder
 
     def with_ramps(self, ramps: Ramps) -> "TorchModel":
         """The same blocks and weights with other ramps."""
         return TorchModel(self.anatomy, self.encoder, ramps, self.labels, self.device, self.dtype)
 
-    def predict(self, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
-        """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
-        return predict(self, inputs, exits)
-
     @property
     def num_blocks(self) -> int:
         return len(self.anatomy.blocks)
-
-    @property
-    def num_labels(self) -> int:
-        return len(self.labels)
-
-    @property
-    def ramp_blocks(self) -> tuple[int, ...]:
-        return self.ramps.blocks
 
     @property
     def task(self) -> Task:
@@ -121,17 +104,13 @@ class TorchModel:
 
     @torch.inference_mode()
     def merge(self, parts: Sequence[Batch]) -> Batch:
-        return batches.merge([self._moved(part) for part in parts])
-
-    @torch.inference_mode()
-    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        return batches.select(batch, rows)
+        return merge([self._moved(part) for part in parts])
 
     @torch.inference_mode()
     def run(
         self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY
     ) -> Launched:  # fmt: skip
-        self._check(batch, stop, ramps)
+        self.check(batch, stop, ramps)
         arrays, spans = self._enter(batch)
         departures = self._departures(batch, kept)
         observed = sorted(block for block in self.ramps.observed(ramps) if batch.cursor <= block < stop)
@@ -199,12 +178,6 @@ class TorchModel:
         answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
         return [features[answered] for features in pooled], logits[answered]
 
-    def _check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
-        if not batch.cursor < stop <= self.num_blocks:
-            raise ValueError(f"stop = {stop} must lie in {batch.cursor + 1}..{self.num_blocks}")
-        if unknown := set(ramps) - set(self.ramp_blocks):
-            raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
-
     def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Spans | None]:
         """The arrays that the next block reads, on the device, and where its texts lie (None for images)."""
         arrays = {
@@ -241,7 +214,7 @@ class TorchModel:
             return Launched(exits, None)
         along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ANSWERED_TOKENS}
         after = replace(batch, cursor=stop, arrays={"hidden": hidden, **along}, memory=departures.memory)
-        survivors = after if len(staying) == len(batch) else batches.select(after, staying)
+        survivors = after if len(staying) == len(batch) else select(after, staying)
         return Launched(exits, survivors)
 
 

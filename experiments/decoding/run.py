@@ -23,9 +23,9 @@ from deployments.decoding.sequences import TextRequest
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
 from deployments.folders import cache_directory, replacing
-from deployments.prepare.llm_demo import add_ramps
-from deployments.prepare.t5_sums import save, train
 from experiments.decoding.on_paper import measure_on_paper
+from experiments.demos.sums import add_ramps
+from experiments.demos.t5_sums import save, train
 
 MAX_TOKENS = 24
 RESIDENTS = 32

@@ -19,10 +19,10 @@ from deployments.demo.digits import NOISE, demo_digits
 from deployments.exits import entropy
 from deployments.models import load
 from deployments.prepare.data import Columns, rows
-from deployments.prepare.demo import ramp_logits
 from deployments.prepare.measuring import RampLogits
 from deployments.prepare.records import Layout
 from deployments.prepare.thresholds import replay
+from experiments.demos.digits import ramp_logits
 from experiments.promise.recordings import Recorded, keep
 from experiments.shared.public_data import data
 

@@ -16,7 +16,7 @@ from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.metrics import DECODER_FRONT, MetricSeries
-from deployments.prepare.llm_demo import tokenizer
+from experiments.demos.sums import tokenizer
 from tests.helpers.documented import DocumentedClient
 from tests.helpers.noted_metrics import NotedMetrics
 from tests.helpers.tiny_decoders import engine, plainly

@@ -20,8 +20,8 @@ from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
 from deployments.deployer.steps import Moved
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
-from deployments.prepare import t5_sums
-from deployments.prepare.llm_demo import SumsRecipe
+from experiments.demos import t5_sums
+from experiments.demos.sums import SumsRecipe
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
 from profiles.promise import RULES
 from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_text_profile

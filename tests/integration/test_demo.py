@@ -8,7 +8,7 @@ from deployments.demo import demo_directory
 from deployments.demo.digits import held_out_digits
 from deployments.models import TorchModel, load
 from deployments.models.ramps import ExitRules, read_rules
-from deployments.prepare.demo_quality import Quality, quality_of
+from experiments.demos.quality import Quality, quality_of
 from profiles.promise import RULES
 
 

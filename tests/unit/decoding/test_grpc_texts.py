@@ -13,7 +13,7 @@ import pytest
 from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
 from deployments.front.grpc_proxy import OF_ONE_ADDRESS
-from deployments.prepare.llm_demo import tokenizer
+from experiments.demos.sums import tokenizer
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.grpc_proxy import frame
 from tests.helpers.tiny_decoders import decoder

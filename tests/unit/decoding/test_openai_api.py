@@ -15,7 +15,7 @@ from deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, who
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import GREEDY, Finish, TextRequest
 from deployments.front.answers import RefusedError
-from deployments.prepare.llm_demo import characters, tokenizer
+from experiments.demos.sums import characters, tokenizer
 from profiles.errors import UserError
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.documented import ask_examples, check_document

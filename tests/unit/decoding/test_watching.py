@@ -20,8 +20,8 @@ from deployments.decoding.sequences import Finish, TextRequest
 from deployments.decoding.texts import TextTokens
 from deployments.front.proxy import Burden
 from deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
-from deployments.prepare.llm_demo import tokenizer
 from deployments.tracing import TraceSampling, Tracing, current
+from experiments.demos.sums import tokenizer
 from tests.helpers.noted_metrics import NotedMetrics
 
 TRACE, CALLER = "1" * 32, "2" * 16

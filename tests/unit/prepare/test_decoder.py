@@ -22,9 +22,9 @@ from deployments.decoding.engine_setup import decoder_shape, engine_of, load_dec
 from deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
 from deployments.decoding.rhythm import rhythm
 from deployments.decoding.sequences import TextRequest
-from deployments.prepare import t5_sums
 from deployments.prepare.decoder import DecoderOptions, early_head_outputs, fixed_share, ramps_for, texts, threshold
-from deployments.prepare.llm_demo import PROMPTS, SumsRecipe, save, train
+from experiments.demos import t5_sums
+from experiments.demos.sums import PROMPTS, SumsRecipe, save, train
 from profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, plainly, t5
 

@@ -11,8 +11,8 @@ from deployments.demo.digits import PIXEL_MAX, demo_digits, demo_inputs
 from deployments.models import load
 from deployments.models.ramps import RampDtype, read_rules
 from deployments.prepare import demo, pipeline
-from deployments.prepare.demo import Recipe
-from deployments.prepare.demo_quality import NOISES, MeanWithError, Quality, quality_of
+from experiments.demos.digits import Recipe
+from experiments.demos.quality import NOISES, MeanWithError, Quality, quality_of
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.promise import RULES, agreement_in
 

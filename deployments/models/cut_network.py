@@ -1,13 +1,54 @@
-"""Merging batches and selecting inputs. Texts lie one token after another, so nothing is ever padded."""
+"""What all networks of our loader share: how batches are merged and inputs selected, whatever computes them.
 
-from collections.abc import Sequence
+Texts lie one token after another, so nothing is ever padded.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deployments.models.predict import PredictedAnswer, predict
+from deployments.models.ramps import Ramps
+from deployments.models.served_model import ServedModel
 from deployments.transport.packed import rows_of
 from profiles.model import Batch
+
+
+class CutNetwork:
+    """A network with ramps, on one device."""
+
+    def __init__(self, ramps: Ramps, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
+        self.ramps, self.labels, self.device, self.dtype = ramps, tuple(labels), device, dtype
+
+    @property
+    def num_blocks(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ramp_blocks(self) -> tuple[int, ...]:
+        return self.ramps.blocks
+
+    def predict(self: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
+        """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
+        return predict(self, inputs, exits)
+
+    @torch.inference_mode()
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        return select(batch, rows)
+
+    def check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
+        """Raise ValueError for a launch that this network cannot run."""
+        if not batch.cursor < stop <= self.num_blocks:
+            raise ValueError(f"stop = {stop} must lie in {batch.cursor + 1}..{self.num_blocks}")
+        if unknown := set(ramps) - set(self.ramp_blocks):
+            raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
 
 
 def merge(batches: Sequence[Batch]) -> Batch:

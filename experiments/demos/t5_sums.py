@@ -1,6 +1,6 @@
-"""Makes a small T5 that writes sums as words, for trying out: `python -m deployments.prepare.t5_sums DIRECTORY`.
+"""Makes a small T5 that writes sums as words, for trying out: `python -m experiments.demos.t5_sums DIRECTORY`.
 
-It learns what the demo's decoder learns (llm_demo.py), but an encoder reads the sum. The held-out sums are written
+It learns what the demo's decoder learns (sums.py), but an encoder reads the sum. The held-out sums are written
 beside it, in files for `isobatch prepare` and `isobatch load`.
 """
 
@@ -17,14 +17,12 @@ from torch.nn import functional
 from deployments.decoding.anatomy import anatomy_of
 from deployments.demo.sums import END, answer_to, prompt_of, sums
 from deployments.prepare.decoder import states_after
-from deployments.prepare.llm_demo import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, trained, vocabulary
+from experiments.demos.sums import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, trained, vocabulary
 
 RECIPE = SumsRecipe(num_blocks=6, steps=1500)
 ENCODER_BLOCKS = 2
-# The file with prompts for `isobatch prepare`.
-DATA = "sums.csv"
-# The file with prompts for `isobatch load`.
-PROMPTS_FILE = "prompts.txt"
+DATA = "sums.csv"  # the file with prompts for `isobatch prepare`
+PROMPTS_FILE = "prompts.txt"  # the file with prompts for `isobatch load`
 
 
 def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
@@ -90,7 +88,7 @@ def save(model: Any, folder: Path) -> None:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m deployments.prepare.t5_sums DIRECTORY")
+        raise SystemExit("usage: python -m experiments.demos.t5_sums DIRECTORY")
     save(train(), Path(sys.argv[1]))
 
 

@@ -2,7 +2,7 @@
 
 Networks trained by this recipe differ: the seed, and on another processor the last bits of the arithmetic, decide where
 inputs leave and what they lose. So the threshold is fixed, and several seeds are tried in turn: the first network that
-passes demo_quality.py by a margin is shipped. A demo made on another machine is another network of the same quality.
+passes quality.py by a margin is shipped. A demo made on another machine is another network of the same quality.
 """
 
 import sys
@@ -36,23 +36,21 @@ from deployments.models.interface import BackedModel
 from deployments.models.loading import quietly
 from deployments.models.ramps import RampDtype, read_rules, write_rules
 from deployments.models.served_model import BlockRange
-from deployments.prepare.demo_quality import quality_of
 from deployments.prepare.measuring import PrepareOptions, RampLogits, retuned
 from deployments.prepare.pipeline import PICTURE, prepare
 from deployments.prepare.report import draw_exits
 from deployments.prepare.sample import Parts, Sample
 from deployments.prepare.thresholds import replay
 from deployments.progress import show
+from experiments.demos.quality import quality_of
 from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.exit_table import ExitTable
 from profiles.model import SplitModel
 from profiles.promise import RULES
 
-# Networks that are trained, at most, before giving up.
-SEEDS = 8
-# The precisions of the demos that are shipped.
-SHIPPED: tuple[RampDtype, ...] = ("float32", "int8")
+SEEDS = 8  # networks that are trained, at most, before giving up
+SHIPPED: tuple[RampDtype, ...] = ("float32", "int8")  # the precisions of the demos that are shipped
 # One threshold for all ramps. Thresholds that a search picked on 400 digits and their copies, which are dependent, were
 # too optimistic: one of two networks lost 0.8 % of the accuracy where 0.5 % was allowed, and 11 % of the inputs entered
 # its second half. With this threshold both lose less than 0.1 %, and inputs leave at many ramps.
@@ -60,8 +58,7 @@ THRESHOLD = 0.025
 # Seeds of the digits that the promise is made from and tested on: fresh distortions, like those of the demo's load.
 SHAPE_SEED = 31
 TEST_SEED = 32
-# Digits per batch.
-BATCH = 500
+BATCH = 500  # digits per batch
 # The promise: the largest share of answers that differ from the full network's, and its confidence.
 MAX_DIFFERENT = 0.01
 CONFIDENCE = 0.95

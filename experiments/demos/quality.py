@@ -15,22 +15,17 @@ from numpy.typing import NDArray
 from deployments.demo.digits import NOISE, Images, demo_digits
 from profiles.model import Batch, Exits, SplitModel
 
-# Standard errors by which every figure must pass.
-SIGMAS = 3.0
-# The full network's accuracy, at least.
-MIN_ACCURACY = 0.95
-# The accuracy that exits may cost.
-MAX_LOST = 0.005
-# Bounds of the share of inputs that enter the second half of the network.
-MIDDLE = (0.2, 0.8)
+SIGMAS = 3.0  # standard errors by which every figure must pass
+MIN_ACCURACY = 0.95  # the full network's accuracy, at least
+MAX_LOST = 0.005  # the accuracy that exits may cost
+MIDDLE = (0.2, 0.8)  # bounds of the share of inputs that enter the second half of the network
 # At least this many ramps let at least this share of inputs leave.
 MIN_LEAVING = 0.03
 MIN_LEAVING_RAMPS = 4
 # Each of these noises moves exits deeper than the one before it, by this factor at least.
 NOISES = (0.0, 0.2, 0.4, 0.8)
 MIN_DEEPER = 1.03
-# Digits per batch.
-BATCH = 1000
+BATCH = 1000  # digits per batch
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,13 @@ from deployments.prepare.decoder import DecoderOptions, ramps_for
 from deployments.progress import show
 from profiles.promise import RULES
 
-# Torch ignores positions with this label in its losses.
-IGNORED = -100
-# Positions of the network, far more than a sum needs.
-CONTEXT = 64
-# Held-out sums that nothing is made from; the other held-out sums are for the ramps.
-PROMPTS = 500
+IGNORED = -100  # Torch ignores positions with this label in its losses
+CONTEXT = 64  # positions of the network, far more than a sum needs
+PROMPTS = 500  # held-out sums that nothing is made from; the other held-out sums are for the ramps
 # The share of tokens that may differ from the full network's. If none of 400 texts differs, at most 0.75 % of all texts
 # do, with 95 % confidence.
 ALLOWED_LOSS = 0.0
-# The share of prompts that thresholds come from.
-CALIBRATE = 0.8
+CALIBRATE = 0.8  # the share of prompts that thresholds come from
 
 
 @dataclass(frozen=True)
