@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
 from deployments.dispatch.messages import Limits, Refusal
 
-# An input with a higher probability to be late is never admitted to a busy lane.
-MOST_RISK = 0.5
+MOST_RISK = 0.5  # an input with a higher probability to be late is never admitted to a busy lane
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.
 MOST_OVER_UNAVOIDABLE = 2.0
 # Late inputs that may come together after a time in which few were late: a longer rush would break the promise.

@@ -19,14 +19,11 @@ from deployments.dispatch.route import Stage
 # The next two bound memory: the output of a launch is held for as long as one of its shadows waits.
 # Shadows that wait at once. Beyond that, the one that has waited longest is given up.
 MOST_SHADOWS = 64
-# The longest time that a shadow waits.
-OLDEST_S = 5.0
+OLDEST_S = 5.0  # the longest time that a shadow waits
 # The time that shadows wait for other inputs to join, before they are launched alone. A full launch does not wait.
 ALONE_AFTER_S = 1.0
-# The largest allowance that is saved up: seconds of compute.
-MOST_ALLOWED_S = 1.0
-# A launch that takes longer by less than this counts as taking the same time (rounding).
-ROUNDING_S = 1e-12
+MOST_ALLOWED_S = 1.0  # the largest allowance that is saved up: seconds of compute
+ROUNDING_S = 1e-12  # a launch that takes longer by less than this counts as taking the same time (rounding)
 
 
 class _Shadow(NamedTuple):

@@ -10,12 +10,9 @@ from deployments.dispatch.messages import Limits
 
 # The factor by which earlier launches count less with each new one: about the last ten launches matter.
 _REMEMBERED = 0.9
-# Launches before a replica is compared with its peers: a single one may take long by chance.
-_EVIDENCE_LAUNCHES = 5
-# A launch that was sent up to this long after the end of the one before counts as waiting for it.
-_FOLLOWS_S = 0.002
-# Plans should not count on a replica that is benched for longer than this.
-_BENCHED_S = 10.0
+_EVIDENCE_LAUNCHES = 5  # launches before a replica is compared with its peers: a single one may take long by chance
+_FOLLOWS_S = 0.002  # a launch that was sent up to this long after the end of the one before counts as waiting for it
+_BENCHED_S = 10.0  # plans should not count on a replica that is benched for longer than this
 
 
 @dataclass(eq=False)

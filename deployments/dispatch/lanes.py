@@ -22,18 +22,12 @@ from deployments.dispatch.groups import Group, Replica
 from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
 
-# The weight of one launch in the learned mean and variance: about the last fifty launches matter.
-LEARNING_RATE = 0.02
-# The number of launches that the values before any measurement count for.
-PRIOR_LAUNCHES = 8
-# The longest delay that is learned, in full launches: one outlier should not dominate.
-MOST_DELAY = 5.0
-# Beyond the mean plus this many spreads, almost no input is later.
-SURE_SPREADS = 3.0
-# The share of all inputs that may be late.
-MAX_LATE = 0.01
-# The slope of the logistic curve that is closest to the normal distribution.
-_STEEPNESS = 1.702
+LEARNING_RATE = 0.02  # the weight of one launch in the learned mean and variance: about the last fifty launches matter
+PRIOR_LAUNCHES = 8  # the number of launches that the values before any measurement count for
+MOST_DELAY = 5.0  # the longest delay that is learned, in full launches: one outlier should not dominate
+SURE_SPREADS = 3.0  # beyond the mean plus this many spreads, almost no input is later
+MAX_LATE = 0.01  # the share of all inputs that may be late
+_STEEPNESS = 1.702  # the slope of the logistic curve that is closest to the normal distribution
 
 
 class ExpectedTimes(NamedTuple):

@@ -11,12 +11,9 @@ from torch.nn import functional
 
 from deployments.models.spans import Band, Spans
 
-# The name under which Hugging Face knows our attention.
-ATTENTION_NAME = "isobatch"
-# Torch's fused kernel needs heads whose width is a multiple of this.
-FUSED_WIDTH_MULTIPLE = 8
-# Torch's fused kernel needs this compute capability (Ampere) or a newer one.
-FUSED_CAPABILITY = (8, 0)
+ATTENTION_NAME = "isobatch"  # the name under which Hugging Face knows our attention
+FUSED_WIDTH_MULTIPLE = 8  # Torch's fused kernel needs heads whose width is a multiple of this
+FUSED_CAPABILITY = (8, 0)  # Torch's fused kernel needs this compute capability (Ampere) or a newer one
 
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 # Computes a bias for attention scores from queries and keys (texts x heads x tokens x width) and from the distance of

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The precision in which the weights of the blocks are 8-bit integers.
-INT8 = "int8"
+INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
 # A replica starts no further compilation after this many seconds: shapes left over are compiled when they occur.
 COMPILE_WITHIN_S = 10.0
 

@@ -17,8 +17,7 @@ from profiles.promise import RULES
 USUAL_SIDE = 224
 # Files with a tokenizer's vocabulary. Without any of them Hugging Face makes a tokenizer that knows no word at all.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-# The file that describes an image processor.
-PROCESSOR = "preprocessor_config.json"
+PROCESSOR = "preprocessor_config.json"  # the file that describes an image processor
 # Suffixes of a checkpoint's files. Pickles are not among them, as loading a pickle can run code.
 SAFE_SUFFIXES = (".json", ".txt", ".safetensors", ".model", ".jinja")
 

@@ -22,12 +22,9 @@ from profiles.model import Batch, Exits
 
 log = logging.getLogger(__name__)
 
-# Batch sizes that are timed: a single input, and a batch of a usual size.
-SIZES = (1, 16)
-# Launches per batch size and backend; the median counts.
-ROUNDS = 7
-# Words of each text in the timed batches.
-WORDS = 32
+SIZES = (1, 16)  # batch sizes that are timed: a single input, and a batch of a usual size
+ROUNDS = 7  # launches per batch size and backend; the median counts
+WORDS = 32  # words of each text in the timed batches
 # Largest difference of two backends' logits, as a share of the largest logit: float16 differs by up to this.
 LOGIT_TOLERANCE = 0.02
 

@@ -22,14 +22,12 @@ from profiles.model import Batch
 
 log = logging.getLogger(__name__)
 
-# Recordings of one replica: each has buffers of its own in the device's memory.
-MAX_RECORDINGS = 64
+MAX_RECORDINGS = 64  # recordings of one replica: each has buffers of its own in the device's memory
 # Recorded shapes are rounded up to multiples of these, so that few recordings serve all batches.
 INPUTS_MULTIPLE = 8
 TOKENS_MULTIPLE = 256
 LONGEST_MULTIPLE = 32
-# Runs before a recording, as torch's documentation advises.
-WARM_UPS = 3
+WARM_UPS = 3  # runs before a recording, as torch's documentation advises
 
 Replay = Callable[[], object]
 

@@ -12,11 +12,9 @@ from deployments.exits import Decision
 from deployments.transport.packed import rows_of
 from profiles.model import NOBODY, Exits
 
-# The block number of an input that has not left.
-_INSIDE = -1.0
+_INSIDE = -1.0  # the block number of an input that has not left
 
-# Waits for a copy to the host that has begun.
-PendingCopy = Callable[[], NDArray[np.float32]]
+PendingCopy = Callable[[], NDArray[np.float32]]  # waits for a copy to the host that has begun
 
 
 @dataclass(frozen=True)

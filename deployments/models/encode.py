@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from profiles.errors import UserError
 from profiles.model import Words
 
-# Largest number of pixels of one image: preprocessors take many times the memory of the image.
-MAX_PIXELS = 2**23
+MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
 # The name of an array that says which tokens are answered. The value crosses process boundaries in batches.
 ANSWERED_TOKENS = "asked"
 # Characters of a text that are tokenized, per token that the network reads: words of natural texts are shorter.

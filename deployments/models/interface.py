@@ -35,8 +35,7 @@ class BackedModel(ServedModel, Protocol):
         ...
 
 
-# A hash of a network's weights: exported graphs are stored under it.
-Fingerprint = Callable[["TorchModel"], str]
+Fingerprint = Callable[["TorchModel"], str]  # a hash of a network's weights: exported graphs are stored under it
 
 
 class Backend(Protocol):

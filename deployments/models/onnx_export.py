@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
 
-# The version of ONNX operators that graphs are written in.
-OPSET = 17
+OPSET = 17  # the version of ONNX operators that graphs are written in
 # Names of a graph's inputs and outputs: the hidden state before its blocks, the one after them, the head's logits.
 HIDDEN = "hidden"
 AFTER = "after"

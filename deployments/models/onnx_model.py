@@ -16,8 +16,7 @@ from deployments.models.torch_model import TorchModel
 from deployments.progress import show
 from profiles.model import Batch
 
-# Precisions that ONNX Runtime runs.
-DTYPES = (torch.float32, torch.float16)
+DTYPES = (torch.float32, torch.float16)  # precisions that ONNX Runtime runs
 # Bands of texts in every graph, used or not: more bands cost small launches more than they save in large ones.
 BANDS = 2
 

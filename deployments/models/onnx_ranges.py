@@ -26,12 +26,9 @@ log = logging.getLogger(__name__)
 
 # Part of every cache key. Raise it when a change to exporting changes the graphs.
 FORMAT = "3"
-# The size of the cache: the graphs of a large network take some GiB per block range.
-LIMIT_BYTES = 16 << 30
-# Sessions of one replica: each holds the weights of its blocks.
-MAX_SESSIONS = 64
-# The name of a graph's file in its cache entry.
-GRAPH = "graph.onnx"
+LIMIT_BYTES = 16 << 30  # the size of the cache: the graphs of a large network take some GiB per block range
+MAX_SESSIONS = 64  # sessions of one replica: each holds the weights of its blocks
+GRAPH = "graph.onnx"  # the name of a graph's file in its cache entry
 
 # A thread holds this lock while it opens a session or records a CUDA graph: ONNX Runtime records in a mode in which an
 # allocation on a device by another thread of the process makes both fail.

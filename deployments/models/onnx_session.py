@@ -27,8 +27,7 @@ _ELEMENTS: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
 }
 Provider = tuple[str, dict[str, str]]
-# The "gpu_graph_id" of a launch that ONNX Runtime does not record.
-NOT_RECORDED = -1
+NOT_RECORDED = -1  # the "gpu_graph_id" of a launch that ONNX Runtime does not record
 
 
 class SideStream:

@@ -13,8 +13,7 @@ from deployments.tasks import task_of
 from profiles.errors import UserError
 from profiles.model import Batch, Exits, Label, Probability, Words
 
-# Inputs per batch.
-BATCH = 32
+BATCH = 32  # inputs per batch
 
 
 @dataclass(frozen=True)

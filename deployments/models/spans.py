@@ -17,15 +17,12 @@ from torch import Tensor
 
 Integers = NDArray[np.int64]
 
-# More bands than this save hardly any padding.
-MAX_BANDS = 4
+MAX_BANDS = 4  # more bands than this save hardly any padding
 # The cost of attention, in pairs of tokens: each padded token costs one pair per token of its row, and these for being
 # gathered.
 PAIRS_PER_TOKEN = 16
-# The fixed cost of one band, for its own kernel calls.
-PAIRS_PER_BAND = 512
-# Smallest step between numbers of rows that are compiled.
-MIN_STEP = 8
+PAIRS_PER_BAND = 512  # the fixed cost of one band, for its own kernel calls
+MIN_STEP = 8  # smallest step between numbers of rows that are compiled
 # Names of tensors. In every layout `positions` has a row for each token; the other two stand before a band's number.
 POSITIONS = "positions"
 PLACES = "places"

@@ -30,8 +30,7 @@ from profiles.exit_table import ExitTable, outcome
 from profiles.losses import Metric
 from profiles.promise import ExitPromise
 
-# The weights of a level's own answer that are tried.
-WEIGHTS = np.linspace(0.0, 1.0, 21)
+WEIGHTS = np.linspace(0.0, 1.0, 21)  # the weights of a level's own answer that are tried
 
 
 @dataclass(frozen=True)

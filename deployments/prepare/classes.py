@@ -11,12 +11,9 @@ from rich.text import Text
 from deployments.models.ramps import ClassFigures
 from profiles.losses import EntityF1, Labels
 
-# Standard errors beyond which a difference is not chance.
-SURE = 2.0
-# Rows of the table: the classes that lose most.
-MAX_SHOWN = 20
-# A class is worth a warning if its recall falls by this much more than the mean over all inputs.
-NOTABLE_DROP = 0.02
+SURE = 2.0  # standard errors beyond which a difference is not chance
+MAX_SHOWN = 20  # rows of the table: the classes that lose most
+NOTABLE_DROP = 0.02  # a class is worth a warning if its recall falls by this much more than the mean over all inputs
 
 
 def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, ...]:

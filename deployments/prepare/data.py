@@ -31,8 +31,7 @@ PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passag
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
-# The number of channels if it is not known.
-ANY = 0
+ANY = 0  # the number of channels if it is not known
 
 
 @dataclass(frozen=True)

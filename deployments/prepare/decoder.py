@@ -28,14 +28,10 @@ from profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-# Fewer prompts show too little of a decoder to choose a threshold from.
-MIN_PROMPTS = 20
-# Sequences that are written at the same time.
-BATCH = 32
-# Launches that are timed.
-TIMED_LAUNCHES = 16
-# Texts whose lengths are stored beside the rules, for plans.
-MAX_LENGTHS = 200
+MIN_PROMPTS = 20  # fewer prompts show too little of a decoder to choose a threshold from
+BATCH = 32  # sequences that are written at the same time
+TIMED_LAUNCHES = 16  # launches that are timed
+MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import numpy as np
 from deployments.tasks import NOWHERE, OUTSIDE, Tag
 from profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss
 
-# An entity: its first word, its last word, and its kind.
-LabelledWords = tuple[int, int, str]
+LabelledWords = tuple[int, int, str]  # an entity: its first word, its last word, and its kind
 
 
 def entities(labels: Labels, counts: Indices, names: Sequence[str]) -> frozenset[LabelledWords]:

@@ -19,14 +19,11 @@ from deployments.tasks import task_of
 from deployments.transport.packed import rows_of
 from profiles.errors import UserError
 
-# The size of the cache; the features of one sample must fit into it.
-LIMIT_BYTES = 16 << 30
-# Inputs per batch.
-BATCH = 64
+LIMIT_BYTES = 16 << 30  # the size of the cache; the features of one sample must fit into it
+BATCH = 64  # inputs per batch
 # Part of every cache key. Raise it when a change to the features changes the files.
 FORMAT = "2"
-# Names of files that exist if words are answered.
-WORDS = ("counts", "numbers")
+WORDS = ("counts", "numbers")  # names of files that exist if words are answered
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]

@@ -18,14 +18,12 @@ CONLL = (".conll", ".iob", ".bio", ".txt")
 TEXTS = (*TABLES, ".jsonl", ".json", *CONLL)
 ARROW = (".parquet", ".arrow")
 FORMATS = (*TEXTS, *ARROW, ".npz")
-# UTF-8 with or without a byte order mark, which some programs write.
-UTF8 = "utf-8-sig"
+UTF8 = "utf-8-sig"  # UTF-8 with or without a byte order mark, which some programs write
 
 # The columns of labelled words, with the names that the library `datasets` uses.
 WORDS = "tokens"
 LABELS = "ner_tags"
-# CoNLL files have this word between documents.
-BETWEEN_DOCUMENTS = "-DOCSTART-"
+BETWEEN_DOCUMENTS = "-DOCSTART-"  # CoNLL files have this word between documents
 
 Record = Mapping[Any, Any]
 

@@ -17,8 +17,7 @@ Indices = NDArray[np.int64]
 
 Item = TypeVar("Item")
 
-# Fewer rows show too little to make ramps from.
-MIN_ROWS = 50
+MIN_ROWS = 50  # fewer rows show too little to make ramps from
 # The shares of rows for training and for the test; the other rows calibrate.
 TRAIN_SHARE = 0.6
 TEST_SHARE = 0.35

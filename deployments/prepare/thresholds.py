@@ -15,10 +15,8 @@ from profiles.exit_table import ExitTable
 
 # The candidates, as shares of a policy's range: they are finer towards both ends.
 SHARES = expit(np.linspace(-9.0, 9.0, 73))
-# Decimals of a threshold, at least.
-DECIMALS = 6
-# The distance of the threshold that no value reaches from the highest value, as a share of the range.
-BEYOND = 1e-3
+DECIMALS = 6  # decimals of a threshold, at least
+BEYOND = 1e-3  # the distance of the threshold that no value reaches from the highest value, as a share of the range
 # The assumed range of a policy that declares none: a policy with memory counts ramps, any other compares a share.
 COUNTS = Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True)
 SHARES_OF_ONE = Range(low=lambda labels: 0.0, high=lambda ramps: 1.0)

@@ -23,16 +23,11 @@ from deployments.progress import show
 
 # Penalties on the squares of weights, in the order in which they are tried.
 PENALTIES = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
-# Iterations of L-BFGS per penalty: the start is near the optimum, so few are needed.
-ITERATIONS = 60
-# Epochs of Adam for a pooler, at most.
-EPOCHS = 200
-# Training ends after this number of epochs in a row without a gain.
-EPOCHS_WITHOUT_GAIN = 6
-# Rows per step of Adam.
-BATCH = 128
-# The learning rate of Adam.
-LEARNING_RATE = 1e-3
+ITERATIONS = 60  # iterations of L-BFGS per penalty: the start is near the optimum, so few are needed
+EPOCHS = 200  # epochs of Adam for a pooler, at most
+EPOCHS_WITHOUT_GAIN = 6  # training ends after this number of epochs in a row without a gain
+BATCH = 128  # rows per step of Adam
+LEARNING_RATE = 1e-3  # the learning rate of Adam
 
 Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from deployments.prepare.sample import Indices
 from profiles.exit_table import ExitTable
 
-# Numbers of words per text that need not be sure, from which the best is chosen.
-MOST_UNSURE = (0, 1, 2, 4, 8)
+MOST_UNSURE = (0, 1, 2, 4, 8)  # numbers of words per text that need not be sure, from which the best is chosen
 
 
 def of_texts(words: ExitTable, counts: Indices, most_unsure: int) -> ExitTable:
