@@ -11,7 +11,7 @@ from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
 from deployments.decoding.openai_api import create_decoder_api
 from deployments.front.open_inference.messages import message
-from deployments.prepare.llm_demo import tokenizer
+from experiments.demos.sums import tokenizer
 from tests.fuzz import cases
 from tests.fuzz.attack import AT_ONCE, attack, within_memory
 from tests.fuzz.clients import HOST, Grpc, judged, without_socket
