@@ -23,7 +23,7 @@ from deployments.front import grpc_server
 from deployments.front.answers import RefusedError, shown
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from deployments.front.grpc_server import Methods
-from deployments.front.open_inference.calls import Fields, aborting, as_headers, decoded, first
+from deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
 from deployments.front.open_inference.messages import message
 from deployments.front.open_inference.methods import Questions, check_infer, infer_fields
 from deployments.front.open_inference.protocol import DescribedModel
@@ -73,7 +73,7 @@ class _TextCalls:
     async def _whole(self, requests: AsyncIterator[bytes], context: Any) -> Any:
         async with aborting(context, "ModelInfer"):
             with self._counted(context) as begun_s:
-                infer = self._read(decoded("ModelInferRequest", await first(requests), MOST_FIELDS), stream=False)
+                infer = self._read(read_message("ModelInferRequest", await first(requests), MOST_FIELDS), stream=False)
                 if infer.stream:
                     raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
                 text, depths, finish = await whole_text(self._front, infer.text, infer.stops)
@@ -112,7 +112,7 @@ class _TextCalls:
         request_id = ""
         try:
             with self._counted(context) as begun_s:
-                request = decoded("ModelInferRequest", sent, MOST_FIELDS)
+                request = read_message("ModelInferRequest", sent, MOST_FIELDS)
                 request_id = request.id[:LONGEST_NAME]
                 infer = self._read(request, stream=True)
                 text, depths = "", tuple[int, ...]()

@@ -81,7 +81,7 @@ class Observed:
     unfinished: tuple[int, ...] = ()
     unfinished_weights: tuple[int, ...] = ()
     texts: int = 0  # texts that arrived, where the counts above are in inputs of one length (`counted_in`)
-    ended: int = 0  # texts that a decoder finished, where the counts above are in tokens
+    ended: int = 0  # texts that were finished, where the counts above are in tokens
     lengths: tuple[tuple[int, int], ...] = ()  # tokens of the latest finished texts: of the prompt, and of the answer
     refused: int = 0
     refused_weight: int = 0

@@ -1,4 +1,4 @@
-"""A queue before decoding: requests enter one by one, and only if they can still be answered in time.
+"""A queue before reading: requests enter one by one, and only if they can still be answered in time.
 
 Reading a request and encoding its inputs blocks the front's event loop. So requests wait here, and one turn of the loop
 lets in only a few milliseconds of work: answers and health checks run in between. The delay of the requests ahead

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 HAND_OVER_S = 0.002
 # The expected processor time of a request before any was measured.
 _TYPICAL_S = 0.0002
-# A front is overloaded if requests wait longer before decoding than both this time and this share of their deadline.
+# A front is overloaded if requests wait unread for longer than both this time and this share of their deadline.
 _LONG_WAIT_S = 0.05
 _LONG_WAIT_SHARE = 0.2
 # A client waits for "as long as the SLO" if its deadline is at least this share of it.
@@ -60,8 +60,8 @@ class IncomingRequest(NamedTuple):
     until_s: float  # when the client gives up, whatever the request says
     work_s: float  # its expected processor time in this process
     weight: int  # the expected weight of its inputs
-    latest_s: float  # when it must be decoded to be answered in time
-    long_s: float  # the wait before decoding that counts as overload
+    latest_s: float  # when it must be read to be answered in time
+    long_s: float  # the wait before it is read that counts as overload
     full: bool  # the client wants the full network's answer
 
     @property
@@ -72,7 +72,7 @@ class IncomingRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Content(Generic[Format]):
-    """A decoded request: its inputs, and a function that writes their answers."""
+    """A request that was read: its inputs, and a function that writes their answers."""
 
     inputs: Packed
     write: Callable[[list[Answer]], Format]
@@ -83,7 +83,7 @@ class _RequestCosts:
     """The measured costs of requests of one kind, by their size."""
 
     def __init__(self) -> None:
-        self.work_s = Trend(_TYPICAL_S)  # processor time to decode the inputs and to write the answers
+        self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
         self.weight = Trend(1.0)  # of the inputs
         self._numbers = count()
 
@@ -188,7 +188,7 @@ class Service:
         costs = self._request_costs(kind)
         work_s = costs.work_s.expected(size)
         weight = max(1, round(costs.weight.expected(size)))
-        # The time after decoding: for the network, and for writing the answer.
+        # The time after reading: for the network, and for writing the answer.
         rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
         full = wants_full(headers.get(FULL))
         try:
@@ -206,7 +206,7 @@ class Service:
         )
 
     async def answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]], size: int = 0) -> Format:
-        """Decode a request with `read`, and return its written answers. Raises `RefusedError` without enough time.
+        """Read a request with `read`, and return its written answers. Raises `RefusedError` without enough time.
 
         `size`: the real size of the body, which may have been compressed or sent without a length.
         """

@@ -50,8 +50,8 @@ def as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
     return {name: value.encode() for name in _HEADERS if (value := metadata.get(name.decode()))}
 
 
-def decoded(name: str, sent: bytes, most_fields: int) -> Any:
-    """Decode a message. One with too many fields is refused, since it would take much memory and time."""
+def read_message(name: str, sent: bytes, most_fields: int) -> Any:
+    """The message in these bytes. One with too many fields is refused, since it would take much memory and time."""
     if not has_few_fields(sent, most_fields):
         raise RefusedError(400, f"this is no {name}, or it has more than {most_fields} fields")
     try:

@@ -7,7 +7,7 @@ from deployments.front.answers import RefusedError
 from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from deployments.front.grpc_server import Methods
 from deployments.front.open_inference import protocol
-from deployments.front.open_inference.calls import Fields, decoded, unary
+from deployments.front.open_inference.calls import Fields, read_message, unary
 from deployments.front.open_inference.protocol import DescribedModel
 from deployments.front.open_inference.tensors import Values, check_outputs, described, to_bytes
 from deployments.front.served import GuardedNetwork
@@ -34,7 +34,7 @@ class Questions:
         return {name: unary(name, self._reading(name, answer)) for name, answer in (answers | others).items()}
 
     def _reading(self, name: str, answer: Answering) -> Callable[[bytes, Any], Awaitable[Fields]]:
-        return lambda sent, _: answer(decoded(f"{name}Request", sent, self._most_fields))
+        return lambda sent, _: answer(read_message(f"{name}Request", sent, self._most_fields))
 
     async def _live(self, _: Any) -> Fields:
         return {"live": True}

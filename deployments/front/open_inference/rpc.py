@@ -18,7 +18,7 @@ from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
 from deployments.front.grpc_server import Methods
 from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
 from deployments.front.open_inference import protocol
-from deployments.front.open_inference.calls import Fields, aborting, as_headers, decoded, first
+from deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
 from deployments.front.open_inference.messages import message
 from deployments.front.open_inference.methods import Questions, check_infer, infer_fields
 from deployments.front.open_inference.places import Places
@@ -82,7 +82,7 @@ def _inferred(service: Service, model: DescribedModel) -> grpc.RpcMethodHandler:
                 incoming = _register(service, len(sent), call)
                 return await service.answer(
                     incoming,
-                    lambda: _content(service, model, decoded("ModelInferRequest", sent, most_fields), response),
+                    lambda: _content(service, model, read_message("ModelInferRequest", sent, most_fields), response),
                 )
 
     return grpc.stream_unary_rpc_method_handler(handle, None, response.SerializeToString)
@@ -112,7 +112,7 @@ def _streamed(service: Service, model: DescribedModel, places: Places) -> grpc.R
         try:
             with service.counted("grpc", as_headers(call.metadata)):
                 incoming = _register(service, len(sent), call)
-                request = decoded("ModelInferRequest", sent, most_fields)
+                request = read_message("ModelInferRequest", sent, most_fields)
                 request_id = request.id[:LONGEST_NAME]
                 answer = await service.answer(
                     incoming, lambda: _content(service, model, request, message("ModelInferResponse"))
