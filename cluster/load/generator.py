@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,6 @@ from profiles.errors import UserError
 Floats = NDArray[np.float64]
 WRONG = -1  # the status of a request with a wrong answer
 PENDING_CHECK_S = 0.01  # how often to check for pending answers at the end
-AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
 ROW = np.dtype([(name, float) for name in ("due_s", "reached_s", "sent_s", "ended_s", "absent_s")] + [("status", int)])
 UNSENT = np.array((*[np.nan] * 5, BROKEN), ROW)  # a row of LoadRecord
 SLOTS = 2**16  # initial capacity for the requests of a closed loop; doubled when it is used up
@@ -57,13 +57,8 @@ class LoadGenerator:
         connections: int = 512,
         headers: str = "",
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
-        again_s: float = 0.0,
     ) -> None:
-        """`right(index of the body, answer)` returns whether an answer is correct.
-
-        A request whose connection ends without an answer is sent again until `again_s` after it was due, each time over
-        a new connection.
-        """
+        """`right(index of the body, answer)` returns whether an answer is correct."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise UserError(f"{url!r} must look like http://HOST:PORT/PATH")
@@ -72,8 +67,7 @@ class LoadGenerator:
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
         )
         self._requests = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
-        self._most, self._right, self._again_s = connections, right, again_s
-        self.resent: set[int] = set()  # requests that were sent more than once since the load began
+        self._most, self._right = connections, right
         self.errors: dict[int, bytes] = {}  # the first answer with each status other than 200
         self._rows: NDArray[Any] = np.empty(0, ROW)
         self._open = 0
@@ -154,7 +148,6 @@ class LoadGenerator:
         self._rows["due_s"] = due_s
         self._background: set[asyncio.Task[None]] = set()
         self._pending = 0
-        self.resent.clear()
         self._started_s = time.perf_counter()
 
     async def _end(self, patience_s: float) -> None:
@@ -190,37 +183,18 @@ class LoadGenerator:
     def _ask(self, connection: Carrier, index: int) -> None:
         self._rows["sent_s"][index] = self.now_s()
 
-        def done(status: int, answer: bytes) -> None:
-            if status == BROKEN and self.now_s() < self._rows["due_s"][index] + self._again_s:
-                self._release(connection)
-                return self._later(index)
-            if status == 200 and not self._right(index % len(self._requests), answer):
-                status = WRONG
-            if status != 200:
-                self.errors.setdefault(status, answer)
-            self._rows["ended_s"][index], self._rows["status"][index] = self.now_s(), status
-            self._rows["absent_s"][index] = max(self._rows["sent_s"][index], absent_s() - self._started_s)
-            self._pending -= 1
-            self._release(connection)
-            return self._done(index)
+        connection.ask(self._requests[index % len(self._requests)], partial(self._finish, connection, index))
 
-        connection.ask(self._requests[index % len(self._requests)], done)
-
-    def _later(self, index: int) -> None:
-        self.resent.add(index)
-        asyncio.get_running_loop().call_later(AGAIN_S, lambda: self._begin_task(self._send_anew(index)))
-
-    async def _send_anew(self, index: int) -> None:
-        """Send the request over a new connection, because idle ones may have broken for the same reason."""
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, *self._place)
-        except OSError:
-            if self.now_s() < self._rows["due_s"][index] + self._again_s:
-                return self._later(index)
-            self._pending -= 1
-            return None
-        self._open += 1
-        return self._ask(connection, index)
+    def _finish(self, connection: Carrier, index: int, status: int, answer: bytes) -> None:
+        if status == 200 and not self._right(index % len(self._requests), answer):
+            status = WRONG
+        if status != 200:
+            self.errors.setdefault(status, answer)
+        self._rows["ended_s"][index], self._rows["status"][index] = self.now_s(), status
+        self._rows["absent_s"][index] = max(self._rows["sent_s"][index], absent_s() - self._started_s)
+        self._pending -= 1
+        self._release(connection)
+        self._done(index)
 
     def _release(self, connection: Carrier) -> None:
         if not connection.transport:

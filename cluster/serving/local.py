@@ -23,7 +23,7 @@ from typing import Any
 from cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
 from cluster.serving.nodes import LocalNode, join
 from cluster.serving.ports import check_port, held_ports
-from cluster.serving.processes import adopt_orphans, end_descendants, end_guards, end_with_us, runs_below
+from cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants, end_guards, runs_below
 from deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from deployments.resources import Resources
@@ -73,13 +73,6 @@ def check_place(host: str, port: int) -> None:
     check_port(host, port, "--port")
 
 
-def _settings(folder: str, ports: Sequence[int]) -> dict[str, str]:
-    """Environment variables for Ray and HAProxy. No port or path is fixed, so several servers can run side by side."""
-    stats, metrics, fallback = map(str, ports)
-    program = write_script(Path(folder), (stats, metrics))
-    return SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
-
-
 def short_temporary() -> str:
     """The folder for temporary files, or /tmp if its path is too long for sockets. Sets RAY_TMPDIR if necessary."""
     temporary, ray_folder = tempfile.gettempdir(), os.environ.get("RAY_TMPDIR", "")
@@ -91,8 +84,14 @@ def short_temporary() -> str:
 
 
 def prepare_environment(folder: str, ports: Sequence[int]) -> None:
-    """Set the environment before the first import of ray.serve, which reads it. The user's own variables stay."""
-    for name, value in _settings(folder, ports).items():
+    """Set the environment before the first import of ray.serve, which reads it. The user's own variables stay.
+
+    No port or path is fixed, so several servers can run side by side.
+    """
+    stats, metrics, fallback = map(str, ports)
+    program = write_script(Path(folder), (stats, metrics))
+    settings = SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -127,7 +126,7 @@ def local_ray(
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
-    end_with_us(folder)
+    os.environ |= bound_to_us(folder)
     with held_ports(PORTS) as ports:
         try:
             prepare_environment(str(folder), ports)

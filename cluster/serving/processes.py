@@ -33,12 +33,6 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_us(folder: Path) -> None:
-    """Make all processes that are started from now on end with this one, even if it is killed. Their folder is
-    deleted then."""
-    os.environ |= bound_to_us(folder)
-
-
 def bound_to_us(folder: Path) -> dict[str, str]:
     """The environment variable of processes that must end when this one ends; the folder is deleted then.
 

@@ -1,8 +1,8 @@
 """The application that the faults hit: the network and devices of `experiments/replan`, by the planner's own plan."""
 
-from cluster.load.generator import LoadGenerator
 from experiments.replan import timeline
 from experiments.replan.suite import BATCH, FAST, profile
+from experiments.replan.timeline import PersistentLoad
 from experiments.serve.fleet import promise_per_s
 from optimizer import Objective, Plan, optimize
 from profiles.devices import Device, links_between
@@ -26,6 +26,6 @@ def offered_per_s() -> float:
     return SHARE * promise_per_s(START, PROFILE)
 
 
-def load(url: str) -> LoadGenerator:
+def load(url: str) -> PersistentLoad:
     """A load of inputs that say where they are sure; the controller chooses the ramps, and none may leave earlier."""
     return timeline.load(url, SLO_MS, AGAIN_S, lambda left_after, sure_after: left_after >= sure_after)

@@ -1,20 +1,56 @@
 """Goodput second by second, to show the effect of changes and faults of the application."""
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cluster.load.generator import Floats, LoadGenerator, LoadRecord
+from cluster.load.http_connection import BROKEN, Carrier, HttpConnection
 from cluster.load.workloads import exit_blocks
 from experiments.replan.suite import SURVIVAL, leaves_after
 from profiles.exits import ExitProfile
 
 WINDOW_S = 1.0
 STEP_S = 0.1
+AGAIN_S = 0.1  # the wait before a request whose connection broke is sent again
 KINDS = 500  # of inputs, drawn once and sent in turns
+
+
+class PersistentLoad(LoadGenerator):
+    """Sends a request whose connection ends without an answer again, until `again_s` after it was due."""
+
+    def __init__(
+        self, url: str, bodies: Sequence[bytes], headers: str, right: Callable[[int, bytes], bool], again_s: float
+    ) -> None:
+        super().__init__(url, bodies, headers=headers, right=right)
+        self._again_s = again_s
+        self.resent: set[int] = set()  # requests that were sent more than once
+
+    def _finish(self, connection: Carrier, index: int, status: int, answer: bytes) -> None:
+        if status == BROKEN and self.now_s() < self._rows["due_s"][index] + self._again_s:
+            self._release(connection)
+            return self._later(index)
+        return super()._finish(connection, index, status, answer)
+
+    def _later(self, index: int) -> None:
+        self.resent.add(index)
+        asyncio.get_running_loop().call_later(AGAIN_S, lambda: self._begin_task(self._send_anew(index)))
+
+    async def _send_anew(self, index: int) -> None:
+        """Send the request over a new connection, because idle ones may have broken for the same reason."""
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, *self._place)
+        except OSError:
+            if self.now_s() < self._rows["due_s"][index] + self._again_s:
+                return self._later(index)
+            self._pending -= 1
+            return None
+        self._open += 1
+        return self._ask(connection, index)
 
 
 def _leaves_there(left_after: int, sure_after: int) -> bool:
@@ -23,7 +59,7 @@ def _leaves_there(left_after: int, sure_after: int) -> bool:
 
 def load(
     url: str, slo_ms: float, again_s: float = 0.0, leaves_right: Callable[[int, int], bool] = _leaves_there
-) -> LoadGenerator:
+) -> PersistentLoad:
     """A load of inputs that say where they are sure, so that each answer can be checked.
 
     `leaves_right(left after, sure after)` says whether an input may leave after this block.
@@ -35,7 +71,7 @@ def load(
         outputs = json.loads(answer)["outputs"]
         return len(outputs) == 1 and leaves_right(outputs[0]["exit_block"], depths[body])
 
-    return LoadGenerator(url, bodies, headers=f"X-Deadline-Ms: {slo_ms:g}\r\n", right=right, again_s=again_s)
+    return PersistentLoad(url, bodies, f"X-Deadline-Ms: {slo_ms:g}\r\n", right, again_s)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from tests.helpers.asking import eventually
 from tests.helpers.serving import marked
 
 STARTS_ONE_THAT_LEAVES = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
-from cluster.serving.processes import adopt_orphans, end_descendants, end_with_us
+from cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants
 adopt_orphans()
-end_with_us(Path(sys.argv[1]))
+os.environ |= bound_to_us(Path(sys.argv[1]))
 if "again" in sys.argv:
     end_descendants(0.1)
 subprocess.Popen(["sleep", "600"], start_new_session=True)

@@ -13,6 +13,7 @@ from cluster.load import generator
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.http_connection import BROKEN, run_noting_polls
 from cluster.load.report import Summary, summary, table
+from experiments.replan.timeline import PersistentLoad
 from profiles.errors import UserError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -178,7 +179,7 @@ def test_a_request_whose_connection_broke_is_sent_again_over_a_new_one() -> None
     replies = [b"", b"", OK]
 
     async def ask(url: str) -> tuple[LoadRecord, set[int]]:
-        load = LoadGenerator(url, [b"{}"], 1, again_s=5.0)
+        load = PersistentLoad(url, [b"{}"], "", lambda body, answer: True, again_s=5.0)
         return await load.at(np.zeros(1)), load.resent
 
     record, resent = measured(lambda n: (0.0, replies[n]), ask)
