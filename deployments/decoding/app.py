@@ -21,7 +21,7 @@ from deployments.decoding.engine_setup import decoder_shape, load_tokenizer, sto
 from deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from deployments.decoding.openai_api import create_decoder_api
 from deployments.decoding.plan_switch import PlanSwitch, origin_of
-from deployments.decoding.ramp_rules import rules_of
+from deployments.decoding.ramp_rules import generation_defaults, rules_of
 from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
@@ -61,8 +61,9 @@ class DecoderIngress:
         name, stop = config.name or folder.name, stop_tokens(folder)
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
-            config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing
-        )
+            config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing,
+            generation_defaults(folder),
+        )  # fmt: skip
 
     def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         span, shares = current(), self._lead.shares

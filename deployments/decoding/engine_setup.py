@@ -70,7 +70,7 @@ def engine_of(
             f"kv_megabytes = {config.kv_megabytes}: one text of {context} tokens needs "
             f"{-(-needed * page_bytes // 2**20)}; give more, or set max_context"
         )
-    network = CutDecoder(anatomy, DecoderRamps(rules, anatomy.head), splits, pages, config.page_tokens)
+    network = CutDecoder(anatomy, DecoderRamps(rules), splits, pages, config.page_tokens)
     return Engine(Scheduler(splits, limits, PagePool(pages)), network, clock)
 
 

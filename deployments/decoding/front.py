@@ -15,9 +15,10 @@ from typing import Any
 from deployments.decoding.anatomy import DecoderShape
 from deployments.decoding.client_meter import ClientMeter, RequestEnd
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.ramp_rules import GenerationDefaults
 from deployments.decoding.replica import DECODER, ReplicaState
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import Finish, Sampling, TextRequest
+from deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from deployments.decoding.texts import TextTokens
 from deployments.front.answers import RefusedError, shown
 from deployments.front.proxy import Burden, Refusing
@@ -59,9 +60,10 @@ class DecoderFront:
         state: Callable[[], Awaitable[dict[str, Any]]],
         key: bytes | None = None,
         tracing: Tracing | None = None,
+        defaults: GenerationDefaults | None = None,
     ) -> None:
         self.config, self.name, self.texts, self.meter = config, name, texts, meter
-        self.key, self.tracing = key, tracing
+        self.key, self.tracing, self.defaults = key, tracing, defaults or GenerationDefaults()
         self._shape, self._stop, self._write_tokens, self._state = shape, stop, write_tokens, state
 
     @property
@@ -103,7 +105,7 @@ class DecoderFront:
         if span := current():
             span.failed(error)
 
-    def request(self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling) -> TextRequest:
+    def request(self, prompt: Sequence[int], terms: TextTerms) -> TextRequest:
         """The request for a text, with checked lengths."""
         vocabulary = self._shape.vocabulary
         if not prompt:
@@ -111,13 +113,17 @@ class DecoderFront:
         if max(prompt) >= vocabulary:
             raise RefusedError(400, f"prompt has token {max(prompt)}: the model knows {vocabulary} tokens")
         room = self._shape.room(len(prompt), self.texts.context)
+        most, max_tokens = self.config.max_tokens, terms.max_tokens
         if max_tokens is None:
-            max_tokens = min(self.config.max_tokens, max(1, room))
-        if max_tokens > self.config.max_tokens:
-            raise RefusedError(400, f"max_tokens = {max_tokens}: {self.config.max_tokens} are allowed")
-        request = self._shape.request(prompt, max_tokens, self._stop, sampling)
+            max_tokens = min(most, self.defaults.max_new_tokens or most, max(1, room))
+        if max_tokens > most:
+            raise RefusedError(400, f"max_tokens = {max_tokens}: {most} are allowed")
+        if terms.min_tokens > max_tokens:
+            raise RefusedError(400, f"min_tokens = {terms.min_tokens}: max_tokens is only {max_tokens}")
+        stop = frozenset[int]() if terms.ignore_eos else self._stop
+        request = self._shape.request(prompt, max_tokens, stop, terms.sampling)
         self._check_lengths(request, room)
-        return request
+        return replace(request, min_tokens=terms.min_tokens)
 
     def _check_lengths(self, request: TextRequest, room: int) -> None:
         context, sentence = self.texts.context, f"the prompt has {request.given} tokens"
@@ -132,19 +138,19 @@ class DecoderFront:
         self, request: TextRequest, stops: Sequence[str], share: float = 1.0
     ) -> AsyncGenerator[TextPiece, None]:
         """The pieces of a text, as they are written. `share`: of this text in its HTTP request."""
-        text, meter = self.texts.growing_text(stops), self.meter.sequence(request.given, share)
+        text = self.texts.growing_text(stops, self._stop, request.min_tokens)
+        meter = self.meter.sequence(request.given, share)
         try:
             async with aclosing(self._by_replicas(request)) as groups:
                 async for group in groups:
-                    meter.wrote(group.depths)
-                    ended = group.finish is not None
-                    new = text.add([token for token in group.tokens if token not in self._stop], ended)
-                    if text.stopped or ended:
+                    new, taken = text.add(group.tokens, last=group.finish is not None)
+                    meter.wrote(group.depths[:taken])
+                    finish = Finish.STOP if text.stopped else group.finish
+                    if finish:
                         meter.finished()
+                    yield TextPiece(new, group.depths[:taken], finish)
                     if text.stopped:
-                        yield TextPiece(new, group.depths, Finish.STOP)
                         return
-                    yield TextPiece(new, group.depths, group.finish)
         except RefusedError:
             meter.refused()
             raise

@@ -147,11 +147,13 @@ class _TextCalls:
         if "prompt" not in body:
             raise RefusedError(400, "the tensor text_input is missing")
         completion = request_of(CompletionRequest, {"stream": stream} | body)
-        if not isinstance(completion.prompt, str):
-            raise RefusedError(400, "prompt is given as text_input")
-        prompt = self._front.texts.prompt(completion.prompt)
-        text = self._front.request(prompt, completion.max_tokens, completion.sampling)
-        return _InferRequest(request, text, completion.stops, completion.stream)
+        match completion.prompt:
+            case [str(prompt)]:
+                pass
+            case _:
+                raise RefusedError(400, "prompt is given as text_input")
+        text = self._front.request(self._front.texts.prompt(prompt), completion.terms(self._front.defaults))
+        return _InferRequest(request, text, completion.stop, completion.stream)
 
     def _fields(self, infer: _InferRequest, piece: TextPiece) -> Fields:
         """A response with the text that is new since the last one."""

@@ -3,7 +3,7 @@
 All layers are the model's own modules. This package decides where KV lies and which sequences run when.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from deployments.decoding.anatomy import DecoderAnatomy
 from deployments.decoding.paged_attention import PagedKv
 from deployments.decoding.ramp_rules import DecoderRules
-from deployments.decoding.sampling import Draw, at_least_float32, choose
+from deployments.decoding.sampling import Draw, at_least_float32, ban, choose
 from deployments.decoding.scheduler import DecodingLaunch, Piece
 from deployments.decoding.sequences import Splits, TokenPrediction
 from deployments.exits import Policy, memory_width
@@ -23,10 +23,9 @@ from profiles.errors import UserError
 
 @dataclass(frozen=True)
 class DecoderRamps:
-    """The ramps of one network: its own head, read early. `head` computes logits from states, with its norm."""
+    """The ramps of one network: its own head, read early."""
 
     rules: DecoderRules
-    head: Callable[[Tensor], Tensor]
     policy: Policy = field(init=False)
     _thresholds: Mapping[int, float] = field(init=False)
 
@@ -34,11 +33,10 @@ class DecoderRamps:
         object.__setattr__(self, "policy", independent(self.rules.policy))
         object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.all_ramps})
 
-    def predict(self, block: int, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the next token after a block, and for each row whether its token leaves there (1 or 0)."""
-        logits = at_least_float32(self.head(states))
+    def leave(self, block: int, logits: Tensor) -> Tensor:
+        """For each row of the logits after a block whether its token leaves there (1 or 0)."""
         leaves = self.policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
-        return logits, leaves.to(torch.long)
+        return leaves.to(torch.long)
 
 
 def independent(path: str) -> Policy:
@@ -132,17 +130,17 @@ class CutDecoder:
         if not places:
             return [[] for _ in launch.pieces]
         states = rows if len(places) == len(rows) else rows[torch.tensor(places, device=rows.device)]
-        logits, sure = self._predict(launch.split, states)
-        on_host = torch.stack((choose(logits, _draws(launch)), sure)).tolist()  # one copy from the device
+        logits, draws = at_least_float32(self._anatomy.head(states)), _draws(launch)
+        ban(logits, draws)
+        on_host = torch.stack((choose(logits, draws), self._sure(launch.split, logits))).tolist()  # one copy
         predictions = (TokenPrediction(token, bool(is_sure)) for token, is_sure in zip(*on_host, strict=True))
         return [list(islice(predictions, piece.num_predictions)) for piece in launch.pieces]
 
-    def _predict(self, split: int, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the next token, and whether it is sure (1 or 0): after the last split, always."""
+    def _sure(self, split: int, logits: Tensor) -> Tensor:
+        """Whether the next token is sure (1 or 0): after the last split, always."""
         if split < self._splits.last:
-            return self._ramps.predict(self._splits.ends[split] - 1, states)
-        logits = at_least_float32(self._anatomy.head(states))
-        return logits, torch.ones(len(logits), dtype=torch.long, device=logits.device)
+            return self._ramps.leave(self._splits.ends[split] - 1, logits)
+        return torch.ones(len(logits), dtype=torch.long, device=logits.device)
 
 
 def _with_first_row(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
@@ -157,7 +155,7 @@ def _source_size(piece: Piece) -> int:
 def _draws(launch: DecodingLaunch) -> list[Draw]:
     """The draw of each predicted token, which depends on the seed and on the token's position, not on the launch."""
     return [
-        Draw(piece.sequence.request.sampling, position + 1)
-        for piece in launch.pieces
+        Draw(request.sampling, position + 1, request.banned(position + 1))
+        for piece, request in ((piece, piece.sequence.request) for piece in launch.pieces)
         for position in range(piece.start + piece.rows - piece.num_predictions, piece.start + piece.rows)
     ]

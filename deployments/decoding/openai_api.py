@@ -111,12 +111,12 @@ class _Writers:
         with front.counted():
             body = request_of(CompletionRequest, await self._body(request))
             front.check_model(body.model)
-            prompts = body.prompts
+            prompts = body.prompt
             if not 0 < len(prompts) <= front.config.max_prompts:
                 raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
             tokens = [front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-            texts = [front.request(prompt, body.max_tokens, body.sampling) for prompt in tokens]
-            reply = TextReply(COMPLETION_SHAPE, front.name, texts, body.stops, begun_s)
+            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in tokens]
+            reply = TextReply(COMPLETION_SHAPE, front.name, texts, body.stop, begun_s)
             return await self._answer(request, reply, body)
 
     async def chat(self, request: Request) -> Response:
@@ -126,8 +126,8 @@ class _Writers:
             body = request_of(ChatRequest, await self._body(request))
             front.check_model(body.model)
             prompt = front.texts.chat([{"role": message.role, "content": message.text} for message in body.messages])
-            texts = [front.request(prompt, body.max_completion_tokens or body.max_tokens, body.sampling)]
-            reply = TextReply(CHAT_SHAPE, front.name, texts, body.stops, begun_s)
+            texts = [front.request(prompt, body.terms(front.defaults))]
+            reply = TextReply(CHAT_SHAPE, front.name, texts, body.stop, begun_s)
             return await self._answer(request, reply, body)
 
     async def _body(self, request: Request) -> object:

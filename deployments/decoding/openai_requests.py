@@ -1,18 +1,71 @@
 """The fields of OpenAI's requests that are served. Other fields are refused by name, in one sentence."""
 
 from collections.abc import Mapping
+from secrets import randbits
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
-from deployments.decoding.sequences import Sampling
+from deployments.decoding.ramp_rules import GenerationDefaults
+from deployments.decoding.sequences import Sampling, TextTerms
 from deployments.front.answers import RefusedError, shown
 from profiles.errors import first_wrong
 
-TokenNumber = Annotated[int, Field(ge=0)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _NEUTRAL = "Accepted only with a value that changes nothing."
-_WITH_DEFAULTS = ("temperature", "top_p", "stream", "include_usage", "include_obfuscation")  # null stands for these
+_OF_THE_FILE = "none: as generation_config.json says, or "
+_PROMPT = "a prompt is a text, a list of texts, a list of tokens (numbers from 0), or a list of such lists"
+MOST_STOPS = 4
+# null stands for the default of these fields
+_WITH_DEFAULTS = ("stream", "include_usage", "include_obfuscation", "min_tokens", "ignore_eos")
+
+
+def _not_a_bool(value: object) -> object:
+    """Refuse true and false, which Python takes for the numbers 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value or []
+
+
+def _prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """The prompts of a request, one by one. Types are compared in one pass, as a body may hold a million tokens."""
+    if isinstance(value, str):
+        return [value]
+    kinds = set(map(type, value)) if isinstance(value, list) else {object}
+    if isinstance(value, list) and kinds <= {str}:
+        return value
+    lists = value if kinds == {list} else [value]
+    if kinds - {int, list} or any(set(map(type, each)) - {int} or min(each, default=0) < 0 for each in lists):
+        raise ValueError(_PROMPT)
+    return [tuple(each) for each in lists]
+
+
+Number = Annotated[float, BeforeValidator(_not_a_bool)]
+Count = Annotated[int, BeforeValidator(_not_a_bool)]
+Zero = Annotated[Literal[0, None], BeforeValidator(_not_a_bool)]
+One = Annotated[Literal[1, None], BeforeValidator(_not_a_bool)]
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    Field(max_length=MOST_STOPS),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str] | None),
+]
+Prompts = Annotated[
+    list[str | tuple[int, ...]],
+    PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
 
 
 class _RequestFields(BaseModel):
@@ -31,31 +84,59 @@ class StreamOptions(_RequestFields):
     include_obfuscation: bool = Field(False, description="Ignored: pieces are as long as they are.")
 
 
+class PlainText(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["text"]
+
+
 class _Generation(_RequestFields):
     """The fields that completions and chats share."""
 
     model: str | None = Field(None, description="The name of the model; none: the served one.")
-    temperature: float = Field(0.0, ge=0, le=2, description="0: the most probable token, each time.")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="Only the most probable tokens that have this probability together."
+    max_tokens: Count | None = None
+    min_tokens: Count = Field(0, ge=0, description="Fewer tokens do not end the text, unless max_tokens is reached.")
+    ignore_eos: bool = Field(False, description="Whether the text goes on after a token that would end it.")
+    temperature: Number | None = Field(
+        None, ge=0, le=2, description=f"0: the most probable token, each time; {_OF_THE_FILE}0."
     )
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed, the same text; none: 0.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = Field(None, description="Where the text ends.")
+    top_p: Number | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description=f"Only the most probable tokens that have this probability together; {_OF_THE_FILE}1.",
+    )
+    top_k: Count | None = Field(
+        None, ge=-1, description=f"Only as many of the most probable tokens; 0 or -1: all; {_OF_THE_FILE}all."
+    )
+    seed: Count | None = Field(
+        None, ge=-(2**63), lt=2**63, description="The same seed, the same text; none: another one each time."
+    )
+    stop: Stops = Field([], description=f"Where the text ends: a text, or up to {MOST_STOPS}.")
     stream: bool = Field(False, description="Whether the text comes piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
-    n: Literal[1, None] = Field(None, description="One text for each prompt.")
-    presence_penalty: Literal[0, None] = Field(None, description=_NEUTRAL)
-    frequency_penalty: Literal[0, None] = Field(None, description=_NEUTRAL)
+    n: One = Field(None, description="One text for each prompt.")
+    presence_penalty: Zero = Field(None, description=_NEUTRAL)
+    frequency_penalty: Zero = Field(None, description=_NEUTRAL)
+    repetition_penalty: One = Field(None, description=_NEUTRAL)
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(None, description=_NEUTRAL)
+    response_format: PlainText | None = Field(None, description=_NEUTRAL)
+    store: Literal[False, None] = Field(None, description=_NEUTRAL)
+
+    def terms(self, defaults: GenerationDefaults) -> TextTerms:
+        """The terms of one text of this request. Without a seed, each text is drawn with another one."""
+        sampling = Sampling(
+            defaults.drawn_at if self.temperature is None else self.temperature,
+            self.top_p or defaults.top_p or 1.0,
+            randbits(63) if self.seed is None else self.seed,
+            max(0, (defaults.top_k or 0) if self.top_k is None else self.top_k),
+        )
+        return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos)
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.seed or 0)
-
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+    def _most_tokens(self) -> int | None:
+        return self.max_tokens
 
     @property
     def wants_usage(self) -> bool:
@@ -66,18 +147,12 @@ class _Generation(_RequestFields):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenNumber] | list[list[TokenNumber]] = Field(description="Texts, or their tokens.")
-    max_tokens: int | None = Field(16, ge=1, description="The most tokens that are written.")
-    best_of: Literal[1, None] = Field(None, description=_NEUTRAL)
+    prompt: Prompts = Field(description="Texts, or their tokens.")
+    max_tokens: Count | None = Field(16, ge=1, description="The most tokens that are written.")
+    best_of: One = Field(None, description=_NEUTRAL)
     echo: Literal[False, None] = Field(None, description=_NEUTRAL)
     logprobs: None = Field(None, description=_NEUTRAL)
     suffix: None = Field(None, description=_NEUTRAL)
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
-            return [self.prompt]
-        return self.prompt  # type: ignore[return-value]
 
 
 class TextPart(BaseModel):
@@ -93,6 +168,11 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    refusal: None = Field(None, description=_NEUTRAL)
+    audio: None = Field(None, description=_NEUTRAL)
+    function_call: None = Field(None, description=_NEUTRAL)
+    tool_calls: Nothing = Field(None, description=_NEUTRAL)
+    annotations: Nothing = Field(None, description=_NEUTRAL)
 
     @property
     def text(self) -> str:
@@ -103,9 +183,16 @@ class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=1024)
-    max_tokens: int | None = Field(None, ge=1, description="As max_completion_tokens.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="The most tokens that are written.")
+    max_tokens: Count | None = Field(None, ge=1, description="As max_completion_tokens.")
+    max_completion_tokens: Count | None = Field(None, ge=1, description="The most tokens that are written.")
     logprobs: Literal[False, None] = Field(None, description=_NEUTRAL)
+    top_logprobs: Zero = Field(None, description=_NEUTRAL)
+    tools: Nothing = Field(None, description=_NEUTRAL)
+    tool_choice: Literal["none", None] = Field(None, description=_NEUTRAL)
+
+    @property
+    def _most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
 
 AnyRequest = TypeVar("AnyRequest", bound=_Generation)

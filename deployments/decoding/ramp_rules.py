@@ -1,5 +1,6 @@
-"""The files of a decoder that are read before it is loaded: config.json, and exits.json with the rules of its ramps."""
+"""The files of a decoder that are read before it is loaded: its configs, and exits.json with the rules of its ramps."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from deployments.folders import checkpoint_json
 from profiles.errors import UserError, read_model
 from profiles.promise import RULES, in_order
 
+log = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
 DECODER_CLASSES = ("ForCausalLM", "ForConditionalGeneration")  # the ends of the names of decoders' classes
 
@@ -94,6 +96,34 @@ class DecoderRules(BaseModel):
         return self.model_copy(update={"ramps": tuple(known[cut] for cut in sorted(set(cuts)))})
 
 
+class GenerationDefaults(BaseModel):
+    """generation_config.json: what holds for texts whose requests do not say it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    do_sample: bool | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    max_new_tokens: int | None = Field(None, ge=1)
+    repetition_penalty: float | None = None
+
+    @property
+    def drawn_at(self) -> float:
+        """The temperature; 0: tokens are not drawn, but the most probable ones."""
+        if not self.do_sample:
+            return 0.0
+        return 1.0 if self.temperature is None else self.temperature
+
+
+def generation_defaults(folder: Path) -> GenerationDefaults:
+    path = folder / "generation_config.json"
+    defaults = read_model(path, GenerationDefaults) if path.exists() else GenerationDefaults()
+    if defaults.repetition_penalty not in (None, 1.0):
+        log.warning("%s: repetition_penalty = %s has no effect here", path, defaults.repetition_penalty)
+    return defaults
+
+
 def read_decoder_rules(path: Path) -> DecoderRules:
     return read_model(path, DecoderRules)
 
@@ -114,6 +144,7 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
         raise UserError(f"{folder}: its attention has a sliding window: only full attention is served")
     depths = (config.get(name) for name in ("num_decoder_layers", "num_layers", "num_hidden_layers"))
     rules = rules_of(folder, next((int(depth) for depth in depths if depth), 0))
+    generation_defaults(folder)
     if cuts:
         rules.at(cuts)
     if project:

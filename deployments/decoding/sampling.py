@@ -7,6 +7,7 @@ and a ramp and the full network use the same number: they choose the same token 
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 
 import torch
 from torch import Tensor
@@ -19,10 +20,11 @@ COLDEST = 1e-6
 
 @dataclass(frozen=True)
 class Draw:
-    """How the token at one position of a sequence is chosen."""
+    """How the token at one position of a sequence is chosen; `banned`: tokens that are not."""
 
     sampling: Sampling
     place: int
+    banned: frozenset[int] = frozenset()
 
     @property
     def random(self) -> float:
@@ -40,6 +42,14 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def ban(logits: Tensor, draws: Listed[Draw]) -> None:
+    """Give banned tokens no probability."""
+    banned = [(row, token) for row, draw in enumerate(draws) for token in draw.banned]
+    if banned:
+        rows, tokens = zip(*banned, strict=True)
+        logits[list(rows), list(tokens)] = -inf
+
+
 def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
     """The token of each row of logits."""
     tokens = logits.argmax(dim=1)
@@ -50,15 +60,20 @@ def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
 
 
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """Tokens chosen at random among the most probable ones that have the probability `top_p` together."""
-    temperature, top_p, random = (
+    """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability."""
+    temperature, top_p, top_k, random = (
         logits.new_tensor(column).unsqueeze(1)
         for column in zip(
-            *((each.sampling.temperature, each.sampling.top_p, each.random) for each in draws), strict=True
+            *(
+                (each.sampling.temperature, each.sampling.top_p, each.sampling.top_k or logits.shape[1], each.random)
+                for each in draws
+            ),
+            strict=True,
         )
     )
     ordered, tokens = (logits / temperature.clamp(min=COLDEST)).softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    others = ordered.cumsum(dim=1) - ordered >= top_p
+    ordered[torch.arange(logits.shape[1], device=logits.device) >= top_k] = 0.0
+    others = ordered.cumsum(dim=1) - ordered >= top_p * ordered.sum(dim=1, keepdim=True)
     others[:, 0] = False  # the most probable token stays even if `top_p` is rounded to 0
     ordered[others] = 0.0
     summed = ordered.cumsum(dim=1)

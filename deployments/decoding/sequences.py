@@ -15,19 +15,31 @@ from deployments.decoding.pages import PageTable
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. Temperature 0: the most probable one, whatever the seed."""
+    """How a token is chosen. Temperature 0: the most probable one, whatever the seed. `top_k` 0: among all tokens."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
 
 
 GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
+class TextTerms:
+    """What a client says about its text beside the prompt. `max_tokens` None: it does not say how long it may be."""
+
+    max_tokens: int | None = None
+    sampling: Sampling = GREEDY
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
 class TextRequest:
-    """The text that a client asks for. The sequence ends after a token of `stop`, or after `max_tokens`.
+    """The text that a client asks for. The sequence ends after a token of `stop`, or after `max_tokens`. No token of
+    `stop` is written before `min_tokens`.
 
     New tokens follow `prompt`. If the network has an encoder, the encoder reads `source`, the client's own prompt, and
     `prompt` is the token that every answer begins with. `replayed` is for the last tokens of the prompt if another
@@ -40,6 +52,16 @@ class TextRequest:
     sampling: Sampling = GREEDY
     source: tuple[int, ...] = ()
     replayed: tuple[int, ...] = ()
+    min_tokens: int = 0
+
+    @property
+    def first_written(self) -> int:
+        """The position after the client's own prompt."""
+        return len(self.prompt) - len(self.replayed)
+
+    def banned(self, position: int) -> frozenset[int]:
+        """The tokens that may not be written at a position."""
+        return self.stop if position - self.first_written < self.min_tokens else frozenset()
 
     @property
     def given(self) -> int:
@@ -134,7 +156,7 @@ class Sequence:
         """The indices of those of the next rows of a split whose tokens left before it: their KV is projected."""
         if not (split and self._splits.project):
             return ()
-        first = self._first_written
+        first = self.request.first_written
         depths = (*self.request.replayed, *self.depths)
         start, reached = self.filled[split], self._splits.blocks(split).start
         return tuple(
@@ -205,7 +227,7 @@ class Sequence:
         """Whether a sequence runs deeper although its token is known: too much is pending, or its end is a draft."""
         pending = self.waiting(split)
         if self._splits.project:  # only prompts have to run through it
-            pending = min(self.filled[split - 1], self._first_written) - self.filled[split]
+            pending = min(self.filled[split - 1], self.request.first_written) - self.filled[split]
         return pending >= self._splits.max_pending or (self._splits.verified and bool(self._finish()))
 
     def _go_on(self, split: int) -> None:
@@ -242,11 +264,6 @@ class Sequence:
     def _cut(self, length: int) -> None:
         del self.tokens[length:]
         del self.depths[length - len(self.request.prompt) :]
-
-    @property
-    def _first_written(self) -> int:
-        """The position after the client's own prompt."""
-        return len(self.request.prompt) - len(self.request.replayed)
 
     @property
     def _confirmed_until(self) -> int:

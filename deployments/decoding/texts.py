@@ -1,6 +1,6 @@
 """Converts between texts and tokens: prompts, chats, and texts that grow token by token until they stop."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from deployments.front.answers import RefusedError
@@ -29,36 +29,58 @@ class TextTokens:
             raise RefusedError(400, f"the model's chat template refuses these messages: {error}") from error
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def growing_text(self, stops: Sequence[str]) -> "GrowingText":
-        return GrowingText(self._tokenizer, stops)
+    def growing_text(self, stops: Sequence[str], silent: Collection[int] = (), least: int = 0) -> "GrowingText":
+        return GrowingText(self._tokenizer, stops, silent, least)
 
 
 class GrowingText:
     """A text that grows with its tokens: `add` returns the characters that are new and certain.
 
     Characters that may be the beginning of a stop string, or a part of a character, are held back. The text ends before
-    the first stop string.
+    the stop string that is completed first (of several, the longest), however its tokens are grouped; those that are
+    completed by one of the first `least` tokens do not count. Tokens in `silent` have no text.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        self._tokenizer, self._stops = tokenizer, stops
+    def __init__(self, tokenizer: Any, stops: Sequence[str], silent: Collection[int] = (), least: int = 0) -> None:
+        self._tokenizer, self._stops, self._silent, self._least = tokenizer, stops, silent, least
         self._tokens: list[int] = []  # since the last place at which the text could be cut
         self._before = ""  # the text of the first of these tokens, which was returned already
         self._held_back = ""
+        self._read = 0  # tokens
         self.stopped = False
 
-    def add(self, tokens: Sequence[int], last: bool = False) -> str:
-        """The text that these tokens add; `last`: no tokens follow."""
-        if self.stopped:
-            return ""
-        text = self._held_back + self._decoded(tokens, last)
-        ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if ends:
+    def add(self, tokens: Sequence[int], last: bool = False) -> tuple[str, int]:
+        """The text that these tokens add, and the number of those that belong to it: all, up to the one that completes
+        a stop string. `last`: no tokens follow."""
+        text, taken = "", 0
+        for group in ([[token] for token in tokens] or [[]]) if self._stops else [tokens]:
+            if self.stopped:
+                break
+            taken += len(group)
+            self._read += len(group)
+            heard = [token for token in group if token not in self._silent]
+            text += self._until_stop(self._decoded(heard, last and taken == len(tokens)))
+        if last and not self.stopped:
+            text, self._held_back = text + self._held_back, ""
+        return text, taken
+
+    def _until_stop(self, new: str) -> str:
+        """The text that is certain after this new one."""
+        if not self._stops:
+            return new
+        text = self._held_back + new
+        if self._read > self._least and (place := self._stop_in(text, len(self._held_back))) is not None:
             self.stopped, self._held_back = True, ""
-            return text[: min(ends)]
-        certain = len(text) - (0 if last else max((_overlap(text, stop) for stop in self._stops), default=0))
+            return text[:place]
+        certain = len(text) - max(_overlap(text, stop) for stop in self._stops)
         self._held_back = text[certain:]
         return text[:certain]
+
+    def _stop_in(self, text: str, known: int) -> int | None:
+        """The place of the stop string that ends first behind the known characters, and of these of the longest."""
+        begun = ((text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stops)
+        ends = [(place + len(stop), place) for place, stop in begun if place >= 0]
+        return min(ends)[1] if ends else None
 
     def _decoded(self, tokens: Sequence[int], last: bool) -> str:
         """The text of new tokens, decoded after those before them: some tokenizers decode first words differently."""

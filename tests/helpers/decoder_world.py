@@ -1,6 +1,7 @@
 """A decoder's front beside one engine, without Ray."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -23,36 +24,38 @@ from tests.helpers.tiny_decoders import engine, plainly
 
 CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
 RAMPS = {0: 0.3, 2: 0.3}
-
-
-def single(group: NewTokens) -> Iterator[NewTokens]:
-    last = len(group.tokens) - 1
-    for at, (token, depth) in enumerate(zip(group.tokens, group.depths, strict=True)):
-        yield NewTokens(group.name, (token,), (depth,), group.finish if at == last else None)
+STOP = frozenset([0])
 
 
 class World:
-    """A front beside one engine; `failing` replicas write one group and end. `singly`: groups have a token each."""
+    """A front beside one engine; `failing` replicas write one group and end. `grouped`: tokens in each group; 0: as
+    they come."""
 
     def __init__(self, model: Any, words: Any) -> None:
         self.model = model
         self.engine = engine(model, RAMPS, pages=4 * 32)
         self.loop = EngineLoop(self.engine)
-        self.failing, self.full, self.asked, self.singly = 0, False, 0, False
+        self.failing, self.full, self.asked, self.grouped = 0, False, 0, 0
         self.texts = TextTokens(words, 64)
         self.metrics, self.now_s = NotedMetrics(), 0.0
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         shape = shape_of(model.config)
-        self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, frozenset([0]), self.ask, meter, self.stats)
+        self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
 
     async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         self.asked += 1
         if self.full:
             yield ReplicaFull(2.5)
             return
+        held = NewTokens(0, (), ())
         async for group in self.loop.write(request):
-            for part in single(group) if self.singly else (group,):
-                yield part
+            held = NewTokens(0, held.tokens + group.tokens, held.depths + group.depths, group.finish)
+            size = self.grouped or len(held.tokens)
+            while (held.finish is None and len(held.tokens) >= size) or (held.finish and len(held.tokens) > size):
+                yield NewTokens(0, held.tokens[:size], held.depths[:size])
+                held = replace(held, tokens=held.tokens[size:], depths=held.depths[size:])
+            if held.finish:
+                yield held
             if self.failing:
                 self.failing -= 1
                 raise ConnectionError
@@ -66,6 +69,6 @@ class World:
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""
-        asked = shape_of(self.model.config).request(self.texts.prompt(prompt), max_tokens, frozenset([0]))
+        asked = shape_of(self.model.config).request(self.texts.prompt(prompt), max_tokens, STOP)
         tokens, depths = plainly(self.model, asked, RAMPS)
         return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)

@@ -11,7 +11,7 @@ from deployments.decoding.engine import Engine
 from deployments.decoding.network import CutDecoder, DecoderRamps
 from deployments.decoding.pages import PagePool
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
-from deployments.decoding.sampling import Draw, at_least_float32, choose
+from deployments.decoding.sampling import Draw, at_least_float32, ban, choose
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits, TextRequest
 
@@ -79,10 +79,10 @@ def t5(family: str = "t5", seed: int = 0, gated: bool = False, tied: bool = Fals
     return model
 
 
-def ramps_of(model: Any, thresholds: dict[int, float]) -> DecoderRamps:
+def ramps_of(thresholds: dict[int, float]) -> DecoderRamps:
     """Ramps after these blocks, at which a token leaves whose probability is above the threshold."""
     ramps = tuple(DecoderRamp(block=block, threshold=each) for block, each in sorted(thresholds.items()))
-    return DecoderRamps(DecoderRules(ramps=ramps), anatomy_of(model).head)
+    return DecoderRamps(DecoderRules(ramps=ramps))
 
 
 @torch.inference_mode()
@@ -102,14 +102,17 @@ def plainly(
             {len(request.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
         )
         states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), left)
-        draw = [Draw(request.sampling, len(request.prompt) + len(tokens))]
+        banned = request.stop if len(tokens) < request.min_tokens else frozenset[int]()
+        draw = [Draw(request.sampling, len(request.prompt) + len(tokens), banned)]
         for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):
             logits = at_least_float32(_head(model, states[block]))
+            ban(logits, draw)
             if logits.softmax(dim=1).max() >= threshold:
                 depths.append(block)
                 break
         else:
-            logits = last
+            logits = last.clone()
+            ban(logits, draw)
             depths.append(BLOCKS - 1)
         tokens.append(int(choose(logits, draw)))
     return tokens, depths
@@ -172,7 +175,7 @@ def engine(
     splits = Splits(ends, verified, max_pending, project)
     limits = limits or DecodingLimits(page_tokens=4, ttft_s=1e9, tpot_s=1e9)
     scheduler = Scheduler(splits, limits, PagePool(pages))
-    network = CutDecoder(anatomy_of(model), ramps_of(model, thresholds), splits, pages, limits.page_tokens)
+    network = CutDecoder(anatomy_of(model), ramps_of(thresholds), splits, pages, limits.page_tokens)
     return Engine(scheduler, network, Clock())
 
 

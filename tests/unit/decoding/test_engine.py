@@ -35,6 +35,7 @@ def generated(model: Any, request: TextRequest) -> list[int]:
     source, stop = torch.tensor([request.source]), sorted(request.stop) or None
     told = {
         "max_new_tokens": request.max_tokens,
+        "min_new_tokens": min(request.min_tokens, request.max_tokens),
         "eos_token_id": stop,
         "pad_token_id": 0,
         "do_sample": False,
@@ -47,11 +48,19 @@ def generated(model: Any, request: TextRequest) -> list[int]:
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10).map(tuple)
 samplings = st.one_of(
     st.just(Sampling()),
-    st.builds(Sampling, st.sampled_from([0.5, 1.0]), st.sampled_from([0.3, 1.0]), st.integers(0, 3)),
+    st.builds(
+        Sampling, st.sampled_from([0.5, 1.0]), st.sampled_from([0.3, 1.0]), st.integers(0, 3), st.sampled_from([0, 3])
+    ),
 )
 requests = st.builds(
-    TextRequest, prompts, st.integers(1, 6), st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2), samplings
+    TextRequest,
+    prompts,
+    st.integers(1, 6),
+    st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
+    samplings,
+    min_tokens=st.integers(0, 4),
 )
+
 thresholds = st.dictionaries(st.integers(0, 2), st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.1]), max_size=3)
 limits = st.builds(
     DecodingLimits,

@@ -86,7 +86,7 @@ def test_a_whole_text_is_what_http_gives(world: World) -> None:
 
 
 def test_a_stream_has_the_tokens_as_they_come_of_all_its_requests_together(world: World) -> None:
-    world.singly = True  # or a busy machine may have all tokens before the front looks
+    world.grouped = 1  # or a busy machine may have all tokens before the front looks
     prompts = ["1+1=", "2+2=", "3+9="]
     requests = [{"inputs": [text(prompt)], "parameters": NINE} for prompt in prompts]
     found = play(world, lambda client: streamed(client, *requests))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from deployments.decoding import front
 from deployments.decoding.engine import Engine
 from deployments.decoding.loop import ReplicaFullError
 from deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, whole_texts
+from deployments.decoding.ramp_rules import check_decoder, generation_defaults
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import GREEDY, Finish, TextRequest
+from deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from deployments.front.answers import RefusedError
 from experiments.demos.sums import characters, tokenizer
 from profiles.errors import UserError
@@ -102,7 +104,19 @@ def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -
         ({"prompt": []}, 400, "prompt has 0 texts"),
         ({"prompt": ["1"] * 4}, 400, "prompt has 4 texts: 1 to 3 are allowed"),
         ({"prompt": [1, 99]}, 400, "prompt has token 99: the model knows 23 tokens"),
-        ({"prompt": "1", "stop": ["a"] * 5}, 400, "stop = "),
+        ({"prompt": [True, False]}, 400, "prompt = [True, False]: a prompt is a text, a list of texts, a list of tok"),
+        ({"prompt": [1, "1"]}, 400, "prompt = [1, '1']: a prompt is"),
+        ({"prompt": [-1]}, 400, "prompt = [-1]: a prompt is"),
+        ({"prompt": [[]]}, 400, "the prompt is empty"),
+        ({"prompt": 5}, 400, "prompt = 5: a prompt is"),
+        ({"prompt": "1+1=", "max_tokens": True}, 400, "max_tokens = True: must be a number, not true or false"),
+        ({"prompt": "1+1=", "temperature": True}, 400, "temperature = True: must be a number"),
+        ({"prompt": "1+1=", "seed": False}, 400, "seed = False: must be a number"),
+        ({"prompt": "1+1=", "n": True}, 400, "n = True: must be a number"),
+        ({"prompt": "1+1=", "repetition_penalty": 1.1}, 400, "repetition_penalty = 1.1: Input should be 1"),
+        ({"prompt": "1+1=", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens = 5: max_tokens is only 4"),
+        ({"prompt": "1", "stop": ["a"] * 5}, 400, "stop = ['a', 'a', 'a', 'a', 'a']: List should have at most 4 items"),
+        ({"prompt": "1", "stop": ["a" * 257]}, 400, "at most 256 characters"),
         ({"prompt": "1", "stop": ""}, 400, "stop = "),
         ({"prompt": "1", "model": "other"}, 404, "model = 'other': this server has tiny"),
         (b" " * 501, 413, "501 bytes: 500 are allowed"),
@@ -127,6 +141,112 @@ def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status:
 def test_null_is_what_nobody_has_set(world: World, unset: dict[str, Any]) -> None:
     reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | unset)
     assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"response_format": {"type": "text"}},
+        {"store": False},
+        {"repetition_penalty": 1.0},
+        {"presence_penalty": 0.0, "frequency_penalty": 0, "n": 1, "logit_bias": {}},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"top_logprobs": 0},
+    ],
+)
+def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[str, Any]) -> None:
+    client, said = world.client(), {"role": "user", "content": "1+1"}
+    told = [said, {"role": "assistant", "content": "2", "refusal": None, "tool_calls": None, "audio": None}, said]
+    reply = client.post("/v1/chat/completions", json={"messages": told, "max_tokens": 2} | neutral)
+    assert reply.status_code == 200, reply.text
+    if not neutral.keys() & {"tools", "tool_choice", "top_logprobs"}:
+        reply = client.post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | neutral)
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "auto"},
+        {"store": True},
+        {"top_logprobs": 3},
+        {"logprobs": True},
+    ],
+)
+def test_a_field_that_would_change_something_is_refused_by_its_name(world: World, field: dict[str, Any]) -> None:
+    reply = world.client().post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "1"}]} | field)
+    assert (reply.status_code, reply.json()["error"]["message"].split(" = ")[0]) == (400, *field), reply.text
+
+
+def drawn(world: World, **fields: Any) -> str:
+    asked = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True, "temperature": 2.0} | fields
+    reply = world.client().post("/v1/completions", json=asked)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
+
+
+def test_without_a_seed_each_request_draws_anew_and_with_one_the_same_again(world: World) -> None:
+    assert len({drawn(world) for _ in range(8)}) > 1
+    assert len({drawn(world, seed=3) for _ in range(4)}) == 1
+    texts = world.client().post(
+        "/v1/completions", json={"prompt": ["1+1="] * 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": True}
+    )
+    assert len({choice["text"] for choice in texts.json()["choices"]}) > 1
+
+
+def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 2.0, "top_k": 0, "max_new_tokens": 5, "eos_token_id": 0, "pad_token_id": 0}'
+    )
+    greedy = drawn(world, temperature=0)
+    assert drawn(world, temperature=None) == greedy
+    world.front.defaults = generation_defaults(tmp_path)
+    assert len({drawn(world, temperature=None) for _ in range(8)}) > 1
+    assert {drawn(world, temperature=None, top_k=1) for _ in range(4)} == {greedy}
+    asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
+    assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_generation_config_that_is_wrong_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(UserError, match=r"generation_config.json: temperature: Input should be a valid number"):
+        check_decoder(tmp_path)
+
+
+def test_a_text_ends_neither_before_its_least_tokens_nor_where_its_end_is_ignored(world: World) -> None:
+    _, _, count = world.plain("3+4=", 40)
+    assert count < 40, "this prompt shows nothing: its text does not end by itself"
+
+    def usage(**fields: Any) -> tuple[int, str]:
+        said = world.client().post("/v1/completions", json={"prompt": "3+4=", "max_tokens": 40} | fields).json()
+        return said["usage"]["completion_tokens"], said["choices"][0]["finish_reason"]
+
+    assert usage() == (count, "stop")
+    assert usage(min_tokens=count)[0] > count
+    assert usage(ignore_eos=True) == (40, "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_is_of_the_text_up_to_its_stop_string_however_tokens_are_grouped(world: World, stream: bool) -> None:
+    text, depths, _ = world.plain("47+85=", 20)
+    stop = text[3:5]
+    end = next(count for count in range(1, 21) if stop in world.plain("47+85=", count)[0])
+    asked = {"prompt": "47+85=", "max_tokens": 20, "stop": [stop, "nothing"], "stream": stream}
+    for group in (1, 3, 20):
+        world.grouped = group
+        reply = world.client().post(
+            "/v1/completions", json=asked | ({"stream_options": {"include_usage": True}} if stream else {})
+        )
+        told = events(reply.text) if stream else [reply.json()]
+        choices = [event["choices"][0] for event in told if event["choices"]]
+        assert "".join(choice["text"] for choice in choices) == text[: text.index(stop)]
+        assert [depth for choice in choices for depth in choice["exit_blocks"]] == depths[:end]
+        assert told[-1]["usage"]["completion_tokens"] == end
+    assert world.front.meter.workload()["outputs"] == [end] * 3
 
 
 def test_a_t5_answers_a_completion_over_the_loss_of_replicas(world_of_t5: World) -> None:
@@ -188,7 +308,7 @@ class LostReplica:
             yield NewTokens(1, (6, 7), (3, 3), Finish.LENGTH)
 
     async def text(self) -> str:
-        request = self._world.front.request((1, 2), 3, GREEDY)
+        request = self._world.front.request((1, 2), TextTerms(3))
         return "".join([piece.text async for piece in self._world.front.write(request, ())])
 
 
@@ -231,7 +351,7 @@ def test_nobody_goes_on_with_the_other_texts_of_a_request_where_one_is_refused(w
             raise
 
     async def answer() -> None:
-        requests = [world.front.request((1, 2), most, GREEDY) for most in (3, 1, 2)]
+        requests = [world.front.request((1, 2), TextTerms(most)) for most in (3, 1, 2)]
         with pytest.raises(RefusedError, match="too many"):
             await whole_texts(world.front, TextReply(COMPLETION_SHAPE, "tiny", requests, (), begun_s=0.0))
         assert sorted(cancelled) == [2, 3]

@@ -33,24 +33,28 @@ class Runs(Bytes):
             return "\ufffd" * len(tokens)
 
 
-def heard(text: str, cuts: list[int], stops: list[str], tokenizer: Bytes | None = None) -> tuple[str, bool]:
-    speech, tokens = TextTokens(tokenizer or Bytes(), 100).growing_text(stops), list(text.encode())
+def heard(
+    text: str, cuts: list[int], stops: list[str], tokenizer: Bytes | None = None, least: int = 0
+) -> tuple[str, int, bool]:
+    """The text, the tokens that belong to it, and whether a stop string ended it."""
+    tokens = list(text.encode())
+    speech = TextTokens(tokenizer or Bytes(), 100).growing_text(stops, least=least)
     edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
-    said = "".join(speech.add(tokens[start:stop]) for start, stop in pairwise(edges))
-    return said + speech.add([], last=True), speech.stopped
+    said = [speech.add(tokens[start:stop]) for start, stop in pairwise(edges)] + [speech.add([], last=True)]
+    return "".join(new for new, _ in said), sum(taken for _, taken in said), speech.stopped
 
 
 @pytest.mark.parametrize("tokenizer", [Bytes(), Runs()])
 @given(text=st.text("abä€😀", max_size=40), cuts=st.lists(st.integers(0, 200), max_size=40))
 def test_groups_do_not_matter(tokenizer: Bytes, text: str, cuts: list[int]) -> None:
-    assert heard(text, cuts, [], tokenizer) == (text, False)
+    assert heard(text, cuts, [], tokenizer) == (text, len(text.encode()), False)
 
 
 def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
     speech = TextTokens(Runs(), 100).growing_text([])
     for said in "a€😀ä" * 20:
         *first, last = said.encode()
-        assert [speech.add([byte]) for byte in (*first, last)] == [""] * len(first) + [said]
+        assert [speech.add([byte])[0] for byte in (*first, last)] == [""] * len(first) + [said]
         assert len(speech._tokens) < 12, "few tokens are decoded again with each"
 
 
@@ -58,16 +62,36 @@ def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
     st.text("abä", max_size=30),
     st.lists(st.integers(0, 200), max_size=30),
     st.lists(st.text("abä", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 5),
 )
-def test_a_text_ends_before_its_first_stop_string(text: str, cuts: list[int], stops: list[str]) -> None:
-    said, stopped = heard(text, cuts, stops)
-    assert stopped == any(stop in text for stop in stops)
-    if not stopped:
-        assert said == text
+def test_a_text_ends_before_the_stop_string_that_is_complete_first(
+    text: str, cuts: list[int], stops: list[str], least: int
+) -> None:
+    """However its tokens are grouped, and with as many tokens as up to the end of the stop string."""
+    ends = [
+        (end, -len(stop))
+        for end in range(1, len(text) + 1)
+        for stop in stops
+        if text[:end].endswith(stop) and len(text[:end].encode()) > least
+    ]
+    said, taken, stopped = heard(text, cuts, stops, least=least)
+    assert stopped == bool(ends)
+    if ends:
+        end, size = min(ends)
+        assert (said, taken) == (text[: end + size], len(text[:end].encode()))
     else:
-        assert text.startswith(said)
-        assert any(text[len(said) :].startswith(stop) for stop in stops)
-        assert not any(stop in said for stop in stops)
+        assert (said, taken) == (text, len(text.encode()))
+
+
+def test_of_overlapping_stop_strings_the_first_complete_one_cuts() -> None:
+    for cuts in ([], [1], [2], [3], [1, 2, 3, 4]):
+        assert heard("abcde", cuts, ["bcd", "c"]) == ("ab", 3, True)
+        assert heard("abcde", cuts, ["cd", "bcd"]) == ("a", 4, True)
+
+
+def test_tokens_without_text_belong_to_it() -> None:
+    speech = TextTokens(Bytes(), 100).growing_text(["z"], silent={0})
+    assert speech.add([97, 0, 98], last=True) == ("ab", 3)
 
 
 def test_a_model_without_a_chat_template_says_so() -> None:
