@@ -299,7 +299,7 @@ def test_a_model_that_is_not_there_is_not_ready() -> None:
 
 def test_without_the_key_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "open sesame")
-    monkeypatch.setattr(rpc, "decoded", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr(rpc, "read_message", lambda *_: pytest.fail("it was decoded"))
 
     async def scene(client: Client) -> None:
         for refused in (client.say("ModelInfer", GARBAGE), client.stream(GARBAGE)):
