@@ -73,7 +73,9 @@ class _TextCalls:
     async def _whole(self, requests: AsyncIterator[bytes], context: Any) -> Any:
         async with aborting(context, "ModelInfer"):
             with self._counted(context) as begun_s:
-                infer = self._read(read_message("ModelInferRequest", await first(requests), MOST_FIELDS), stream=False)
+                infer = await self._read(
+                    read_message("ModelInferRequest", await first(requests), MOST_FIELDS), stream=False
+                )
                 if infer.stream:
                     raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
                 text, depths, finish = await whole_text(self._front, infer.text, infer.stops)
@@ -114,7 +116,7 @@ class _TextCalls:
             with self._counted(context) as begun_s:
                 request = read_message("ModelInferRequest", sent, MOST_FIELDS)
                 request_id = request.id[:LONGEST_NAME]
-                infer = self._read(request, stream=True)
+                infer = await self._read(request, stream=True)
                 text, depths = "", tuple[int, ...]()
                 async with aclosing(self._front.write(infer.text, infer.stops)) as pieces:
                     async for piece in pieces:
@@ -138,7 +140,7 @@ class _TextCalls:
             front.meter.ended("cancelled")
             raise
 
-    def _read(self, request: Any, stream: bool) -> _InferRequest:
+    async def _read(self, request: Any, stream: bool) -> _InferRequest:
         """The text that a request asks for; `stream`: whether it comes in pieces, if the request does not say it."""
         check_infer(self._model, request)
         # Triton's clients send parameters about empty responses, which this server never sends.
@@ -152,7 +154,7 @@ class _TextCalls:
                 pass
             case _:
                 raise RefusedError(400, "prompt is given as text_input")
-        text = self._front.request(self._front.texts.prompt(prompt), completion.terms(self._front.defaults))
+        text = self._front.request(await self._front.texts.prompt(prompt), completion.terms(self._front.defaults))
         return _InferRequest(request, text, completion.stop, completion.stream)
 
     def _fields(self, infer: _InferRequest, piece: TextPiece) -> Fields:

@@ -1,6 +1,8 @@
 """Converts between texts and tokens: prompts, chats, and texts that grow token by token until they stop."""
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deployments.front.answers import RefusedError
@@ -8,6 +10,8 @@ from deployments.front.answers import RefusedError
 _UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
 _WINDOW = 8  # the number of latest tokens that are decoded again with new ones
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
+SHORT_TEXT = 4096  # characters: tokenized at once, in about a millisecond
+TYPICAL_TOKEN = 4  # characters
 
 
 class TextTokens:
@@ -15,11 +19,13 @@ class TextTokens:
 
     def __init__(self, tokenizer: Any, context: int) -> None:
         self._tokenizer, self.context = tokenizer, context
+        self._longest = max(map(len, tokenizer.get_vocab()))  # characters of a token
+        self._aside = ThreadPoolExecutor(1, "tokenizing")
 
-    def prompt(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text)["input_ids"])
+    async def prompt(self, text: str) -> tuple[int, ...]:
+        return await self._tokens(text)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The prompt that the model's chat template makes of a conversation."""
         if not self._tokenizer.chat_template:
             raise RefusedError(400, "this model has no chat template: ask /v1/completions")
@@ -27,7 +33,29 @@ class TextTokens:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template may raise any error, with a sentence for users
             raise RefusedError(400, f"the model's chat template refuses these messages: {error}") from error
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return await self._tokens(text, add_special_tokens=False)
+
+    async def _tokens(self, text: str, **options: bool) -> tuple[int, ...]:
+        """The tokens of a text that may fit. Long texts wait for one another in a thread, and delay nobody else."""
+        if len(text) > self.context * self._longest:
+            raise RefusedError(
+                400,
+                f"the prompt has {len(text):,} characters: the model reads {self.context:,} tokens, each of "
+                f"{self._longest} characters at most",
+            )
+        if len(text) <= SHORT_TEXT:
+            return self._read(text, options)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, self._read, text, options)
+
+    def _read(self, text: str, options: Mapping[str, bool]) -> tuple[int, ...]:
+        """The tokens of a text. The beginning of a long text is tried first: it may have more than the model reads."""
+        size = max(SHORT_TEXT, TYPICAL_TOKEN * self.context)
+        while size < len(text):
+            # In the whole text, other tokens may stand for the last characters, but not fewer than none.
+            if len(self._tokenizer(text[:size], **options)["input_ids"]) > self.context + self._longest:
+                raise RefusedError(400, f"the prompt has more than {self.context:,} tokens, which the model reads")
+            size *= 2
+        return tuple(self._tokenizer(text, **options)["input_ids"])
 
     def growing_text(self, stops: Sequence[str], silent: Collection[int] = (), least: int = 0) -> "GrowingText":
         return GrowingText(self._tokenizer, stops, silent, least)

@@ -32,7 +32,7 @@ class World:
     they come."""
 
     def __init__(self, model: Any, words: Any) -> None:
-        self.model = model
+        self.model, self.words = model, words
         self.engine = engine(model, RAMPS, pages=4 * 32)
         self.loop = EngineLoop(self.engine)
         self.failing, self.full, self.asked, self.grouped = 0, False, 0, 0
@@ -69,6 +69,6 @@ class World:
 
     def plain(self, prompt: str, max_tokens: int) -> tuple[str, list[int], int]:
         """Text, depths and tokens of the plain decoder."""
-        asked = shape_of(self.model.config).request(self.texts.prompt(prompt), max_tokens, STOP)
+        asked = shape_of(self.model.config).request(self.words(prompt)["input_ids"], max_tokens, STOP)
         tokens, depths = plainly(self.model, asked, RAMPS)
         return tokenizer().decode(tokens, skip_special_tokens=True), depths, len(tokens)

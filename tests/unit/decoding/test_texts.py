@@ -1,5 +1,7 @@
 """A text that grows says the same in whatever groups its tokens come, and nothing from a stop string on."""
 
+import asyncio
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +20,9 @@ class Bytes:
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<0x00>": 0}
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
         return bytes(tokens).decode("utf-8", "replace")
@@ -96,4 +101,36 @@ def test_tokens_without_text_belong_to_it() -> None:
 
 def test_a_model_without_a_chat_template_says_so() -> None:
     with pytest.raises(RefusedError, match="has no chat template"):
-        TextTokens(Bytes(), 100).chat([{"role": "user", "content": "a"}])
+        asyncio.run(TextTokens(Bytes(), 100).chat([{"role": "user", "content": "a"}]))
+
+
+class Counting(Bytes):
+    """Notes how many characters it was given, and in which thread."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, str]] = []
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        self.given.append((len(text), threading.current_thread().name))
+        return super().__call__(text, **options)
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenized() -> None:
+    tokenizer = Counting()
+    with pytest.raises(RefusedError, match=r"1,040,000 characters: the model reads 64 tokens, each of 6 characters"):
+        asyncio.run(TextTokens(tokenizer, 64).prompt("1" * 1_040_000))
+    assert not tokenizer.given
+
+
+def test_a_long_text_is_tokenized_beside_the_event_loop_and_no_further_than_the_context() -> None:
+    tokenizer = Counting()
+    with pytest.raises(RefusedError, match=r"more than 10,000 tokens"):
+        asyncio.run(TextTokens(tokenizer, 10_000).prompt("1" * 60_000))
+    assert [(size, "tokenizing" in thread) for size, thread in tokenizer.given] == [(40_000, True)]
+    assert len(asyncio.run(TextTokens(tokenizer, 10_000).prompt("1" * 9_000))) == 9_000
+
+
+def test_a_short_text_is_tokenized_at_once() -> None:
+    tokenizer = Counting()
+    assert asyncio.run(TextTokens(tokenizer, 10_000).prompt("12")) == (49, 50)
+    assert "tokenizing" not in tokenizer.given[0][1]
