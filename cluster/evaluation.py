@@ -62,7 +62,6 @@ class Evaluation:
     entities: EntityF1 | None = None  # None: the network names none
 
     def lost_of(self, metric: Metric) -> Interval | None:
-        """What exits cost in this metric."""
         if metric == "agreement":
             return Interval(1 - self.agreement.mean, self.agreement.within)
         return self.lost if metric == "accuracy" else self.scores[metric].lost if metric in self.scores else None
@@ -206,7 +205,6 @@ def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
 
 
 def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
-    """What a network answers to these inputs."""
     starts = range(0, len(values), AT_ONCE)
     return [
         each
@@ -216,7 +214,6 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
 
 
 def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
-    """What a server answers to these inputs."""
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
         _heard(url, each, task)

@@ -227,7 +227,6 @@ ALERTS = (
 
 
 def files() -> dict[str, str]:
-    """The content of each file."""
     return {
         "dashboard.json": json.dumps(dashboard(), indent=1) + "\n",
         "alerts.yaml": yaml.safe_dump(rules(), sort_keys=False, width=120),

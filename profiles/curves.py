@@ -48,10 +48,6 @@ class Curve:
         work_s = batch * sum(kernel.flops for kernel in kernels) / self.flops_per_s
         return max(len(kernels) * self.floor_s, weights_s + work_s)
 
-    def whole_s(self, shape: Shape, batch: float, dtype: str) -> float:
-        """Seconds of one launch through all blocks, without ramps."""
-        return self.call_s + sum(self.layer_s(block.kernels, batch, dtype) for block in shape.blocks)
-
 
 @dataclass(frozen=True)
 class Fitted:

@@ -104,7 +104,6 @@ class Evidence:
         return chosen
 
     def thresholds(self, chosen: Indices, ramps: Sequence[int]) -> tuple[tuple[int, float], ...]:
-        """The thresholds of these ramps."""
         return tuple((ramp, float(self.shape.candidates[chosen[ramp]])) for ramp in ramps)
 
     def survival(self, chosen: Indices) -> tuple[float, ...]:

@@ -90,7 +90,6 @@ class ExitTable:
         return np.asarray(right, np.float64)
 
     def of(self, chosen: Indices) -> "ExitTable":
-        """The table of these inputs only."""
         right, labels = self.right[:, chosen], self.labels[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
         agreed = None if self.agreed is None else self.agreed[:, chosen]
@@ -160,7 +159,6 @@ class Leaving:
 
     @property
     def lost(self) -> Loss:
-        """The greatest loss."""
         return max(self.losses, key=lambda each: float(each.mean))
 
 

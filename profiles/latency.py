@@ -103,7 +103,6 @@ class LatencyTable:
 
     @property
     def derived(self) -> bool:
-        """Whether the times were not measured here."""
         return self.origin != MEASURED
 
     @property

@@ -60,7 +60,6 @@ class Lengths:
         return np.array(self.tokens)[_even(len(self.tokens), count)]
 
     def drawn(self, count: int, random: np.random.Generator) -> Ints:
-        """`count` lengths at random."""
         return random.choice(np.array(self.tokens), count)
 
 

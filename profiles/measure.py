@@ -254,7 +254,6 @@ def _synchronized(device: str) -> float:
 
 
 def device_name(device: str) -> str:
-    """The device's own name."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 

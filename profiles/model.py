@@ -80,7 +80,6 @@ class Exits:
         return len(self.rows)
 
     def at(self, places: NDArray[np.int64]) -> "Self":
-        """The exits at these places."""
         logits, counts = self.logits, self.counts
         if counts is None:
             logits = logits[places]

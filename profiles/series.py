@@ -83,7 +83,6 @@ class Series:
         self._replay(np.full(len(self._readings), np.nan))
 
     def append(self, reading: Reading) -> None:
-        """Learn the next value."""
         self._readings.append(reading)
         self._learn(reading)
         self._arima.append(reading)

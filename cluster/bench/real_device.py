@@ -37,8 +37,6 @@ class Offered(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The device's answer to an input."""
-
     offered: Offered
     label: int
     block: int

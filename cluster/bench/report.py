@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from cluster.bench.compare import NAIVE, STOCK, SYSTEMS, ComparedSystem
+from cluster.bench.compare import STOCK, SYSTEMS, ComparedSystem
 from optimizer.pipelines.batch_gain import BatchGain
 from profiles.latency import LatencyTable
 from profiles.picture import plain
@@ -92,16 +92,6 @@ def too_short(slos_ms: Sequence[float], seconds: float) -> Iterator[str]:
                 f"{seconds:g} s of load is short for an SLO of {slo_ms:g} ms, and rates are low for it: "
                 f"use --seconds {enough:g}"
             )
-
-
-def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
-    """The goodput of constant batch over that of each other system that serves anything."""
-    systems = {row.system: row for row in rows if row.slo_ms == slo_ms}
-    constant = next(row for system, row in systems.items() if system not in (STOCK, NAIVE))
-    names = {"constant_over_naive": systems[NAIVE], "constant_over_stock": systems[STOCK]}
-    return {
-        name: constant.goodput_per_s / other.goodput_per_s for name, other in names.items() if other.goodput_per_s > 0
-    }
 
 
 def write(

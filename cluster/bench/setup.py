@@ -42,8 +42,6 @@ INVENTED = 512  # inputs that are generated where there are no real ones
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """The options of `isobatch bench`."""
-
     model: str
     data: Path | None = None
     profile: Profile | None = None

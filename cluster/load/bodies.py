@@ -44,7 +44,6 @@ def predicts_at(url: str) -> str:
 
 
 def bodies_of(values: Iterable[Any]) -> list[bytes]:
-    """A body for each input."""
     listed = (value.tolist() if hasattr(value, "tolist") else value for value in values)
     return [json.dumps({"inputs": [value]}).encode() for value in listed]
 

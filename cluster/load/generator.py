@@ -96,11 +96,9 @@ class LoadGenerator:
         return LoadRecord(**columns)
 
     def stop(self) -> None:
-        """Send no further requests."""
         self._stopped = True
 
     def now_s(self) -> float:
-        """Seconds since the load began."""
         return time.perf_counter() - self._started_s
 
     async def by_clients(self, clients: int, seconds: float) -> LoadRecord:

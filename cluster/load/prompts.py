@@ -50,7 +50,6 @@ class _Answer:
         self._rest = b""
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser with each piece."""
         *events, self._rest = (self._rest + body).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":
@@ -77,8 +76,6 @@ def _tokens_in(event: bytes) -> int:
 
 
 class PromptLoad:
-    """Sends prompts in turn."""
-
     def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:

@@ -134,7 +134,6 @@ def _lateness(record: LoadRecord, answered: NDArray[np.bool_], slo_ms: float) ->
 
 
 def counted(statuses: Sequence[int]) -> dict[str, int]:
-    """The number of requests by outcome."""
     return dict(Counter(map(_outcome, sorted(statuses))))
 
 

@@ -165,12 +165,10 @@ def classifiers(content: ServeFile) -> list[dict[str, Any]]:
 
 
 def decoders(content: ServeFile) -> list[dict[str, Any]]:
-    """The applications that decode."""
     return [application for application in content["applications"] if application.get("import_path") == DECODER]
 
 
 def controllers(content: ServeFile) -> list[dict[str, Any]]:
-    """The applications that are controllers."""
     return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
 
 

@@ -4,15 +4,14 @@ Each network is compared in float32 and in 8 bits, with ramps made for it (E3's 
 models). What becomes of ramps that were made for float32 is measured too: it is why `isobatch prepare` has a --dtype.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench
+from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem
 from cluster.bench.real_device import Source
-from cluster.bench.report import ratios
 from cluster.bench.setup import BenchRequest, make
 from deployments import models
 from deployments.demo import demo_directory
@@ -74,6 +73,16 @@ def _of_one(called: str, bench: Bench, load: Load) -> dict[str, float]:
         f"{called}_accuracy_with_exits": exits.accuracy,
         f"{called}_exits_cost_points": 100 * (full.accuracy - exits.accuracy),
         f"{called}_depth_with_exits": exits.depth,
+    }
+
+
+def ratios(rows: Sequence[ComparedSystem], slo_ms: float) -> dict[str, float]:
+    """The goodput of constant batch over that of each other system that serves anything."""
+    systems = {row.system: row for row in rows if row.slo_ms == slo_ms}
+    constant = next(row for system, row in systems.items() if system not in (STOCK, NAIVE))
+    names = {"constant_over_naive": systems[NAIVE], "constant_over_stock": systems[STOCK]}
+    return {
+        name: constant.goodput_per_s / other.goodput_per_s for name, other in names.items() if other.goodput_per_s > 0
     }
 
 

@@ -43,8 +43,11 @@ def key_of(series: Published) -> Key:
 
 def expected_s(curve: Curve, series: Published) -> Floats:
     """What a curve says of the batches of a series, as its clock would have seen them."""
-    shape, unseen_s = shape_of(series), curve.call_s if series.clock == "device" else 0.0
-    return np.array([curve.whole_s(shape, batch, series.dtype) - unseen_s for batch, _ in series.seconds])
+    blocks, call_s = shape_of(series).blocks, 0.0 if series.clock == "device" else curve.call_s
+    return np.array([
+        call_s + sum(curve.layer_s(block.kernels, batch, series.dtype) for block in blocks)
+        for batch, _ in series.seconds
+    ])  # fmt: skip
 
 
 def errors(curve: Curve, series: Published) -> Floats:

@@ -15,11 +15,12 @@ from cluster.bench import compare
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
 from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
 from cluster.bench.recorded_exits import drawn, with_recorded_exits
-from cluster.bench.report import gain_lines, plan_lines, ratios, table, unkept
+from cluster.bench.report import gain_lines, plan_lines, table, unkept
 from cluster.cli import app
 from cluster.load.workloads import arrivals
 from deployments.dispatch.route import route_of
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from experiments.backend.exits import ratios
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
