@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 MetricKind = Literal["Counter", "Gauge", "Histogram"]
 LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)  # of the histograms' buckets
-OF_SERVE = ("application", "deployment", "replica")  # labels that Serve adds to each series
 
 
 @dataclass(frozen=True)
@@ -17,16 +16,6 @@ class MetricFamily:
     kind: MetricKind
     about: str
     labels: tuple[str, ...] = ()
-
-    @property
-    def scraped(self) -> tuple[str, ...]:
-        """Its names as Prometheus reads them from Ray.
-
-        >>> MetricFamily("isobatch_requests", "Counter", "").scraped
-        ('ray_isobatch_requests_total',)
-        """
-        ends = {"Counter": ("_total",), "Gauge": ("",), "Histogram": ("_bucket", "_sum", "_count")}
-        return tuple(f"ray_{self.name}{end}" for end in ends[self.kind])
 
 
 _WHERE = ("group", "block")  # the group of replicas, and the first block that a launch runs there

@@ -3,7 +3,15 @@
 import urllib.request
 from typing import Any
 
-from deployments.metrics import OF_SERVE, MetricFamily
+from deployments.metrics import MetricFamily
+
+OF_SERVE = ("application", "deployment", "replica")  # labels that Serve adds to each series
+ENDS = {"Counter": ("_total",), "Gauge": ("",), "Histogram": ("_bucket", "_sum", "_count")}
+
+
+def scraped_names(family: MetricFamily) -> tuple[str, ...]:
+    """Its names as Prometheus reads them from Ray."""
+    return tuple(f"ray_{family.name}{end}" for end in ENDS[family.kind])
 
 
 def scraped() -> dict[str, Any]:
@@ -21,5 +29,5 @@ def check_family(family: MetricFamily, found: Any) -> None:
     """What was scraped has the type, the names and the labels that the table says."""
     assert found.type == family.kind.lower(), family.name
     for sample in found.samples:
-        assert sample.name in family.scraped, sample.name
+        assert sample.name in scraped_names(family), sample.name
         assert sample.labels.keys() >= {*family.labels, *OF_SERVE}, sample

@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.grafana import ALERTS, PANELS, files
-from deployments.metrics import METRICS, OF_SERVE
+from deployments.metrics import METRICS
+from tests.helpers.scraping import OF_SERVE, scraped_names
 
 ROOT = Path(__file__).parents[3]
 QUERIES = [query for panel in PANELS for query in panel.queries.items()]
 ASKED = [*(ask for _, ask in QUERIES), *(alert.when for alert in ALERTS)]
-LABELS = {name: {*family.labels, *OF_SERVE, "le"} for family in METRICS for name in family.scraped}
+LABELS = {name: {*family.labels, *OF_SERVE, "le"} for family in METRICS for name in scraped_names(family)}
 
 
 def names_in(ask: str) -> set[str]:
@@ -65,7 +66,7 @@ def test_every_metric_is_on_the_page_and_most_are_on_a_panel() -> None:
         labels = f"{{{','.join(family.labels)}}}" if family.labels else ""
         assert f"| `{family.name}{labels}` | {family.kind.lower()} | {family.about} |" in page
     shown = {name for ask in ASKED for name in names_in(ask)}
-    quiet = {family.name for family in METRICS if not shown & set(family.scraped)}
+    quiet = {family.name for family in METRICS if not shown & set(scraped_names(family))}
     assert quiet == {"isobatch_launches", "isobatch_launched_inputs", "isobatch_arrived_weight", "isobatch_audits",
                      "isobatch_controller_paused", "isobatch_controller_sustains_per_s"}  # fmt: skip
 
