@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from safetensors.torch import save_file
 
 from deployments.folders import replacing
@@ -11,7 +12,7 @@ from deployments.models import checkpoint
 from deployments.models.levels import CascadeRules, LevelRule, write_levels
 from deployments.models.ramps import WEIGHTS, ExitRules, RampRule, write_rules
 from deployments.prepare.cascades import CalibratedCombination, Candidate
-from deployments.prepare.classes import by_class
+from deployments.prepare.measuring import retuned
 from deployments.prepare.pipeline import check_free
 from deployments.prepare.sample import Indices
 
@@ -42,36 +43,19 @@ def write(
 
 def rules_of(combination: CalibratedCombination, chosen: Indices, policy: str, notes: Notes) -> ExitRules:
     """The content of exits.json: a rule for every ramp, including the ramps at edges."""
-    table = combination.evidence.test
-    places = table.places(chosen)
-    figures, blocks = combination.figures(chosen), (*combination.blocks, combination.starts[-1] - 1)
-    thresholds = table.candidates[chosen].tolist()
+    table, temperatures = combination.evidence.test, combination.temperatures
     ramps = tuple(
-        RampRule(
-            block=block,
-            threshold=thresholds[ramp],
-            temperature=combination.temperatures[ramp],
-            survival=float((places > ramp).mean()),
-            accuracy=float(table.right[ramp].mean()),
-            exit_accuracy=float(table.right[ramp][places == ramp].mean()) if (places == ramp).any() else None,
-        )
+        RampRule(block=block, threshold=0.0, temperature=temperatures[ramp], accuracy=float(table.right[ramp].mean()))
         for ramp, block in enumerate(combination.blocks)
     )
-    return ExitRules(
-        kind=next((member.kind for member in combination.members if member.ramps), "light"),
-        policy=policy,
-        ramps=ramps,
-        head_temperature=combination.temperatures[-1],
-        full_accuracy=float(table.full_right.mean()),
-        exit_accuracy=figures.accuracy,
-        agreement=figures.agreement,
-        mean_depth_share=float(
-            (sum(blocks[place] + 1 for place in places.tolist())) / len(places) / combination.starts[-1]
-        ),
-        promise=figures.promise,
-        classes=by_class(table.truth, table.full_labels, table.answers(places)),
-        notes=dict(notes),
-    )
+    kind = next((member.kind for member in combination.members if member.ramps), "light")
+    untuned = ExitRules(kind=kind, policy=policy, ramps=ramps, head_temperature=temperatures[-1], notes=dict(notes))
+    depths = np.array([*combination.blocks, combination.starts[-1] - 1])[table.places(chosen)] + 1
+    measured = {
+        "full_accuracy": float(table.full_right.mean()),
+        "mean_depth_share": float(depths.mean() / combination.starts[-1]),
+    }
+    return retuned(untuned, combination.evidence, chosen).model_copy(update=measured)
 
 
 def _copy(member: Candidate, to: Path, exits: bool) -> None:

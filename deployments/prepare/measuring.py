@@ -164,7 +164,7 @@ class ThresholdOutcome:
             return self.words.classes(self.outcome.places)
         if self.table.agreed is not None:
             return ()
-        return by_class(self.table.truth, self.table.labels[-1], self.table.answers(self.outcome.places))
+        return by_class(self.table.truth, self.table.full_labels, self.table.answers(self.outcome.places))
 
 
 @dataclass(frozen=True)
