@@ -10,7 +10,7 @@ from profiles.errors import UserError
 # Backends by short name (docs/backends.md). They are import paths, because a backend's library is imported only when
 # the backend is used. `auto` tries them in turn.
 BACKENDS = {
-    "torch": "deployments.models.torch_model:TORCH",
+    "torch": "deployments.models.interface:TORCH",
     "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
     "onnx": "deployments.models.onnx_model:ONNX",
     "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
@@ -57,7 +57,7 @@ def backend_path(name: str) -> str:
     """The import path of a backend, given by its short name or by the path itself.
 
     >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
-    ('deployments.models.torch_model:TORCH', 'my_package.my_module:BACKEND')
+    ('deployments.models.interface:TORCH', 'my_package.my_module:BACKEND')
     """
     if name not in BACKENDS and ":" not in name:
         raise UserError(

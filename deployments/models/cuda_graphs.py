@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deployments.models.attention import is_fused
-from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.interface import Backend
 from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import Integers, RecordingShape, Spans, in_shape
 from deployments.models.torch_model import TorchModel
@@ -197,21 +197,6 @@ class TorchRecorder:
         return Recording(inputs_buffer, output, graph.replay)
 
 
-class _TorchGraphs:
-    """The backend `graphs`: recordings of torch."""
-
-    tried_by_auto = True
-
-    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
-        return without_cuda(model, "graphs", "torch")
-
-    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
-        return GraphModel(model, TorchRecorder(model))
-
-
-TORCH_GRAPHS = _TorchGraphs()
-
-
 def without_cuda(model: TorchModel, backend: str, instead: str) -> str | None:
     """Why a backend that replays CUDA graphs cannot run a network that is not on CUDA."""
     if _has_cuda(model):
@@ -221,3 +206,9 @@ def without_cuda(model: TorchModel, backend: str, instead: str) -> str | None:
 
 def _has_cuda(model: TorchModel) -> bool:
     return model.device.type == "cuda"
+
+
+TORCH_GRAPHS = Backend(
+    lambda model, fingerprint, int8: GraphModel(model, TorchRecorder(model)),
+    lambda model, int8: without_cuda(model, "graphs", "torch"),
+)

@@ -7,6 +7,7 @@ that is a `Backend`; a line in `deployments.named.BACKENDS` gives it a short nam
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -38,21 +39,20 @@ class BackedModel(ServedModel, Protocol):
 Fingerprint = Callable[["TorchModel"], str]  # a hash of a network's weights: exported graphs are stored under it
 
 
-class Backend(Protocol):
-    """One way to compute a network that torch has loaded."""
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute a network that torch has loaded.
 
-    @property
-    def tried_by_auto(self) -> bool:
-        """Whether `backend: auto` measures it against torch."""
-        ...
+    `serve`: the same network with the same answers, with 8-bit blocks if the last argument says so. `obstacle`: one
+    line on why that cannot be, and which backend can; None if it can. `tried_by_auto`: `backend: auto` measures it.
+    """
 
-    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
-        """One line on why it cannot run this network, and which backend can; None if it can."""
-        ...
+    serve: Callable[[TorchModel, Fingerprint, bool], BackedModel]
+    obstacle: Callable[[TorchModel, bool], str | None] = lambda model, int8: None
+    tried_by_auto: bool = True
 
-    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
-        """The same network with the same answers, computed by this backend."""
-        ...
+
+TORCH = Backend(lambda model, fingerprint, int8: model, tried_by_auto=False)  # `auto` measures the others against it
 
 
 def backend_named(name: str) -> Backend:

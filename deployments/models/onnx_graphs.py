@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, without_cuda
-from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.interface import Backend, Fingerprint
 from deployments.models.onnx_export import graph_inputs, split_graph_inputs
 from deployments.models.onnx_model import OnnxModel, range_output, unexportable
 from deployments.models.onnx_ranges import EXCLUSIVE
@@ -36,17 +36,11 @@ class OnnxRecorder:
         )
 
 
-class _OnnxGraphs:
-    """The backend `onnx-graphs`: recordings of ONNX Runtime."""
-
-    tried_by_auto = True
-
-    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
-        return without_cuda(model, "onnx-graphs", "onnx") or unexportable(model, int8)
-
-    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
-        exported = OnnxModel(model, fingerprint(model), int8, records=True)
-        return GraphModel(exported, OnnxRecorder(exported))
+def _serve(model: TorchModel, fingerprint: Fingerprint, int8: bool) -> GraphModel:
+    exported = OnnxModel(model, fingerprint(model), int8, records=True)
+    return GraphModel(exported, OnnxRecorder(exported))
 
 
-ONNX_GRAPHS = _OnnxGraphs()
+ONNX_GRAPHS = Backend(
+    _serve, lambda model, int8: without_cuda(model, "onnx-graphs", "onnx") or unexportable(model, int8)
+)

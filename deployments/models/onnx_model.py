@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deployments.folders import cache_directory
-from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.interface import Backend
 from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, graph_inputs, ramp_name
 from deployments.models.onnx_ranges import ExportedRanges, GraphSource
 from deployments.models.served_model import BlockRange, RangeOutput
@@ -91,21 +91,6 @@ class OnnxModel(TorchModel):
         return self.inner.through(block, arrays, spans), start + 1
 
 
-class _OnOnnx:
-    """The backend `onnx`: ONNX Runtime, with one graph per block range."""
-
-    tried_by_auto = True
-
-    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
-        return unexportable(model, int8)
-
-    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
-        return OnnxModel(model, fingerprint(model), int8)
-
-
-ONNX = _OnOnnx()
-
-
 def unexportable(model: TorchModel, int8: bool) -> str | None:
     """Why ONNX Runtime cannot run a network in this precision on this device."""
     if model.dtype not in DTYPES:
@@ -114,6 +99,9 @@ def unexportable(model: TorchModel, int8: bool) -> str | None:
     if int8 and model.device.type != "cpu":
         return f"dtype int8 is for CPUs, not for {model.device.type}: use float16"
     return None
+
+
+ONNX = Backend(lambda model, fingerprint, int8: OnnxModel(model, fingerprint(model), int8), unexportable)
 
 
 def range_output(outputs: Mapping[str, Tensor], block_range: BlockRange) -> RangeOutput:

@@ -223,18 +223,3 @@ def _with_spare(arrays: Mapping[str, Tensor], spare: int) -> Mapping[str, Tensor
     if not spare:
         return arrays
     return {name: torch.cat((array, array.new_zeros(spare, *array.shape[1:]))) for name, array in arrays.items()}
-
-
-class _OnTorch:
-    """The backend `torch`: every network as it was loaded."""
-
-    tried_by_auto = False  # the others are measured against it
-
-    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
-        return None
-
-    def serve(self, model: TorchModel, fingerprint: object, int8: bool) -> TorchModel:
-        return model
-
-
-TORCH = _OnTorch()

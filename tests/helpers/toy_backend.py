@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from deployments.models import TorchModel
-from deployments.models.interface import BackedModel, Fingerprint
+from deployments.models.interface import Backend
 from deployments.models.served_model import BlockRange, RangeOutput
 from deployments.models.spans import Spans
 
@@ -34,14 +34,8 @@ class ToyModel(TorchModel):
         return RangeOutput(passed.hidden, logits, passed.head)
 
 
-class ToyBackend:
-    tried_by_auto = True
-
-    def obstacle(self, model: TorchModel, int8: bool) -> str | None:
-        return None if model.num_blocks > 3 else "a toy runs no network of 3 blocks: use backend: torch"
-
-    def serve(self, model: TorchModel, fingerprint: Fingerprint, int8: bool) -> BackedModel:
-        return ToyModel(model)
+def _obstacle(model: TorchModel, int8: bool) -> str | None:
+    return None if model.num_blocks > 3 else "a toy runs no network of 3 blocks: use backend: torch"
 
 
-TOY = ToyBackend()
+TOY = Backend(lambda model, fingerprint, int8: ToyModel(model), _obstacle)
