@@ -1,24 +1,18 @@
 """One file per command of `isobatch`. Heavy imports stay inside the functions, so that --help is instant."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
-from inspect import signature
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import typer
 
 from profiles.errors import UserError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-KindOptions = TypeVar("KindOptions", bound="DataclassInstance")  # a dataclass of options for one kind of network
 Number = TypeVar("Number", int, float)
 
 Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]  # defined in profiles/losses.py
@@ -57,20 +51,6 @@ def above_0(option: str, value: float | None) -> None:
         raise UserError(f"{option} {value:g} must be above 0" + (", and finite" if value == inf else ""))
 
 
-def options_for(
-    kind: type[KindOptions], command: Callable[..., None], values: Mapping[str, Any], refusal: str
-) -> KindOptions:
-    """The options that a command has for one kind of network, taken from the values of all its options.
-
-    Raise UserError if an option that this kind does not have was given: if its value is not the command's default.
-    """
-    names = {field.name for field in fields(kind)}
-    for name, parameter in signature(command).parameters.items():
-        if name not in names and values[name] not in (parameter.default, []):  # []: a repeatable option, not given
-            raise UserError(f"{flag(name)} {refusal}")
-    return kind(**{name: values[name] for name in names})
-
-
 def numbers_in(option: str, text: str, number: Callable[[str], Number], what: str) -> list[Number]:
     """The numbers above 0 in an option, with commas between them.
 
@@ -82,15 +62,6 @@ def numbers_in(option: str, text: str, number: Callable[[str], Number], what: st
         if all(0 < each < inf for each in numbers):
             return numbers
     raise UserError(f"{option} {text!r} must be {what}")
-
-
-def flag(name: str) -> str:
-    """The option on the command line that a parameter of a command stands for.
-
-    >>> flag("slo_ms"), flag("as_json")
-    ('--slo-ms', '--json')
-    """
-    return f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
 def check_writable(out: Path) -> None:

@@ -5,36 +5,20 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.reading import (
-    READS,
-    Delimiter,
-    Encoding,
-    Header,
-    ImageColumn,
-    LabelColumn,
-    Labels,
-    PairColumn,
-    TextColumn,
-    columns_of,
-    pairs_of,
-)
+from cluster.commands.option_classes import with_options
+from cluster.commands.reading import READS, Labels, ReadingOptions, pairs_of
 from deployments.named import known_backend
 
 
+@with_options(reading=ReadingOptions)
 def bench(
+    reading: ReadingOptions,
     model: Annotated[
         str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`; demo: the demo's.")
     ],
     data: Annotated[
         Path | None, typer.Option(help=f"Real inputs, with or without labels, for realistic exits: {READS}.")
     ] = None,
-    text_column: TextColumn = None,
-    text_pair_column: PairColumn = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    columns: Header = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
     labels: Labels = None,
     profile: Annotated[
         Path | None,
@@ -77,7 +61,6 @@ def bench(
     known_backend(backend)
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
-    data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     with console.status("loading") as status:
         made = setup.make(
             setup.BenchRequest(
@@ -92,7 +75,7 @@ def bench(
                 budget,
                 threads,
                 max_rows,
-                data_columns,
+                reading.data_columns,
                 pairs_of(labels),
             ),
             status.update,

@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.commands import METRICS, Metric
+from cluster.commands.option_classes import with_options
 from cluster.commands.prepare import share
-from cluster.commands.reading import (
-    READS,
-    Delimiter,
-    Encoding,
-    Header,
-    ImageColumn,
-    LabelColumn,
-    Labels,
-    PairColumn,
-    TextColumn,
-    columns_of,
-    label_names,
-)
+from cluster.commands.reading import READS, Labels, ReadingOptions, label_names
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +31,9 @@ RATE_SHARE = 0.8  # the load for which latencies are shown, as a share of the ra
 LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 
 
+@with_options(reading=ReadingOptions)
 def cascade(
+    reading: ReadingOptions,
     models: Annotated[
         list[str], typer.Argument(help="Directories or hub ids, from the smallest to the largest; prepared or not.")
     ],
@@ -61,13 +52,6 @@ def cascade(
         str, typer.Option(help="Which inputs are answered early: entropy, confidence, margin, or module:function.")
     ] = "entropy",
     levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks in a cascade.")] = 2,
-    text_column: TextColumn = None,
-    text_pair_column: PairColumn = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    columns: Header = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
     labels: Labels = None,
     max_rows: Annotated[int, typer.Option(min=50, help="The most rows; more are sampled uniformly.")] = 20_000,
     device: Annotated[str, typer.Option(help="Where networks run over the data: auto, cpu, cuda:0.")] = "auto",
@@ -97,9 +81,8 @@ def cascade(
     check_policy(Ramps(ExitRules(policy=path)), "--policy")
     check_free(out, force)
     kinds, allowed_loss = fleet(devices), share(max_accuracy_loss)
-    data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     folders, console = _folders(models), Console(soft_wrap=True, markup=False)
-    sample = _sample(console, folders[-1], data, data_columns, labels, max_rows, seed)
+    sample = _sample(console, folders[-1], data, reading.data_columns, labels, max_rows, seed)
     if sample.labels is None:
         metric = _without_labels(console, data, metric)
     terms = partial(_terms, sample, path, metric, allowed_loss, confidence)

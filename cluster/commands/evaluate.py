@@ -6,36 +6,20 @@ from typing import Annotated
 import typer
 
 from cluster.commands import Dtype, KeyVariable, key_headers
-from cluster.commands.reading import (
-    READS,
-    Delimiter,
-    Encoding,
-    Header,
-    ImageColumn,
-    LabelColumn,
-    Labels,
-    PairColumn,
-    TextColumn,
-    columns_of,
-    label_names,
-)
+from cluster.commands.option_classes import with_options
+from cluster.commands.reading import READS, Labels, ReadingOptions, label_names
 from profiles.errors import UserError
 
 
+@with_options(reading=ReadingOptions)
 def evaluate(
+    reading: ReadingOptions,
     model: Annotated[str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`.")],
     data: Annotated[Path, typer.Option(help=f"Inputs on which it was not prepared, labelled or not: {READS}.")],
     url: Annotated[
         str | None, typer.Option(help="Take the answers with exits from this server, which runs the same network.")
     ] = None,
     api_key_variable: KeyVariable = None,
-    text_column: TextColumn = None,
-    text_pair_column: PairColumn = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    columns: Header = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
     labels: Labels = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
@@ -72,12 +56,11 @@ def evaluate(
 
     server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)
-    data_columns = columns_of(text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding)
     located = checkpoint.locate(model)
     channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
-    console.print(taken(data, data_columns, channels=channels, pairs=pairs), highlight=False)
-    sample = sampled(rows(data, data_columns, channels=channels, pairs=pairs), max_rows, seed)
+    console.print(taken(data, reading.data_columns, channels=channels, pairs=pairs), highlight=False)
+    sample = sampled(rows(data, reading.data_columns, channels=channels, pairs=pairs), max_rows, seed)
     network = loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.commands import KeyVariable, key_headers
-from cluster.commands.reading import (
-    READS,
-    Delimiter,
-    Encoding,
-    Header,
-    ImageColumn,
-    LabelColumn,
-    PairColumn,
-    TextColumn,
-    columns_of,
-)
+from cluster.commands.option_classes import with_options
+from cluster.commands.reading import READS, ReadingOptions
 from profiles.errors import UserError
 from profiles.lengths import read_lengths, text_of
 
@@ -65,7 +56,9 @@ class _Schedule:
         return source.at(workloads.arrivals(self.arrivals, self.rate, self.seconds, self.seed, self.cv))
 
 
+@with_options(reading=ReadingOptions)
 def load(
+    reading: ReadingOptions,
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000/predict.")],
     rate: Annotated[
         float | None, typer.Option(help="Requests per second, on average. None with --trace: the trace's own rate.")
@@ -108,13 +101,6 @@ def load(
         ),
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
-    text_column: TextColumn = None,
-    text_pair_column: PairColumn = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    columns: Header = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
     api_key_variable: KeyVariable = None,
     connections: Annotated[int, typer.Option(min=1, help="The most connections.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0,
@@ -163,10 +149,7 @@ def load(
     if tokens:
         contents = bodies_of(map(text_of, tokens))
     else:
-        data_columns = columns_of(
-            text_column, text_pair_column, image_column, label_column, columns, delimiter, encoding
-        )
-        contents = _bodies(url, key, data, data_columns, max_rows, bodies, console)
+        contents = _bodies(url, key, data, reading.data_columns, max_rows, bodies, console)
     source = generator.LoadGenerator(url, contents, max(connections, clients or 0), headers)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
         record = replace(run_noting_polls(schedule(source)), duration_s=seconds)

@@ -3,157 +3,131 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from cluster.commands import above_0
+from cluster.commands.option_classes import GivenOptions, flag, of_kinds
 from profiles.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
-    profile: Path | None
-    devices: str | None
-    rate: float | None
-    goal: str | None
-    in_time: float
-    out: Path | None
-    as_json: bool
-
-
-@dataclass(frozen=True)
-class ClassifierPlanOptions(_CommonOptions):
-    """The options for a network that classifies."""
-
-    slo_ms: float | None
-    budget: float | None
-    alpha: float | None
-    slack: float
-    backend: str
-    dtype: str
-    no_later: bool
-    margin: float
-    max_batch: int
-    cut: str | None
-    max_splits: int | None
-    one_machine: bool
-    one_pipeline: bool
-    gap: float
-    seconds: float | None
-    polish: float | None
-    believed: bool
-    evaluate: Path | None
-    surprises: bool
-    shortfalls: bool
-    picture: Path | None
-
-
-@dataclass(frozen=True)
-class DecoderPlanOptions(_CommonOptions):
-    """The options for a decoder, a network that writes texts token by token."""
-
-    model: Path
-    ttft_ms: float
-    tpot_ms: float
-    exits: str
-    kv_megabytes: int | None
-    observed: str | None
-
-
-def plan(
-    model: Annotated[
-        Path | None,
-        typer.Argument(help="The directory of a decoder, or llm-demo; for other networks --profile is enough."),
-    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(help="Measured times: a file of 'isobatch profile', which keeps that of a decoder by itself."),
-    ] = None,
+    ] = None
     devices: Annotated[
         str | None,
         typer.Option(
             help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],... For a decoder, if not given: one device as measured."
         ),
-    ] = None,
-    slo_ms: Annotated[
-        float | None, typer.Option(help="The deadline of every answer; if not given, there is none.")
-    ] = None,
+    ] = None
     rate: Annotated[
         float | None, typer.Option(help="Inputs per second to sustain; if not given, as many as possible.")
-    ] = None,
+    ] = None
     goal: Annotated[
         str | None,
         typer.Option(help="What the best plan has: a goal by its name; goodput if not given.", metavar="NAME"),
-    ] = None,
+    ] = None
     min_cost: Annotated[
         bool, typer.Option("--min-cost", help="--goal cost: the fewest dollars that sustain --rate.")
-    ] = False,
+    ] = False
     per_dollar: Annotated[
         bool, typer.Option("--per-dollar", help="--goal goodput-per-dollar: the most inputs per dollar.")
-    ] = False,
-    budget: Annotated[float | None, typer.Option(help="The most dollars per hour.")] = None,
+    ] = False
+    in_time: Annotated[
+        float, typer.Option(help="The share of inputs that must be answered in time at the promised rate.")
+    ] = 0.99
+    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False
+
+    @property
+    def goal_name(self) -> str | None:
+        """The goal by its name, for which --min-cost and --per-dollar are short."""
+        names = [self.goal, "cost" if self.min_cost else None, "goodput-per-dollar" if self.per_dollar else None]
+        if len(given := [name for name in names if name]) > 1:
+            raise UserError("--goal, --min-cost and --per-dollar each name the goal: choose one")
+        return next(iter(given), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierPlanOptions(_CommonOptions):
+    """The options for a network that classifies."""
+
+    slo_ms: Annotated[float | None, typer.Option(help="The deadline of every answer; if not given, there is none.")] = (
+        None
+    )
+    budget: Annotated[float | None, typer.Option(help="The most dollars per hour.")] = None
     alpha: Annotated[
         float | None, typer.Option(help="No less goodput than without exits, at no more than ALPHA times its cost.")
-    ] = None,
-    slack: Annotated[float, typer.Option(help="The share of the SLO that is reserved for bursts.")] = 0.2,
+    ] = None
+    slack: Annotated[float, typer.Option(help="The share of the SLO that is reserved for bursts.")] = 0.2
     backend: Annotated[
         str, typer.Option(help="Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt.")
-    ] = "",
-    dtype: Annotated[str, typer.Option(help="Times in this precision, where it has several: float16, float32.")] = "",
+    ] = ""
+    dtype: Annotated[str, typer.Option(help="Times in this precision, where it has several: float16, float32.")] = ""
     no_later: Annotated[
         bool, typer.Option("--no-later", help="No answer takes longer than without exits, whatever the SLO allows.")
-    ] = False,
-    margin: Annotated[
-        float, typer.Option(help="Hold also if this share fewer inputs leave early than expected.")
-    ] = 0.0,
-    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 64,
+    ] = False
+    margin: Annotated[float, typer.Option(help="Hold also if this share fewer inputs leave early than expected.")] = 0.0
+    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 64
     cut: Annotated[
         str | None, typer.Option(help="Cut before exactly these blocks: 2,4. If not given: where it pays.")
-    ] = None,
+    ] = None
     max_splits: Annotated[
         int | None, typer.Option(min=1, help="No more splits than this, cut alike in all pipelines.")
-    ] = None,
-    one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False,
+    ] = None
+    one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False
     one_pipeline: Annotated[
         bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
-    ] = False,
-    gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
+    ] = False
+    gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0
     seconds: Annotated[
         float | None, typer.Option(help="Search for about this long, and take the best plan so far, with its gap.")
-    ] = None,
+    ] = None
     polish: Annotated[
         float | None,
         typer.Option(help="Simulate the plan and similar ones for this many seconds, and take the best of them."),
-    ] = None,
-    in_time: Annotated[
-        float, typer.Option(help="The share of inputs that must be answered in time at the promised rate.")
-    ] = 0.99,
+    ] = None
     believed: Annotated[
         bool,
         typer.Option("--believed", help="Simulate nothing: promise the planner's own estimate of the goodput."),
-    ] = False,
-    evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching for one.")] = None,
-    surprises: Annotated[bool, typer.Option("--surprises", help="Report the cost of a wrong forecast.")] = False,
+    ] = False
+    evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching for one.")] = None
+    surprises: Annotated[bool, typer.Option("--surprises", help="Report the cost of a wrong forecast.")] = False
     shortfalls: Annotated[
         bool, typer.Option("--shortfalls", help="Report why the plan is below the goodput that no system exceeds.")
-    ] = False,
-    ttft_ms: Annotated[float, typer.Option(help="For a decoder: the time to the first token.")] = 1000.0,
-    tpot_ms: Annotated[float, typer.Option(help="For a decoder: the time from one token to the next.")] = 200.0,
-    exits: Annotated[str, typer.Option(help="For a decoder: recompute, verified, project or off.")] = "recompute",
+    ] = False
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderPlanOptions(_CommonOptions):
+    """The options for a decoder, a network that writes texts token by token."""
+
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="The directory of a decoder, or llm-demo; for other networks --profile is enough."),
+    ] = None
+    ttft_ms: Annotated[float, typer.Option(help="For a decoder: the time to the first token.")] = 1000.0
+    tpot_ms: Annotated[float, typer.Option(help="For a decoder: the time from one token to the next.")] = 200.0
+    exits: Annotated[str, typer.Option(help="For a decoder: recompute, verified, project or off.")] = "recompute"
     kv_megabytes: Annotated[
         int | None,
         typer.Option(min=1, help="For a decoder: the most memory for KV on a replica; if not given: all there is."),
-    ] = None,
+    ] = None
     observed: Annotated[
         str | None,
         typer.Option(help="For a decoder: plan for the texts of a running server, by its address or its saved /stats."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
-) -> None:
+    ] = None
+
+
+@of_kinds(ClassifierPlanOptions, DecoderPlanOptions)
+def plan(given: GivenOptions) -> None:
     """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
 
     The plan of a decoder says where the network is cut, how many texts are resident, and when its deep part runs. Ways
@@ -165,30 +139,17 @@ def plan(
 
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
     """
-    values: dict[str, Any] = dict(locals())
-    from cluster.commands import above_0, flag, options_for
-
     for name in (
         "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "alpha", "ttft_ms", "tpot_ms",
     ):  # fmt: skip
-        above_0(flag(name), values[name])
-    values |= {"goal": _goal(goal, min_cost, per_dollar), "min_cost": False, "per_dollar": False}
-    if model:
-        refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
+        above_0(flag(name), given.values[name])
+    if given.values["model"]:
         from cluster.commands.plan_texts import plan_decoder
 
-        plan_decoder(options_for(DecoderPlanOptions, plan, values, refusal))
+        refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
+        plan_decoder(given.only(DecoderPlanOptions, refusal))
     else:
-        refusal = "is for decoders: name the directory of one"
-        _plan_classifier(options_for(ClassifierPlanOptions, plan, values, refusal))
-
-
-def _goal(goal: str | None, min_cost: bool, per_dollar: bool) -> str | None:
-    """The goal by its name, for which --min-cost and --per-dollar are short."""
-    names = [goal, "cost" if min_cost else None, "goodput-per-dollar" if per_dollar else None]
-    if len(given := [name for name in names if name]) > 1:
-        raise UserError("--goal, --min-cost and --per-dollar each name the goal: choose one")
-    return next(iter(given), None)
+        _plan_classifier(given.only(ClassifierPlanOptions, "is for decoders: name the directory of one"))
 
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:

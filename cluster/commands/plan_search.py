@@ -58,7 +58,7 @@ def searched(options: "ClassifierPlanOptions", devices: str, profile: Profile, o
 
 
 def objective_of(options: "ClassifierPlanOptions") -> Objective:
-    goal = options.goal or "goodput"
+    goal = options.goal_name or "goodput"
     if options.rate is None and goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"the goal {goal} needs --rate: how many inputs per second must the plan sustain?")
     if options.cut and options.max_splits:

@@ -32,12 +32,15 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
     goal, out = _decoding_goal(options), options.out
     if out:
         check_writable(out)
+    assert options.model, "This is a bug: without a directory, a classifier is planned."
     profile = profile_for(built_in(options.model) or options.model, options.profile).for_exits(goal.exits)
     lines = []
     if options.observed:
         texts = observed_texts(_stats_at(options.observed), options.observed)
         profile = replace(profile, workload=as_observed(profile.workload, texts))
-        goal = replace(goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.goal == "cost" else 0.0))
+        goal = replace(
+            goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.goal_name == "cost" else 0.0)
+        )
         lines.append(f"for what was observed: {observed_sentence(texts, profile)}")
     with Console(stderr=True).status("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
@@ -117,9 +120,9 @@ def observed_texts(stats: Any, source: str | Path) -> ObservedTexts:
 
 
 def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
-    if options.goal not in (None, "goodput", "cost"):
-        raise UserError(f"--goal {options.goal} is for classifiers: plans of a decoder are for goodput or cost")
-    if options.goal == "cost" and options.rate is None and not options.observed:
+    if options.goal_name not in (None, "goodput", "cost"):
+        raise UserError(f"--goal {options.goal_name} is for classifiers: plans of a decoder are for goodput or cost")
+    if options.goal_name == "cost" and options.rate is None and not options.observed:
         raise UserError("the goal cost needs --rate or --observed: how many texts per second must the plan sustain?")
     if options.exits not in ("recompute", "verified", "project", "off"):
         raise UserError(f"--exits {options.exits!r} must be recompute, verified, project or off")

@@ -2,114 +2,71 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from cluster.commands import METRICS, Dtype, Metric
-from cluster.commands.reading import (
-    READS,
-    Delimiter,
-    Encoding,
-    Header,
-    ImageColumn,
-    LabelColumn,
-    Labels,
-    PairColumn,
-    ReadingOptions,
-    TextColumn,
-    columns_of,
-    label_names,
-)
+from cluster.commands.option_classes import GivenOptions, of_kinds
+from cluster.commands.reading import READS, Labels, ReadingOptions, TextFileOptions, label_names
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from deployments.exits import Policy
-    from deployments.prepare.data import Columns
     from deployments.prepare.decoder import DecoderReport
 
 Kind = Literal["light", "pooler"]
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
-    model: str
-    data: Path
-    out: Path
-    max_accuracy_loss: str
-    max_rows: int
-    dtype: Dtype
-    force: bool
+    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier, or of a decoder.")]
+    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")]
+    out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")]
+    max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%"
+    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most this many rows.")] = 20_000
+    dtype: Annotated[
+        Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
+    ] = "float32"
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False
 
 
-@dataclass(frozen=True)
-class ClassifierPrepareOptions(_CommonOptions, ReadingOptions):
+@dataclass(frozen=True, kw_only=True)
+class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     """The options for a network that classifies."""
 
-    ramp: Kind
-    policy: str
-    confidence: float
-    metric: Metric
-    labels: str | None
-    device: str
-    seed: int
+    ramp: Annotated[Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")] = (
+        "light"
+    )
+    policy: Annotated[
+        str, typer.Option(help="When an input leaves: a name in deployments.exits or module:function.")
+    ] = "entropy"
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.9999, help="The probability with which they lose no more.")
+    ] = 0.95
+    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy"
+    labels: Labels = None
+    device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto"
+    seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0
 
     @property
     def policy_path(self) -> str:
         return self.policy if ":" in self.policy else f"deployments.exits:{self.policy}"
 
 
-@dataclass(frozen=True)
-class DecoderPrepareOptions(_CommonOptions):
+@dataclass(frozen=True, kw_only=True)
+class DecoderPrepareOptions(TextFileOptions, _CommonOptions):
     """The options for a decoder, a network that writes texts token by token."""
 
-    text_column: str | None
-    columns: str | None
-    delimiter: str | None
-    encoding: str
-    max_tokens: int | None
-
-    @property
-    def data_columns(self) -> "Columns":
-        return columns_of(self.text_column, None, None, None, self.columns, self.delimiter, self.encoding)
-
-
-def prepare(
-    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier, or of a decoder.")],
-    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")],
-    out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")],
-    ramp: Annotated[
-        Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")
-    ] = "light",
-    policy: Annotated[
-        str, typer.Option(help="When an input leaves: a name in deployments.exits or module:function.")
-    ] = "entropy",
-    max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%",
-    confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="The probability with which they lose no more.")
-    ] = 0.95,
-    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy",
-    text_column: TextColumn = None,
-    text_pair_column: PairColumn = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    columns: Header = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
-    labels: Labels = None,
-    max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most this many rows.")] = 20_000,
-    device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto",
-    dtype: Annotated[
-        Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
-    ] = "float32",
-    seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0,
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help=f"For a decoder: tokens to write after each text; {MAX_TOKENS} if not given."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
-) -> None:
+    ] = None
+
+
+@of_kinds(ClassifierPrepareOptions, DecoderPrepareOptions)
+def prepare(given: GivenOptions) -> None:
     """Give a network early exits, without touching its weights.
 
     What is promised of other inputs is tested on a third of the rows, which nothing is made from: thresholds are
@@ -126,21 +83,19 @@ def prepare(
     For a network that is served in halves: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype
     bfloat16[/]
     """
-    values: dict[str, Any] = dict(locals())
-    from cluster.commands import options_for
     from deployments.decoding.ramp_rules import is_decoder
     from deployments.models import checkpoint
     from deployments.prepare import pipeline
 
-    loss = share(max_accuracy_loss)
-    pipeline.check_free(out, force)
-    source = checkpoint.locate(model)
+    loss = share(given.values["max_accuracy_loss"])
+    pipeline.check_free(given.values["out"], given.values["force"])
+    source = checkpoint.locate(given.values["model"])
     if is_decoder(source):
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
-        _prepare_decoder(options_for(DecoderPrepareOptions, prepare, values, refusal), source, loss)
+        _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
     else:
         refusal = "is for decoders: this network writes nothing"
-        _prepare_classifier(options_for(ClassifierPrepareOptions, prepare, values, refusal), source, loss)
+        _prepare_classifier(given.only(ClassifierPrepareOptions, refusal), source, loss)
 
 
 def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:

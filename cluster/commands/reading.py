@@ -11,60 +11,63 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deployments.prepare.data import Columns
+    from deployments.prepare.records import Layout
     from deployments.prepare.sample import LabelNames
 
 READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for images, or CoNLL for labelled words"
 
-TextColumn = Annotated[str | None, typer.Option(help="Column of the texts; if not given, found by common names.")]
-PairColumn = Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")]
-ImageColumn = Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column of the labels.")]
-Header = Annotated[
-    str | None, typer.Option("--columns", help="Names for the columns of a file without a header: label,title,text")
-]
-Delimiter = Annotated[str | None, typer.Option(help="Character between columns; by default a comma, in tsv a tab.")]
-Encoding = Annotated[str, typer.Option(help="Encoding of a text file, such as cp1252.")]
 Labels = Annotated[
     str | None, typer.Option(help="The head's numbers for the file's labels, if their names differ: neg=0,pos=1")
 ]
 
 
-@dataclass(frozen=True)
-class ReadingOptions:
-    """The values of these options, as a part of a command's options."""
+@dataclass(frozen=True, kw_only=True)
+class TextFileOptions:
+    """The options for a file of texts."""
 
-    text_column: str | None
-    text_pair_column: str | None
-    image_column: str | None
-    label_column: str | None
-    columns: str | None
-    delimiter: str | None
-    encoding: str
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of the texts; if not given, found by common names.")
+    ] = None
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", help="Names for the columns of a file without a header: label,title,text"),
+    ] = None
+    delimiter: Annotated[
+        str | None, typer.Option(help="Character between columns; by default a comma, in tsv a tab.")
+    ] = None
+    encoding: Annotated[str, typer.Option(help="Encoding of a text file, such as cp1252.")] = "utf-8"
 
     @property
     def data_columns(self) -> "Columns":
-        columns = (self.text_column, self.text_pair_column, self.image_column, self.label_column, self.columns)
-        return columns_of(*columns, self.delimiter, self.encoding)
+        from deployments.prepare.data import Columns
+
+        return Columns(self.text_column, None, None, None, self._layout)
+
+    @property
+    def _layout(self) -> "Layout":
+        from deployments.prepare.records import UTF8, Layout
+
+        divider = (self.delimiter or "").replace("\\t", "\t")
+        if len(divider) > 1:
+            raise UserError(f"--delimiter {self.delimiter!r} must be one character")
+        names = tuple(self.columns.split(",")) if self.columns else None
+        encoding = UTF8 if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
+        return Layout(names, divider or None, encoding)
 
 
-def columns_of(
-    text: str | None,
-    pair: str | None,
-    image: str | None,
-    label: str | None,
-    header: str | None,
-    delimiter: str | None,
-    encoding: str,
-) -> "Columns":
-    from deployments.prepare.data import Columns
-    from deployments.prepare.records import UTF8, Layout
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(TextFileOptions):
+    """The options for a file of inputs of any type."""
 
-    divider = (delimiter or "").replace("\\t", "\t")
-    if len(divider) > 1:
-        raise UserError(f"--delimiter {delimiter!r} must be one character")
-    names = tuple(header.split(",")) if header else None
-    layout = Layout(names, divider or None, UTF8 if encoding.lower() in ("utf-8", "utf8") else encoding)
-    return Columns(text, pair, image, label, layout)
+    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None
+    image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None
+    label_column: Annotated[str | None, typer.Option(help="Column of the labels.")] = None
+
+    @property
+    def data_columns(self) -> "Columns":
+        from deployments.prepare.data import Columns
+
+        return Columns(self.text_column, self.text_pair_column, self.image_column, self.label_column, self._layout)
 
 
 def label_names(names: "Sequence[str]", labels: str | None) -> "LabelNames":

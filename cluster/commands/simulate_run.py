@@ -41,7 +41,7 @@ from profiles.exits import ExitProfile
 from profiles.lengths import read_lengths
 
 if TYPE_CHECKING:
-    from cluster.commands.simulate import ClassifierSimulationOptions
+    from cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
 
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
@@ -147,9 +147,12 @@ def progress_of(workload: Workload) -> Iterator[Callable[[float], None]]:
         yield lambda at_s: bar.update(task, completed=at_s)
 
 
-def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile, load: Workload) -> None:
+def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     application = _only(classifiers(content), "applications of isobatch")
+    load = replace(
+        _arrivals_of(options), mix=options.mix, drifts=options.drift, exits=options.exits, lengths=options.lengths
+    )
     if options.mix and options.exits:
         raise UserError("--mix and --exits both say how hard inputs are: give one of them")
     troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
@@ -171,9 +174,9 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile, 
     console.print(f"drawn in {options.out}")
 
 
-def rehearse_texts(applications: Sequence[dict[str, Any]], load: Workload, prompts: Path | None) -> None:
+def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[dict[str, Any]]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
-    config = checked(DecoderConfig, _only(applications, "decoders")["args"])
+    load, config = _arrivals_of(options), checked(DecoderConfig, _only(applications, "decoders")["args"])
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = Path(config.model), read_plan(Path(config.plan))
@@ -181,8 +184,8 @@ def rehearse_texts(applications: Sequence[dict[str, Any]], load: Workload, promp
     texts = text_arrivals(profile.workload, load.times_s(), load.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
-    if prompts:
-        texts = _with_prompts_of(prompts, texts, source)
+    if options.prompts:
+        texts = _with_prompts_of(options.prompts, texts, source)
     with Console(stderr=True).status("simulating"):
         run = simulate_texts(plan, profile, texts, load.seed, config)
     console = Console(soft_wrap=True)
@@ -198,6 +201,13 @@ def run_sentence(run: DecodingRun) -> str:
         f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
         f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
         f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again"
+    )
+
+
+def _arrivals_of(options: "ClassifierSimulationOptions | DecoderSimulationOptions") -> Workload:
+    seconds, each_s = 3600 * options.hours, options.trace_each_s
+    return Workload(
+        options.rate, seconds, options.arrivals, options.cv, options.trace, options.seed, trace_each_s=each_s
     )
 
 
