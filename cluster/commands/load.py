@@ -140,7 +140,7 @@ def load(
     schedule = _Schedule(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
     if prompts:
         prompt_load = PromptLoad(url, prompts_in(prompts), max_tokens, key)
-        return _load_decoder(prompt_load, schedule, slo_ms or DEFAULT_SLO_MS, out, console)
+        return _load_prompts(prompt_load, schedule, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
     fields = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
@@ -168,7 +168,7 @@ def load(
     return None
 
 
-def _load_decoder(
+def _load_prompts(
     source: PromptLoad, schedule: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
 ) -> None:
     from cluster.load import prompts, report

@@ -10,7 +10,7 @@ from cluster.commands.option_classes import GivenOptions, of_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CommonOptions:
+class CommonOptions:
     config: Annotated[
         Path, typer.Option(help="A Serve file whose args: name a plan and a profile, or a decoder's directory.")
     ]
@@ -29,9 +29,13 @@ class _CommonOptions:
     cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same run.")] = 0
 
+    @property
+    def seconds(self) -> float:
+        return 3600 * self.hours
+
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierSimulationOptions(_CommonOptions):
+class ClassifierSimulationOptions(CommonOptions):
     """The options for a network that classifies."""
 
     mix: Annotated[
@@ -67,7 +71,7 @@ class ClassifierSimulationOptions(_CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderSimulationOptions(_CommonOptions):
+class DecoderSimulationOptions(CommonOptions):
     """The options for a decoder, a network that writes texts token by token."""
 
     prompts: Annotated[

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,33 +41,18 @@ from profiles.exits import ExitProfile
 from profiles.lengths import read_lengths
 
 if TYPE_CHECKING:
-    from cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
+    from cluster.commands.simulate import ClassifierSimulationOptions, CommonOptions, DecoderSimulationOptions
 
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The arrivals of a run: a process or a trace at a mean rate for some time; a trace may keep its own rate."""
-
-    rate_per_s: float | None
-    seconds: float
-    process: str = "poisson"
-    cv: float = 3.0
-    trace: Path | None = None
-    seed: int = 0
-    mix: str = ""  # share of easy inputs over time, as SECONDS:SHARE,...
-    drifts: bool = False
-    exits: Path | None = None  # recorded exits: the block after which each input was sure
-    lengths: Path | None = None  # the tokens of each text, in order
-    trace_each_s: float | None = None  # the seconds of each count of the trace, where its file does not say
-
-    def times_s(self) -> Floats:
-        if self.trace:
-            return trace(self.trace, self.rate_per_s, self.seconds, self.seed, self.trace_each_s)
-        if self.rate_per_s is None:
-            raise UserError("give --rate, or --trace to follow a trace at its own rate")
-        return arrivals(self.process, self.rate_per_s, self.seconds, self.seed, self.cv)
+def times_s(load: "CommonOptions") -> Floats:
+    """The times of all arrivals: by a process or a trace at a mean rate; a trace may keep its own rate."""
+    if load.trace:
+        return trace(load.trace, load.rate, load.seconds, load.seed, load.trace_each_s)
+    if load.rate is None:
+        raise UserError("give --rate, or --trace to follow a trace at its own rate")
+    return arrivals(load.arrivals, load.rate, load.seconds, load.seed, load.cv)
 
 
 def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
@@ -90,43 +75,40 @@ def controlled_world(
     return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 
 
-def run_controlled(world: World, problem: ClassifierPlanningProblem, workload: Workload) -> Replanned:
+def run_controlled(world: World, problem: ClassifierPlanningProblem, load: "ClassifierSimulationOptions") -> Replanned:
     """Simulate with a controller that may change the plan."""
-    inputs = _inputs(world, workload)
-    with progress_of(workload) as progress:
-        return replan(world, problem, inputs, workload.seconds, seed=workload.seed, progress=progress)
+    inputs = _inputs(world, load)
+    with progress_of(load) as progress:
+        return replan(world, problem, inputs, load.seconds, seed=load.seed, progress=progress)
 
 
-def run(world: World, workload: Workload) -> Report:
+def run(world: World, load: "ClassifierSimulationOptions") -> Report:
     """Simulate with a progress bar over simulated time."""
-    inputs = _inputs(world, workload)
-    with progress_of(workload) as progress:
-        return simulate(world, inputs, workload.seconds, workload.seed, progress)
+    inputs = _inputs(world, load)
+    with progress_of(load) as progress:
+        return simulate(world, inputs, load.seconds, load.seed, progress)
 
 
-def _inputs(world: World, workload: Workload) -> Iterator[Chunk]:
+def _inputs(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk]:
     """Chunks of arrivals, with the tokens of each input where a file gives them."""
-    if not workload.lengths:
-        return _arrivals(world, workload)
+    if not load.lengths:
+        return _arrivals(world, load)
     if world.facts.length is None:
         why = "the plan counts inputs, not tokens: profile with --data, and plan again"
-        raise UserError(f"--lengths {workload.lengths}: {why}")
-    tokens = cycle(read_lengths(workload.lengths))
-    return (
-        (times_s, blocks, np.fromiter(islice(tokens, len(times_s)), np.int64))
-        for times_s, blocks in _arrivals(world, workload)
-    )
+        raise UserError(f"--lengths {load.lengths}: {why}")
+    tokens = cycle(read_lengths(load.lengths))
+    return ((at_s, blocks, np.fromiter(islice(tokens, len(at_s)), np.int64)) for at_s, blocks in _arrivals(world, load))
 
 
-def _arrivals(world: World, workload: Workload) -> Iterator[tuple[Floats, Ints]]:
+def _arrivals(world: World, load: "ClassifierSimulationOptions") -> Iterator[tuple[Floats, Ints]]:
     """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
-    times_s, profile = workload.times_s(), ExitProfile(world.facts.survival)
-    if workload.exits:
-        recorded = read_exits(workload.exits, world.facts.num_blocks)
-        return iter([(times_s, np.resize(recorded, len(times_s)))])
-    mix = Mix.of(profile, shares_of(workload.mix), workload.drifts) if workload.mix else None
-    random = np.random.default_rng([workload.seed, EXITS_SEED])
-    parts = np.array_split(times_s, max(1, len(times_s) >> 16))
+    at_s, profile = times_s(load), ExitProfile(world.facts.survival)
+    if load.exits:
+        recorded = read_exits(load.exits, world.facts.num_blocks)
+        return iter([(at_s, np.resize(recorded, len(at_s)))])
+    mix = Mix.of(profile, shares_of(load.mix), load.drift) if load.mix else None
+    random = np.random.default_rng([load.seed, EXITS_SEED])
+    parts = np.array_split(at_s, max(1, len(at_s) >> 16))
     return ((each, mix.exit_blocks(each, random) if mix else exit_blocks(profile, len(each), random)) for each in parts)
 
 
@@ -140,19 +122,16 @@ def decisions(replanned: Replanned) -> Table:
 
 
 @contextmanager
-def progress_of(workload: Workload) -> Iterator[Callable[[float], None]]:
+def progress_of(load: "ClassifierSimulationOptions") -> Iterator[Callable[[float], None]]:
     """A bar over simulated time, which is told how far the run is."""
     with Progress(transient=True) as bar:
-        task = bar.add_task("simulating", total=workload.seconds)
+        task = bar.add_task("simulating", total=load.seconds)
         yield lambda at_s: bar.update(task, completed=at_s)
 
 
 def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     application = _only(classifiers(content), "applications of isobatch")
-    load = replace(
-        _arrivals_of(options), mix=options.mix, drifts=options.drift, exits=options.exits, lengths=options.lengths
-    )
     if options.mix and options.exits:
         raise UserError("--mix and --exits both say how hard inputs are: give one of them")
     troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
@@ -163,11 +142,11 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         console.print(description(options.trace, options.trace_each_s), highlight=False)
     if options.replan:
         world, problem = controlled_world(app_config, _controller(content), world)
-        replanned = run_controlled(world, problem, load)
+        replanned = run_controlled(world, problem, options)
         report, changes_s = replanned.report, [event.at_s for event in replanned.changes]
         console.print(decisions(replanned))
     else:
-        report = run(world, load)
+        report = run(world, options)
     for table in tables(report, world.slo_s):
         console.print(table)
     picture.draw(report, world.slo_s, options.out, changes_s)
@@ -176,18 +155,18 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
 
 def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[dict[str, Any]]) -> None:
     """Run a decoder's own engine and scheduler, with launches that only take the time that its profile says."""
-    load, config = _arrivals_of(options), checked(DecoderConfig, _only(applications, "decoders")["args"])
+    config = checked(DecoderConfig, _only(applications, "decoders")["args"])
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = Path(config.model), read_plan(Path(config.plan))
     profile = profile_for(source, Path(config.profile) if config.profile else None).for_exits(exits_of(plan))
-    texts = text_arrivals(profile.workload, load.times_s(), load.seed)
+    texts = text_arrivals(profile.workload, times_s(options), options.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
     if options.prompts:
         texts = _with_prompts_of(options.prompts, texts, source)
     with Console(stderr=True).status("simulating"):
-        run = simulate_texts(plan, profile, texts, load.seed, config)
+        run = simulate_texts(plan, profile, texts, options.seed, config)
     console = Console(soft_wrap=True)
     console.print(prompt_table(summed(run.texts, 1e3 * run.ttft_s), 1e3 * run.ttft_s))
     console.print(run_sentence(run), highlight=False)
@@ -201,13 +180,6 @@ def run_sentence(run: DecodingRun) -> str:
         f"TTFT of {1e3 * run.ttft_s:g} ms kept for {run.ttft_kept:.1%} of the texts, "
         f"TPOT of {1e3 * run.tpot_s:g} ms for {run.tpot_kept:.1%}; "
         f"tokens known: {exits}; {run.preempted} times a text lost its pages and began again"
-    )
-
-
-def _arrivals_of(options: "ClassifierSimulationOptions | DecoderSimulationOptions") -> Workload:
-    seconds, each_s = 3600 * options.hours, options.trace_each_s
-    return Workload(
-        options.rate, seconds, options.arrivals, options.cv, options.trace, options.seed, trace_each_s=each_s
     )
 
 

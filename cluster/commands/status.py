@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.commands import KeyVariable, key_headers, server_at
-from cluster.commands.status_picture import Stats, decoder, picture
+from cluster.commands.status_picture import Stats, picture, texts_table
 from profiles.errors import UserError
 from profiles.exits import carried
 
@@ -117,7 +117,7 @@ def _no_controller_error(base: str, stats: Stats | None) -> UserError:
     )
 
 
-def _decodes(stats: Stats) -> bool:
+def _writes_texts(stats: Stats) -> bool:
     return "tokens_per_s" in stats
 
 
@@ -147,11 +147,11 @@ def tables(
 
     if answer is None:
         assert stats, "This is a bug: either the controller or the application has answered."
-        if _decodes(stats):
-            return Group(decoder(stats, NO_CONTROLLER))
+        if _writes_texts(stats):
+            return Group(texts_table(stats, NO_CONTROLLER))
         return Group(_without_controller(stats), picture(stats, last, ()))
     expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
-    drawn = [decoder(stats) if _decodes(stats) else picture(stats, last, expected)] if stats else []
+    drawn = [texts_table(stats) if _writes_texts(stats) else picture(stats, last, expected)] if stats else []
     previous = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *previous)
 

@@ -51,8 +51,8 @@ def _survivors(current: Sequence[float], forecast: Sequence[float]) -> Table:
     return table
 
 
-def decoder(stats: Stats, controller: str = "") -> Table:
-    """The figures of a decoder. It has no picture, because its launches contain tokens of all depths.
+def texts_table(stats: Stats, controller: str = "") -> Table:
+    """The figures where texts are written: no picture, because its launches contain tokens of all depths.
 
     `controller`: the text of a row on the controller, if any.
     """

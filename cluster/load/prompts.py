@@ -38,6 +38,14 @@ class WrittenText:
     tokens: int = 0
     error: bytes = b""  # the body of an answer that is no stream
 
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.due_s
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
 
 class _Answer:
     """Parses one streamed answer, and notes when tokens arrive."""
@@ -167,8 +175,8 @@ class DecodingSummary:
 def summed(written: Sequence[WrittenText], slo_ms: float) -> DecodingSummary:
     answered = [each for each in written if each.status == 200]
     seconds = max((each.last_s for each in answered), default=0.0)
-    ttft_ms = [1e3 * (each.first_s - each.due_s) for each in answered]
-    tpot_ms = [1e3 * (each.last_s - each.first_s) / (each.tokens - 1) for each in answered if each.tokens > 1]
+    ttft_ms = [1e3 * each.ttft_s for each in answered]
+    tpot_ms = [1e3 * each.tpot_s for each in answered if each.tokens > 1]
     return DecodingSummary(
         requests=len(written),
         seconds=seconds,

@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from cluster.load.workloads import arrivals, highest
-from cluster.simulator.texts import DecodingRun, simulate_texts, text_arrivals, tpot_of
+from cluster.simulator.texts import DecodingRun, simulate_texts, text_arrivals
 from deployments.decoding.config import DecoderConfig
 from optimizer.plan import Plan, Promise
 from optimizer.text_paces import (
@@ -278,8 +278,8 @@ def _alone(facts: DecodingFacts, goal: DecodingGoal) -> tuple[float, float]:
         plan = plan_of(DecodingWay(cut, 1, 1, PROMPT_ROWS[-1]), facts, without_limits, 1)
         texts = text_arrivals(facts.profile.workload, APART_S * np.arange(LONE_TEXTS, dtype=np.float64), seed=0)
         run = simulate_texts(plan, facts.profile, texts)
-        ttft = np.quantile([text.first_s - text.due_s for text in run.answered], goal.share_in_time)
-        tpot = np.quantile([tpot_of(text) for text in run.answered], goal.share_in_time)
+        ttft = np.quantile([text.ttft_s for text in run.answered], goal.share_in_time)
+        tpot = np.quantile([text.tpot_s for text in run.answered], goal.share_in_time)
         times.append((float(ttft), float(tpot)))
     return min(times, key=lambda each: max(each[0] / goal.ttft_s, each[1] / goal.tpot_s))
 

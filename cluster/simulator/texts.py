@@ -59,16 +59,12 @@ class DecodingRun:
     @property
     def ttft_kept(self) -> float:
         """The share of all texts that began in time."""
-        return sum(text.first_s - text.due_s <= self.ttft_s for text in self.answered) / max(1, len(self.texts))
+        return sum(text.ttft_s <= self.ttft_s for text in self.answered) / max(1, len(self.texts))
 
     @property
     def tpot_kept(self) -> float:
         """The share of all texts whose tokens came in time, on average."""
-        return sum(tpot_of(text) <= self.tpot_s for text in self.answered) / max(1, len(self.texts))
-
-
-def tpot_of(text: WrittenText) -> float:
-    return (text.last_s - text.first_s) / (text.tokens - 1) if text.tokens > 1 else 0.0
+        return sum(text.tpot_s <= self.tpot_s for text in self.answered) / max(1, len(self.texts))
 
 
 def text_arrivals(workload: DecodingWorkload, times_s: Floats, seed: int) -> list[TextArrival]:
@@ -200,5 +196,5 @@ class SimulatedReplica:
             if group.finish:
                 due_s = text.arrival.due_s
                 self.written[text.place] = written = WrittenText(due_s, 200, text.first_s, now_s, text.tokens)
-                self.went_on_late += tpot_of(written) > self.limits.tpot_s
+                self.went_on_late += written.tpot_s > self.limits.tpot_s
                 del self.names[group.name]

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.commands.simulate import ClassifierSimulationOptions
 from cluster.commands.simulate_options import outages_of, slow_of
-from cluster.commands.simulate_run import Workload, run, world_of
+from cluster.commands.simulate_run import run, world_of
 from cluster.simulator.picture import draw
 from cluster.simulator.report import tables
 from cluster.simulator.troubles import Troubles
@@ -41,13 +43,17 @@ def serve_file(config: AppConfig, tmp_path: Path) -> Path:
     return path
 
 
+def load(rate: float, seconds: float, **more: Any) -> ClassifierSimulationOptions:
+    return ClassifierSimulationOptions(config=Path(), rate=rate, hours=seconds / 3600, **more)
+
+
 def cells(rows: object, column: int) -> list[str]:
     return list(rows.columns[column].cells)  # type: ignore[attr-defined]
 
 
 def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
     here = world_of(config, Troubles())
-    report = run(here, Workload(rate_per_s=200.0, seconds=10.0))
+    report = run(here, load(200.0, 10.0))
     summary, fills = tables(report, here.slo_s)
     assert report.good == report.arrived == pytest.approx(2000, rel=0.1)
     found = dict(zip(cells(summary, 0), cells(summary, 1), strict=True))
@@ -133,11 +139,11 @@ def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppCo
     troubles = Troubles(slow=slow_of(["v100/1=2"]), outages=outages_of(["v100/0=2-4"]))
     here = world_of(config, troubles)
     (tmp_path / "exits.txt").write_text("1\n3\n3\n")
-    recorded = run(here, Workload(rate_per_s=100.0, seconds=10.0, exits=tmp_path / "exits.txt"))
+    recorded = run(here, load(100.0, 10.0, exits=tmp_path / "exits.txt"))
     assert recorded.answered == recorded.arrived
     first, second = (fill.inputs for fill in recorded.fills[0].values())
     assert second / first == pytest.approx(2 / 3, rel=0.05)
-    shifting = run(here, Workload(rate_per_s=100.0, seconds=10.0, mix="0:1,5:0"))
+    shifting = run(here, load(100.0, 10.0, mix="0:1,5:0"))
     first, second = (fill.inputs for fill in shifting.fills[0].values())
     assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"
 
@@ -150,22 +156,22 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("40\n80\n")
     config = AppConfig(plan=str(tmp_path / "plan.json"), profile=str(tmp_path / "profile.json"), slo_ms=200.0)
     world = world_of(config, Troubles())
-    drawn = run(world, Workload(200.0, 2.0)).tally
+    drawn = run(world, load(200.0, 2.0)).tally
     assert drawn.arrived_weight / drawn.arrived.sum() == pytest.approx(20, abs=2)  # four standard errors
-    told = run(world, Workload(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
+    told = run(world, load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
     assert told.tally.arrived_weight / told.arrived == pytest.approx(60, abs=0.1)
     assert any("60.0 a text (planned: 20)" in cell for cell in cells(tables(told, 0.2)[0], 1))
 
 
 def test_lengths_for_a_plan_that_counts_inputs_are_refused(config: AppConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
-        run(world_of(config, Troubles()), Workload(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
+        run(world_of(config, Troubles()), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
 
 
 def test_audits_run_as_they_are_served_and_change_no_answer_where_they_cost_nothing(config: AppConfig) -> None:
-    load, here = Workload(rate_per_s=200.0, seconds=20.0), world_of(config, Troubles())
-    report = run(here, load)
+    options, here = load(200.0, 20.0), world_of(config, Troubles())
+    report = run(here, options)
     assert sum(report.tally.audited) == pytest.approx(0.02 * 0.5 * report.arrived, rel=0.4)
     free = replace(here, limits=replace(here.limits, audit_cost=0.0))
-    without = run(replace(here, limits=replace(here.limits, audit_share=0.0)), load)
-    assert run(free, load).good == without.good == report.good
+    without = run(replace(here, limits=replace(here.limits, audit_share=0.0)), options)
+    assert run(free, options).good == without.good == report.good
