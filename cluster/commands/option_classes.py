@@ -11,7 +11,7 @@ from profiles.errors import UserError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Options = TypeVar("Options", bound="DataclassInstance")
+KindOptions = TypeVar("KindOptions", bound="DataclassInstance")
 Command = Callable[..., None]
 
 
@@ -22,7 +22,7 @@ class GivenOptions:
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
-    def only(self, kind: type[Options], refusal: str) -> Options:
+    def only(self, kind: type[KindOptions], refusal: str) -> KindOptions:
         """Those of one kind. Raise UserError if another option was given: if its value is not its default."""
         names = {field.name for field in fields(kind)}
         for name, value in self.values.items():
