@@ -86,20 +86,16 @@ class _TextCalls:
     async def _streamed(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """Answer requests of one stream at the same time. After a refusal the stream goes on."""
         response = message("ModelStreamInferResponse")
-        responses: asyncio.Queue[Fields | None] = asyncio.Queue()
+        # If its client does not read them, no more are written, and further requests are not read.
+        responses: asyncio.Queue[Fields | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
         places = asyncio.Semaphore(MAX_STREAM_REQUESTS)
-
-        async def write(sent: bytes) -> None:
-            try:
-                await self._write(sent, context, responses)
-            finally:
-                places.release()
 
         async def write_all() -> None:
             async with asyncio.TaskGroup() as tasks:
                 async for sent in requests:
                     await places.acquire()
-                    tasks.create_task(write(sent))
+                    task = tasks.create_task(self._write(sent, context, responses))
+                    task.add_done_callback(lambda _: places.release())
             await responses.put(None)
 
         writing = asyncio.create_task(write_all())

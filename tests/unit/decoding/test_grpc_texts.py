@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
 from deployments.front.grpc_proxy import OF_ONE_ADDRESS
+from deployments.front.open_inference.messages import message
 from experiments.demos.sums import tokenizer
 from tests.helpers.decoder_world import CONFIG, World
-from tests.helpers.grpc_proxy import frame
+from tests.helpers.grpc_proxy import STREAM, frame, headers
 from tests.helpers.tiny_decoders import decoder
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -211,3 +213,27 @@ def test_idle_connections_of_one_address_do_not_lock_out_others(world: World) ->
         return said(answer)
 
     assert play(world, scene) == world.plain("1+1=", 9)[0]
+
+
+def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) -> None:
+    world.singly = True  # a response for each token
+    count, port = 800, int(world.front.config.grpc_port or 0)
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"1+1="]}}
+    most = {"key": "max_tokens", "value": {"int64_param": 40}}
+    asked = message("ModelInferRequest")(model_name="tiny", inputs=[tensor], parameters=[most]).SerializeToString()
+    sent = b"\0" + len(asked).to_bytes(4, "big") + asked  # as gRPC frames a message
+    no_room = frame(4, 0, (4).to_bytes(2, "big") + bytes(4), stream=0)  # its client takes no bytes of an answer
+
+    def scene(_: Any) -> list[int]:
+        answered = [0]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + no_room + frame(1, 4, headers(STREAM)))
+            for _ in range(count):
+                client.sendall(frame(0, 0, sent))
+            while len(answered) < 3 or answered[-1] > answered[-3]:
+                time.sleep(0.5)
+                answered.append(world.front.meter.requests["answered"])
+        return answered
+
+    answered = play(world, scene)
+    assert 0 < answered[-1] < count / 2, answered
