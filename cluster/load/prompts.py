@@ -55,10 +55,10 @@ class _Answer:
         self.done, self.ended = False, False
         self.times_s: list[float] = []
         self.tokens = 0
-        self._rest = b""
+        self.rest = b""
 
     def on_body(self, body: bytes) -> None:
-        *events, self._rest = (self._rest + body).split(b"\n\n")
+        *events, self.rest = (self.rest + body).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":
                 self.ended = True
@@ -68,10 +68,6 @@ class _Answer:
 
     def on_message_complete(self) -> None:
         self.done = True
-
-    @property
-    def unparsed(self) -> bytes:
-        return self._rest
 
 
 def _tokens_in(event: bytes) -> int:
@@ -130,7 +126,7 @@ class PromptLoad:
             return WrittenText(due_s, BROKEN)
         status = answer.parser.get_status_code()
         if status != 200 or not (answer.ended and answer.times_s):
-            return WrittenText(due_s, BROKEN if status == 200 else status, error=answer.unparsed)
+            return WrittenText(due_s, BROKEN if status == 200 else status, error=answer.rest)
         first_s, last_s = (moment - begun_s for moment in (answer.times_s[0], answer.times_s[-1]))
         return WrittenText(due_s, status, first_s, last_s, answer.tokens)
 

@@ -232,7 +232,9 @@ def _reply(status: int, reason: str, sentence: str) -> bytes:
 
 def _copied(folder: Path) -> str:
     """Write a copy of HAProxy's program with our error pages. It finds its libraries beside itself."""
-    program, copy = Path(_binary()), folder / "haproxy-json"
+    if not (original := haproxy_program()):
+        raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
+    program, copy = Path(original), folder / "haproxy-json"
     copy.unlink(missing_ok=True)  # a running program cannot be written to
     copy.write_bytes(_with_errors_in_json(program.read_bytes()))
     copy.chmod(0o700)
@@ -251,9 +253,3 @@ def _with_errors_in_json(program: bytes) -> bytes:
         return page[0] if spaces < 0 else reply.replace(b"Type: ", b"Type: " + b" " * spaces)
 
     return _PAGE.sub(as_json, program)
-
-
-def _binary() -> str:
-    if program := haproxy_program():
-        return program
-    raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
