@@ -113,13 +113,14 @@ class MessageConnection(asyncio.BufferedProtocol):
         """Yield the buffer for the next bytes, again and again."""
         length, unfilled = bytearray(LENGTH.size), list[NDArray[Any]]()
 
-        def allocated(_: object, form: tuple[str, Sequence[int]]) -> NDArray[Any]:
+        def allocated(_: object, form: tuple[str, Sequence[int], bytes | None]) -> NDArray[Any]:
             if not self.takes_arrays:
                 raise PermissionError("an array before the key")
-            array = np.empty(form[1], np.dtype(form[0]))
-            if array.nbytes:
-                unfilled.append(array)
-            return array
+            dtype, shape, content = form
+            if content is not None:
+                return np.frombuffer(bytearray(content), dtype).reshape(shape)  # refuses arrays of objects
+            unfilled.append(np.empty(shape, dtype))
+            return unfilled[-1]
 
         decoder = Decoder(self.messages, dec_hook=allocated)
         while True:

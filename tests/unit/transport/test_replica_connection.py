@@ -104,6 +104,13 @@ def test_large_arrays_arrive() -> None:
         assert all(same(left, right) for left, right in zip(came.parts, order.parts, strict=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("content", [bytes(8), None])
+def test_arrays_of_objects_are_refused(content: bytes | None) -> None:
+    """Their bytes would be taken for addresses in this process's memory."""
+    with pytest.raises(AssertionError, match="not understood"):
+        Ear().hear(frame(["NumberedReply", 0, ["Stayed", None, ["|O", [1], content], 0.5, None]]), [100])
+
+
 @given(batches, sizes, st.booleans())
 def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int], of_words: bool) -> None:
     rows = np.arange(len(batch))
