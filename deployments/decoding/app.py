@@ -49,7 +49,7 @@ class DecoderIngress:
     ) -> None:
         join_serves_log()
         folder = Path(config.model)
-        self._config, self._shape = config, decoder_shape(folder)
+        self._shape = decoder_shape(folder)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._groups = first, [ReplicaGroup(*each) for each in zip(kinds, replicas, strict=True)]

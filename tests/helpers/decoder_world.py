@@ -37,7 +37,7 @@ class World:
         self.loop = EngineLoop(self.engine)
         self.failing, self.full, self.asked, self.grouped = 0, False, 0, 0
         self.texts = TextTokens(words, 64)
-        self.metrics, self.now_s = NotedMetrics(), 0.0
+        self.metrics, self.now_s, self.replicas = NotedMetrics(), 0.0, 1
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         shape = shape_of(model.config)
         self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
@@ -61,7 +61,7 @@ class World:
                 raise ConnectionError
 
     async def stats(self) -> dict[str, Any]:
-        return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4, 16)})], 4)
+        return summed([ReplicaState(0, 0, 8, 8, 0, 0.0, {}, {0: (2, 4, 16)})] * self.replicas, 4)
 
     def client(self, key: bytes | None = None) -> TestClient:
         self.front.key = key

@@ -177,6 +177,14 @@ def test_what_clients_ask_about_the_model(world: World) -> None:
     play(world, scene)
 
 
+def test_without_a_replica_it_is_not_ready(world: World) -> None:
+    world.replicas = 0
+    assert play(world, lambda client: (client.is_server_live(), client.is_server_ready())) == (True, False)
+    reply = world.client().get("/readyz")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert reply.json()["error"]["message"] == "no replica of decoder is running"
+
+
 def test_a_client_that_goes_away_frees_its_pages(world: World) -> None:
     def scene(client: Any) -> None:
         news: queue.Queue[Any] = queue.Queue()
