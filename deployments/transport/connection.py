@@ -114,11 +114,12 @@ class MessageConnection(asyncio.BufferedProtocol):
         length, unfilled = bytearray(LENGTH.size), list[NDArray[Any]]()
 
         def allocated(_: object, form: tuple[str, Sequence[int], bytes | None]) -> NDArray[Any]:
-            if not self.takes_arrays:
-                raise PermissionError("an array before the key")
-            dtype, shape, content = form
+            kind, shape, content = form
+            dtype = np.dtype(kind)
+            if dtype.hasobject or not self.takes_arrays:  # the bytes of objects are addresses in this process
+                raise PermissionError(f"an array of {dtype}, or before the key")
             if content is not None:
-                return np.frombuffer(bytearray(content), dtype).reshape(shape)  # refuses arrays of objects
+                return np.ndarray(shape, dtype, bytearray(content))
             unfilled.append(np.empty(shape, dtype))
             return unfilled[-1]
 
