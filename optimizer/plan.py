@@ -84,6 +84,7 @@ class DecodingTerms:
     that a launch waits for. `prompt_rows`: prompt positions in one launch. `max_context`: the most tokens of a text,
     where memory holds fewer than the network reads. The promise is about texts with at most `ttft_s` until the first
     token and `tpot_s` from one token to the next; `tokens_per_s` are promised of all these replicas together.
+    `threads`: of the processors that each replica computes with, where these compute.
     """
 
     exits: str
@@ -93,6 +94,7 @@ class DecodingTerms:
     tpot_s: float
     tokens_per_s: float = 0.0
     max_context: int | None = None
+    threads: int = 1
 
     __pydantic_config__ = STRICT
 

@@ -24,6 +24,7 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
         ttft_s=goal.ttft_s,
         tpot_s=goal.tpot_s,
         max_context=None if holds_longest else _context(kv_bytes, facts),
+        threads=facts.table.threads,
     )
     table = facts.table
     return Plan(

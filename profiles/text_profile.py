@@ -75,6 +75,7 @@ class DecodingTable:
     bias: float = 0.0
     residents: int | None = None
     projects: bool = False
+    threads: int = 1  # of the processors, where these compute
 
     __pydantic_config__: ClassVar = STRICT
 

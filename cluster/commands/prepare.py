@@ -29,6 +29,7 @@ class _CommonOptions:
     dtype: Annotated[
         Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
     ] = "float32"
+    device: Annotated[str, typer.Option(help="Where the network computes: auto, cpu, cuda:0.")] = "auto"
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False
 
 
@@ -47,7 +48,6 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     ] = 0.95
     metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy"
     labels: Labels = None
-    device: Annotated[str, typer.Option(help="Where features are computed: auto, cpu, cuda:0.")] = "auto"
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0
 
     @property
@@ -83,13 +83,13 @@ def prepare(given: GivenOptions) -> None:
     For a network that is served in halves: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype
     bfloat16[/]
     """
-    from deployments.decoding.ramp_rules import is_decoder
+    from deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from deployments.models import checkpoint
     from deployments.prepare import pipeline
 
     loss = share(given.values["max_accuracy_loss"])
     pipeline.check_free(given.values["out"], given.values["force"])
-    source = checkpoint.locate(given.values["model"])
+    source = checkpoint.locate(given.values["model"], check_if_decoder)
     if is_decoder(source):
         refusal = "is for classifiers: a decoder's ramp is its own head, read early"
         _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
@@ -175,7 +175,7 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     console.print(taken(data, columns, pairs=False), highlight=False, soft_wrap=True)
     values = (row.value for row in rows(data, columns, pairs=False))
     prompts = sampled((value if isinstance(value, str) else " ".join(value) for value in values), options.max_rows)
-    report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, options.dtype, loss)
+    report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, options.dtype, loss, options.device)
     notes = {"checkpoint": Path(options.model).name, "data": data.name}
     rules = report.rules.model_copy(update={"dtype": options.dtype, "notes": notes})
     check_free(options.out, options.force)  # once more: another command may have written it meanwhile
@@ -186,14 +186,16 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     console.print(f"written to {options.out}: a Hugging Face checkpoint with a ramp; isobatch serve {options.out}")
 
 
-def ramp_report(source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float) -> "DecoderReport":
+def ramp_report(
+    source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float, device: str
+) -> "DecoderReport":
     """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
     from deployments.decoding.anatomy import shape_of
     from deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
     from deployments.prepare.decoder import DecoderOptions, ramps_for
     from deployments.progress import busy
 
-    model, tokenizer = load_decoder(source, dtype=dtype), load_tokenizer(source)
+    model, tokenizer = load_decoder(source, device, dtype), load_tokenizer(source)
     tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     shape = shape_of(model.config)
     context = shape.context(None)

@@ -19,7 +19,13 @@ class _CommonOptions:
     ]
     out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json")
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto"
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32"
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or for a decoder that of its "
+            "ramps, or of its checkpoint where this device is quick in it."
+        ),
+    ] = None
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
     ] = 60.0
@@ -61,12 +67,12 @@ def profile(given: GivenOptions) -> None:
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
     """
     from cluster.commands import check_writable
-    from deployments.decoding.ramp_rules import is_decoder
+    from deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from deployments.models import checkpoint
 
     known_backend(given.values["backend"])
     check_writable(given.values["out"])
-    source = checkpoint.locate(given.values["model"])
+    source = checkpoint.locate(given.values["model"], check_if_decoder)
     if is_decoder(source):
         from cluster.commands.profile_texts import profile_texts
 

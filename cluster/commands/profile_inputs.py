@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
-    model, data, out, dtype = options.model, options.data, options.out, options.dtype
+    model, data, out, dtype = options.model, options.data, options.out, options.dtype or "float32"
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
     kinds = known_kinds(options.devices)
     torch.set_num_threads(options.threads)

@@ -11,10 +11,11 @@ from cluster.profiling.block_times import kind_of, source_of, uncatalogued
 from cluster.profiling.launch_estimates import estimated_table
 from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of
 from deployments.decoding.config import cached_profile
-from deployments.decoding.engine_setup import kv_bytes, load_decoder
+from deployments.decoding.engine_setup import kv_bytes, load_decoder, usual_dtype
 from deployments.decoding.ramp_rules import DecoderRules, check_decoder, rules_of
 from deployments.folders import locked, weights_of
 from deployments.models.backends import warn_of_ramp_dtype
+from deployments.models.loading import resolve_device
 from deployments.named import built_in
 from profiles.devices import known_kinds
 from profiles.errors import UserError
@@ -30,6 +31,8 @@ from profiles.text_profile import (
 if TYPE_CHECKING:
     from cluster.commands.profile import DecoderProfileOptions
 
+ASSUMED_TOKENS = 128  # of a prompt, and of the text after it
+
 
 def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
     """Write `out`, and keep the same profile where `isobatch plan` looks for it."""
@@ -37,8 +40,9 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
     check_decoder(source)
     weights, paths = weights_of(source), (options.out, cached_profile(source))
     name = source.name if built_in(options.model) else Path(options.model).name
-    device = _device(options.device)
-    model = load_decoder(source, device, options.dtype)
+    device = str(resolve_device(options.device))
+    dtype = options.dtype or usual_dtype(source, device)
+    model = load_decoder(source, device, dtype)
     anatomy = anatomy_of(model)
     shape = anatomy.shape
     for path in paths:  # before anything is timed
@@ -46,11 +50,13 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
             load_text_profile(path).check_same(name, shape.num_blocks, weights)
     rules = rules_of(source, shape.num_blocks)
     if rules.ramps:
-        warn_of_ramp_dtype(source, rules.dtype, options.dtype)
-    workload = workload_of(rules, source)
-    measured = _measured_table(console, model, anatomy, workload, device, options)
+        warn_of_ramp_dtype(source, rules.dtype, dtype)
+    workload = workload_of(rules, source, shape.reads)
+    measured = _measured_table(console, model, anatomy, workload, device, dtype, options)
     tables = (measured, *(estimated_table(model.config, kind) for kind in kinds))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
+    if rules.lengths is None:
+        notes += ("lengths of texts are assumed: plan --observed takes those of a server, prepare measures them",)
     has_encoder = shape.start is not None
     new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, has_encoder, notes, weights)
     for path in paths:
@@ -62,7 +68,7 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
 
 
 def _measured_table(
-    console: Console, model: Any, anatomy: DecoderAnatomy, workload: DecodingWorkload, device: str,
+    console: Console, model: Any, anatomy: DecoderAnatomy, workload: DecodingWorkload, device: str, dtype: str,
     options: "DecoderProfileOptions",
 ) -> DecodingTable:  # fmt: skip
     """The prices of launches, fitted to launches that are timed on this device."""
@@ -76,23 +82,26 @@ def _measured_table(
     return DecodingTable(
         kind,
         prices.price_s,
-        f"{source_of(called, 'torch', options.dtype, options.threads)}; {prices}",
+        f"{source_of(called, 'torch', dtype, options.threads)}; {prices}",
         kv_bytes(anatomy),
         launch_prices.weights_bytes(model),
-        options.dtype,
+        dtype,
         error=prices.error,
         bias=prices.bias,
         residents=prices.sequences,
         projects=True,
+        threads=options.threads if device == "cpu" else 1,
     )
 
 
-def workload_of(rules: DecoderRules, source: Path) -> DecodingWorkload:
-    """The lengths of texts, and the tokens that leave at each ramp, as `isobatch prepare` measured them."""
+def workload_of(rules: DecoderRules, source: Path, reads: int) -> DecodingWorkload:
+    """The lengths of texts, and the tokens that leave at each ramp, as `isobatch prepare` measured them.
+
+    For a network that is not prepared, a length is assumed: a prompt and its text each fill a quarter of what it reads,
+    up to `ASSUMED_TOKENS`.
+    """
     if rules.lengths is None:
-        raise UserError(
-            f"{source} does not say how long prompts and texts are: isobatch prepare {source} --data prompts.csv"
-        )
+        return DecodingWorkload((), (assumed := (max(1, min(ASSUMED_TOKENS, reads // 4)),)), assumed)
     survival = tuple((ramp.block, ramp.survival) for ramp in rules.all_ramps if ramp.survival is not None)
     agreement = min((ramp.exit_agreement for ramp in rules.ramps if ramp.exit_agreement is not None), default=1.0)
     projected = ((rules.ramps[0].block, rules.project.survival),) if rules.project and rules.ramps else ()
@@ -107,8 +116,3 @@ def _summary(profile: DecoderProfile) -> str:
     ramps = ", ".join(f"{share:.0%} after block {block}" for block, share in workload.survival) or "no ramps"
     lengths = f"on average {workload.prompt:.0f} tokens of a prompt, and {workload.output:.0f} that are written"
     return "\n".join([*profile.notes, f"tokens that go on: {ramps}", lengths])
-
-
-def _device(device: str) -> str:
-    """The device of a decoder, as its configuration names it."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device

@@ -101,7 +101,7 @@ def write(content: dict[str, Any], out: Path) -> None:
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
     """Start the applications, serve until a signal comes, and stop."""
-    from cluster.serving.capacity import check_capacity, check_processors
+    from cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from cluster.serving.deploy import deploy
     from cluster.serving.local import check_place, local_ray
     from cluster.serving.nodes import local_nodes
@@ -124,6 +124,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     _on_signals(_interrupt)
     more = local_nodes(content)
     check_processors(content, (os.cpu_count() or 1) + sum(node.cpus for node in more))
+    check_gpus(content, _gpus)
     check_place(http["host"], http["port"])
     for grpc in grpc_addresses(content):
         check_port(*grpc, "--grpc-port")
@@ -164,6 +165,15 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             raise typer.Exit(INTERRUPTED) from None
         raise
     console.print("stopped")
+
+
+def _gpus() -> int:
+    """The number of this machine's GPUs that torch can use. Without a GPU's driver, torch need not be loaded."""
+    if not any(path for name in ("nvidia*", "nvmap", "dxg", "kfd") for path in Path("/dev").glob(name)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def teller(

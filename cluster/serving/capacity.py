@@ -1,6 +1,6 @@
 """Checks that Ray has the resources that the plans of a Serve file need, so that no application waits for ever."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
@@ -17,6 +17,7 @@ _REMEDIES = {
     "GPU": "plan for fewer devices",
 }
 _COUNTED = tuple(_REMEDIES)  # the resources that are compared
+_NO_GPU = "device = {device!r}: {owner}: with device cpu, processors compute the network"
 _ROUNDING = 1e-6
 
 
@@ -30,21 +31,47 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     has = total(nodes)
     needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
     needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
-    needs |= {
-        name_of(application): _decoding(checked(DecoderConfig, application["args"]))
-        for application in decoders(content)
-    }
+    needs |= {name: _decoding(config, has) for name, config in _decoder_configs(content).items()}
+    for config in configs.values():
+        if not config.planned and config.device != "cpu" and not has.get("GPU"):
+            raise UserError(_NO_GPU.format(device=config.device, owner=f"this Ray has {_as_text(has)}"))
     if len(needs) > 1:
         _check_together(needs, has)
 
 
 def check_processors(content: ServeFile, cpus: float) -> None:
     """Raise UserError if the plan of a file needs more CPUs than the machine has, before Ray is started."""
-    for config in (parse(application["args"]) for application in classifiers(content)):
-        if config.plan:
-            _check_enough(
-                config.plan, "CPU", _amounts(config, read_plan(Path(config.plan)))["CPU"], cpus, f"machine has {cpus:g}"
-            )
+    planned = {each.plan: _planned_amounts(each) for each in _all_configs(content) if each.plan}
+    for plan, amounts in planned.items():
+        _check_enough(plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
+
+
+def check_gpus(content: ServeFile, count: Callable[[], int]) -> None:
+    """Raise UserError if a file needs a GPU and the machine has none, before Ray is started."""
+    for config in _all_configs(content):
+        needed = _planned_amounts(config)["GPU"] if config.plan else float(config.device != "cpu")
+        if needed and not count():
+            if config.plan:
+                raise UserError(f"{config.plan} needs {needed:g} GPUs; this machine has none: plan for its processors")
+            raise UserError(_NO_GPU.format(device=config.device, owner="this machine has no GPU"))
+
+
+def _all_configs(content: ServeFile) -> list[AppConfig | DecoderConfig]:
+    return [
+        *(parse(application["args"]) for application in classifiers(content)),
+        *_decoder_configs(content).values(),
+    ]
+
+
+def _decoder_configs(content: ServeFile) -> dict[str, DecoderConfig]:
+    return {name_of(each): checked(DecoderConfig, each["args"]) for each in decoders(content)}
+
+
+def _planned_amounts(config: AppConfig | DecoderConfig) -> dict[str, float]:
+    """The resources of an application with a plan."""
+    if isinstance(config, DecoderConfig):
+        return _amounts_of_decoder(config)
+    return _amounts(config, read_plan(Path(str(config.plan))))
 
 
 def _budgets(planned: Mapping[str, AppConfig], content: ServeFile) -> dict[str, dict[str, int]]:
@@ -133,9 +160,25 @@ def _alone(config: AppConfig) -> dict[str, float]:
     return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
 
 
-def _decoding(config: DecoderConfig) -> dict[str, float]:
-    """The sum of what a decoder's replicas need, on devices of all kinds."""
-    needs: dict[str, float] = {}
+def _decoding(config: DecoderConfig, has: Resources) -> dict[str, float]:
+    """What a decoder's replicas need; raise UserError if the cluster has less, even if nothing else runs."""
+    owner = f"Ray has {_as_text(has)}"
+    for kind, planned in config.per_kind().items():
+        wanted = planned.replica_options(kind).get("accelerator_type")
+        if wanted and wanted not in accelerators(has) and kind not in has:
+            raise UserError(f"{config.plan} runs on {kind}; this {owner}: plan for these devices")
+    needs = _amounts_of_decoder(config)
+    if needs["GPU"] and not config.plan and not has.get("GPU"):
+        raise UserError(_NO_GPU.format(device=config.device, owner=f"this {owner}"))
+    for name, amount in needs.items():
+        if name in _COUNTED:
+            _check_enough(config.plan or "the decoder", name, amount, has.get(name, 0), owner)
+    return needs
+
+
+def _amounts_of_decoder(config: DecoderConfig) -> dict[str, float]:
+    """The sum of what a decoder's replicas need, on devices of all kinds; its front needs next to nothing."""
+    needs = {"CPU": 0.0, "GPU": 0.0}
     for kind, planned in config.per_kind().items():
         for name, amount in requested_amounts(planned.replica_options(kind)).items():
             needs[name] = needs.get(name, 0.0) + planned.replicas * amount

@@ -119,7 +119,8 @@ def build(config: DecoderConfig) -> Application:
     leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
     kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named
     decoders = [
-        _decoders(each, kind).bind(each, origin, kind) for kind, each in zip(kinds, pipelines.values(), strict=True)
+        _decoders(each, name, kind).bind(each, origin, name)
+        for name, (kind, each) in zip(kinds, pipelines.items(), strict=True)
     ]
     front = serve.deployment(
         name=FRONT,
@@ -131,10 +132,11 @@ def build(config: DecoderConfig) -> Application:
     return front.bind(leading, first, origin, kinds, *decoders)
 
 
-def _decoders(config: DecoderConfig, kind: str) -> Any:
-    """The deployment of the replicas of one pipeline; `kind`: of its devices, if there are several kinds."""
+def _decoders(config: DecoderConfig, name: str, kind: str) -> Any:
+    """The deployment of the replicas of one pipeline; `kind`: of its devices; `name`: the same, if there are several
+    kinds."""
     return serve.deployment(
-        name=f"{DECODER}-{kind}" if kind else DECODER,
+        name=f"{DECODER}-{name}" if name else DECODER,
         num_replicas=config.replicas,
         max_ongoing_requests=4
         * (config.max_residents + config.max_waiting),  # more than a replica admits, which refuses with a reason

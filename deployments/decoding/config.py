@@ -105,7 +105,16 @@ class DecoderConfig(ServedConfig):
         fields = _fields_of(plan, f"plan = {self.plan!r}")
         if twice := sorted(self.model_fields_set & fields.keys() - {"plan"}):
             raise UserError(f"{twice[0]} cannot be set beside a plan, which says it")
-        return self.model_copy(update=fields)
+        return self.model_copy(update=fields | self._resources_of(plan))
+
+    def _resources_of(self, plan: Plan) -> dict[str, Any]:
+        """The device and the processors of a plan's replicas, where they are not set beside it: with `device: cpu`, a
+        plan for another device is rehearsed on processors."""
+        on_cpu = plan.placements[0].kind == "cpu" or (self.model_fields_set >= {"device"} and self.device == "cpu")
+        device = "cpu" if on_cpu else self.device if self.device != "cpu" else "cuda"
+        threads = plan.decoding.threads if plan.decoding else 1
+        cpus = self.cpus_per_replica if "cpus_per_replica" in self.model_fields_set else float(threads)
+        return {"device": device, "cpus_per_replica": cpus}
 
     def switched_to(self, plan: Plan) -> "DecoderConfig":
         """This configuration with those fields of a plan that a running decoder can change."""

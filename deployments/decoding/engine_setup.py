@@ -12,10 +12,16 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
 from deployments.decoding.network import CutDecoder, DecoderRamps
 from deployments.decoding.pages import PagePool, pages_for
-from deployments.decoding.ramp_rules import DecoderRules
+from deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits
+from deployments.folders import checkpoint_json
+from deployments.models.loading import resolve_device
 from profiles.errors import UserError
+from profiles.promise import RULES
+
+HALVES = ("float16", "bfloat16")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # in /proc/cpuinfo, of x86 and of ARM
 
 
 def decoder_shape(folder: Path) -> DecoderShape:
@@ -44,12 +50,13 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     """The model of Hugging Face, ready to run."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    target = resolve_device(device)
     kind = AutoModelForSeq2SeqLM if _config(folder).is_encoder_decoder else AutoModelForCausalLM
     try:
         model = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    return model.to(device).eval()
+    return model.to(target).eval()
 
 
 def engine_of(
@@ -96,3 +103,20 @@ def stop_tokens(folder: Path) -> frozenset[int]:
     except OSError:  # an older checkpoint has no file for it
         tokens = _config(folder).eos_token_id
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
+
+
+def usual_dtype(folder: Path, device: str) -> str:
+    """The precision of a decoder if nobody says another one: that of its ramps, else that of its checkpoint where the
+    device is quick in it, else float32."""
+    config = checkpoint_json(folder)
+    if (folder / RULES).exists():
+        return read_decoder_rules(folder / RULES).dtype
+    stored = str(config.get("dtype") or config.get("torch_dtype"))
+    quick = HALVES if device != "cpu" else ("bfloat16",) if _quick_in_bfloat16() else ()
+    return stored if stored in quick else "float32"
+
+
+def _quick_in_bfloat16() -> bool:
+    """Whether this machine's processors multiply in bfloat16."""
+    about = Path("/proc/cpuinfo")
+    return about.exists() and not BFLOAT16_FLAGS.isdisjoint(about.read_text().split())

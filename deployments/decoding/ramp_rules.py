@@ -13,7 +13,9 @@ from profiles.promise import RULES, in_order
 
 log = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
-DECODER_CLASSES = ("ForCausalLM", "ForConditionalGeneration")  # the ends of the names of decoders' classes
+DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
+# Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
+BY_LENGTH = ("longrope", "dynamic")
 
 
 class DecoderRamp(BaseModel):
@@ -133,12 +135,27 @@ def is_decoder(folder: Path) -> bool:
     return any(str(name).endswith(DECODER_CLASSES) for name in checkpoint_json(folder).get("architectures") or ())
 
 
+def check_if_decoder(folder: Path) -> None:
+    """Raise UserError if this is a decoder that cannot be served."""
+    if is_decoder(folder):
+        check_decoder(folder)
+
+
 def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool = False) -> None:
     """Raise UserError about a model that cannot be served, or not with these cuts, or not with projection, before
     anything starts."""
     config = checkpoint_json(folder)
     if (kind := config.get("model_type")) not in FAMILIES:
         raise UserError(f"{folder}: model_type is {kind}: of decoders, {', '.join(FAMILIES)} are served")
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+        raise UserError(f"{folder}: its weights are quantized ({method}): decoders are served in float32, float16 or "
+                        "bfloat16")  # fmt: skip
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (scaled := rope.get("rope_type", rope.get("type"))) in BY_LENGTH:
+        raise UserError(
+            f"{folder}: rope_type is {scaled}, which depends on a text's length: it is not served in batches"
+        )
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
     if slides or set(config.get("layer_types") or ()) - {"full_attention"}:
         raise UserError(f"{folder}: its attention has a sliding window: only full attention is served")

@@ -61,7 +61,7 @@ class DecoderReplica(ReplicaProcess):
         folder = Path(config.model)
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
-        model = load_decoder(folder, "cpu" if kind == "cpu" else config.device, config.dtype)
+        model = load_decoder(folder, config.device, config.dtype)
         self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
         if self._rules.ramps and config.exits != "off":

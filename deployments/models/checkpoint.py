@@ -1,6 +1,7 @@
 """The files of a Hugging Face checkpoint: their names and contents, and a copy of those that cannot run code."""
 
 import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,11 @@ PROCESSOR = "preprocessor_config.json"  # the file that describes an image proce
 SAFE_SUFFIXES = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
-def locate(checkpoint: str | Path) -> Path:
-    """The directory of a checkpoint: a local one, a built-in one by name, or a download by hub id, without pickles."""
+def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda folder: None) -> Path:
+    """The directory of a checkpoint: a local one, a built-in one by name, or a download by hub id, without pickles.
+
+    `check_config` may refuse its config before anything is said about its weights.
+    """
     folder = built_in(checkpoint) or Path(checkpoint)
     if not folder.is_dir():
         folder = _download(str(checkpoint))
@@ -31,6 +35,7 @@ def locate(checkpoint: str | Path) -> Path:
         return folder
     if not (folder / "config.json").is_file():
         raise UserError(f"{checkpoint}: is not a checkpoint: it has no config.json")
+    check_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{checkpoint}: has no *.safetensors weights; save it with save_pretrained() first")
     return folder

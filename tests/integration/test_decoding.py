@@ -89,7 +89,13 @@ def decoder(
     # It decides only when a test asks it.
     watching = {"application": "decoder", "memory": memory, "replan_every_s": 3600.0, "look_every_s": 0.5}
     controller = {"name": "controller", "import_path": "cluster.controller.app:build", "route_prefix": "/controller"}
-    told = {"model": str(llm_demo_directory()), "name": "llm-demo", "cpus_per_replica": 0.25, "max_prompts": 64}
+    told = {
+        "model": str(llm_demo_directory()),
+        "name": "llm-demo",
+        "cpus_per_replica": 0.25,
+        "max_prompts": 64,
+        "device": "cpu",
+    }
     told |= {"plan": str(side_by_side), "replan": True, "grpc_port": grpc_port, "profile": str(profile)}
     planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "deployments.decoding.app:build"

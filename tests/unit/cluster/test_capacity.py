@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from cluster.serving.capacity import check_capacity, check_processors
-from cluster.serving.serve_file import APPLICATION, CONTROLLER
-from optimizer.plan import Placement, Plan, Split
+from cluster.serving.capacity import check_capacity, check_gpus, check_processors
+from cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
+from deployments.decoding.config import DecoderConfig
+from optimizer.plan import DecodingTerms, Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
@@ -116,3 +117,52 @@ def test_a_kind_may_come_for_one_application_only(tmp_path: Path) -> None:
     grows["applications"][-1]["args"]["grow_to"] = {"a100": 4}
     with pytest.raises(UserError, match="grow_to: a100 may come for shop, so film cannot use that kind too"):
         check_capacity(grows, A100S)
+
+
+# Decoders
+
+
+def of_decoder(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"applications": [{"name": "llm", "import_path": DECODER, "args": {"model": str(folder), **more}}]}
+
+
+def planned_decoder(folder: Path, kind: str, threads: int = 1, **more: Any) -> dict[str, Any]:
+    terms = DecodingTerms("off", 64, 8, ttft_s=1.0, tpot_s=1.0, threads=threads)
+    plan = Plan((Placement(kind, 1, (Split(0, 8, 4),)),), decoding=terms)
+    (folder / "plan.json").write_text(plan.to_json())
+    return of_decoder(folder, plan=str(folder / "plan.json"), **more)
+
+
+@pytest.mark.parametrize("app", [DECODER, APPLICATION])
+def test_cuda_where_there_is_no_gpu_is_refused_before_ray_starts_and_after(tmp_path: Path, app: str) -> None:
+    told = {"applications": [{"name": "a", "import_path": app, "args": {"model": str(tmp_path), "device": "cuda"}}]}
+    sentence = "device = 'cuda': this machine has no GPU: with device cpu, processors compute the network"
+    with pytest.raises(UserError, match=sentence):
+        check_gpus(told, lambda: 0)
+    check_gpus(told, lambda: 1)
+    with pytest.raises(UserError, match="device = 'cuda': this Ray has 2 CPUs, 0 GPUs: with device cpu"):
+        check_capacity(told, [{"CPU": 2.0}])
+    check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}])
+
+
+def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_path: Path) -> None:
+    told = planned_decoder(tmp_path, "h100")
+    with pytest.raises(UserError, match=r"plan.json needs 1 GPUs; this machine has none: plan for its processors"):
+        check_gpus(told, lambda: 0)
+    with pytest.raises(UserError, match=r"plan.json runs on h100; this Ray has 4 CPUs, 8 GPUs \(T4\): plan for these"):
+        check_capacity(told, [{"CPU": 4.0, "GPU": 8.0, "accelerator_type:T4": 1.0}])
+    check_capacity(told, [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0, "accelerator_type:H100": 1.0}])
+    rehearsed = planned_decoder(tmp_path, "h100", device="cpu")
+    check_gpus(rehearsed, lambda: 0)
+    check_capacity(rehearsed, [{"CPU": 4.0}])
+
+
+def test_a_replica_gets_the_processors_of_its_plans_threads_or_the_plan_is_refused(tmp_path: Path) -> None:
+    told = planned_decoder(tmp_path, "cpu", threads=3)
+    with pytest.raises(UserError, match=r"plan.json needs 3 CPUs with the front; this machine has 2"):
+        check_processors(told, 2)
+    with pytest.raises(UserError, match=r"plan.json needs 3 CPUs with the front; this Ray has 2 CPUs"):
+        check_capacity(told, [{"CPU": 2.0}])
+    check_capacity(told, [{"CPU": 3.0}])
+    (config,) = DecoderConfig.model_validate(told["applications"][0]["args"]).per_kind().values()
+    assert config.replica_options("cpu") == {"num_cpus": 3.0, "num_gpus": 0}

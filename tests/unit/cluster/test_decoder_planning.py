@@ -1,10 +1,12 @@
 """`isobatch plan`, `simulate` and `serve` of a decoder, from its directory on."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from cluster.cli import app
 from cluster.commands.profile_texts import workload_of
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.engine_setup import usual_dtype
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, TextLengths
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
@@ -129,7 +132,7 @@ def test_a_cut_that_is_named_twice_is_one() -> None:
 
 def test_lengths_that_make_no_sense_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 token at least"):
-        workload_of(DecoderRules(lengths=TextLengths(prompts=(1,), outputs=(0,))), tmp_path)
+        workload_of(DecoderRules(lengths=TextLengths(prompts=(1,), outputs=(0,))), tmp_path, 64)
 
 
 def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
@@ -196,3 +199,48 @@ def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_pat
     (timed,) = (table for table in load_text_profile(out).tables if not table.estimated)
     assert timed.residents
     assert "on h100" in call("plan", DEMO, "--tpot-ms", "1e-6", "--devices", "h100=2")
+
+
+def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_path: Path) -> None:
+    workload = workload_of(DecoderRules(), tmp_path, 64)
+    assert (workload.survival, workload.prompts, workload.outputs) == ((), (16,), (16,))
+    assert workload_of(DecoderRules(), tmp_path, 100_000).prompts == (128,)
+    assert workload_of(DecoderRules(), tmp_path, 2).prompts == (1,)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type is gpt2: of decoders, llama"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized .gptq.: decoders are served in"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type is longrope, which depends on a text's length"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is dynamic, which depends"),
+    ],
+)
+@pytest.mark.parametrize("command", ["prepare", "profile", "serve"])
+def test_what_cannot_be_served_is_refused_by_its_config(
+    tmp_path: Path, call: Called, config: dict[str, Any], sentence: str, command: str
+) -> None:
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(llama | config))
+    (tmp_path / "prompts.csv").write_text("text\none\n")
+    options = {"prepare": ["--data", tmp_path / "prompts.csv", "--out", tmp_path / "out"]}.get(command, [])
+    assert re.search(sentence, call(command, tmp_path, *options))
+
+
+@pytest.mark.parametrize(
+    ("files", "dtype"),
+    [
+        ({"config.json": {"dtype": "float32"}}, "float32"),
+        ({"config.json": {"dtype": "bfloat16"}, "exits.json": {"dtype": "float16"}}, "float16"),
+    ],
+)
+def test_a_decoder_is_profiled_in_the_precision_of_its_ramps(tmp_path: Path, files: dict[str, Any], dtype: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert usual_dtype(tmp_path, "cpu") == dtype
+
+
+def test_a_half_precise_decoder_is_profiled_so_on_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+    assert usual_dtype(tmp_path, "cuda:0") == "bfloat16"
