@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Integers = NDArray[np.int64]
 
 
-class Packed(Message, frozen=True):
+class Packed(Message, frozen=True, weakref=True):
     """`arrays` have one row per token if the batch has lengths, otherwise one per input."""
 
     cursor: int
