@@ -40,7 +40,7 @@ def test_load_and_status_of_the_readme_run_against_what_its_deploy_line_deploys(
     words = [word for word in lines["load"] if word not in ("--data", "others.csv")]  # the toy reads no texts
     loaded = ran([*words, "--bodies", "bodies.jsonl", "--slo-ms", "20000"])
     assert loaded.exit_code == 0, loaded.output
-    assert json.loads(Path("load.json").read_text())["good_share"] > 0
+    assert json.loads(Path("load.json").read_text())["good_share"] == 1.0
 
     monkeypatch.setattr("cluster.commands.status.time", SimpleNamespace(sleep=interrupt))
     assert eventually(lambda: not isinstance(ran(lines["status"]).exception, UserError)), "no controller"

@@ -3,16 +3,12 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.bench import compare
-from deployments.models.onnx_model import OnnxModel
-from experiments.backend.families import NAMES, batches, untrained
-from experiments.gpu import measure, systems, tables
-from experiments.planner.settings import exits_along
+from experiments.gpu import measure, systems
 from profiles.files import load
 
 ROOT = Path(__file__).parents[3]
@@ -49,16 +45,6 @@ def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, mo
     assert all(row["goodput_per_s"] > 0 for row in rows)
 
 
-def test_onnx_runtime_is_measured_with_every_piece_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    setting = tables.TableSetting("cpu", "float32", "onnx", lengths=(8,), largest=1, budget_s=0.1, layers=1)
-    (table,) = tables.measure("distilbert", setting)
-    model = tables.network("distilbert", setting)
-    assert (table.backend, table.num_blocks) == ("onnx", 1)
-    assert isinstance(model, OnnxModel)
-    assert not model.exported.requested, "all were there before the clock ran"
-
-
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -71,28 +57,6 @@ def test_what_this_machine_cannot_do_is_one_line(asked: list[str], told: str, tm
     small = ["--device", "cpu", "--dtype", "float32", "--small", "--networks", "distilbert", "--out", str(tmp_path)]
     with pytest.raises(SystemExit, match=told):
         measure.main([*small, *asked])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_network_has_its_true_width_and_runs(name: str) -> None:
-    model = untrained(name, layers=1)
-    exits = model.run(batches(name, 8)(1), model.num_blocks, ()).exits
-    assert exits.logits.shape == (1, 2)
-    widths = {"bert-large": 2 * 1024, "resnet-50": 256}
-    assert model.anatomy.pooled_widths[0] == widths.get(name, 2 * 768)
-
-
-@pytest.mark.parametrize("name", systems.SURVIVALS)
-def test_a_survival_fits_any_depth(name: str) -> None:
-    for blocks in (6, 12, 16, 24):
-        assert exits_along(systems.SURVIVALS[name], blocks).num_blocks == blocks
-
-
-def test_roofline_needs_a_device_of_the_catalogue(tmp_path: Path) -> None:
-    setting = tables.TableSetting("cpu", "float32", lengths=(8,), largest=1, budget_s=0.1, layers=1)
-    (table,) = tables.measure("distilbert", setting)
-    assert tables.roofline_shares("distilbert", table, setting)
-    assert tables.roofline_shares("distilbert", replace(table, kind="some-other"), setting) == {}
 
 
 def test_it_needs_what_a_machine_with_an_accelerator_has() -> None:

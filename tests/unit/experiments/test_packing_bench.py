@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.packing import run, texts, waiting
+from experiments.packing import texts
 from experiments.packing.padded import PaddedModel
 from experiments.packing.run import (
-    BACKENDS,
     LATER,
     SOON,
     PackedTimes,
@@ -18,21 +17,7 @@ from experiments.packing.run import (
     padded_tokens,
     pair_on,
     real_tokens,
-    stretched,
 )
-
-
-def test_every_backend_gets_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "lengths_of", lambda data_set: np.array([3, 9, 5, 4]))
-    monkeypatch.setattr(run, "SIZES", (1, 2))
-    monkeypatch.setattr(waiting, "TEXTS", 200)
-    monkeypatch.setattr(run.torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(texts, "WORDS", 100)
-    figures = run.measure(batches=2, rounds=1, layers=1)
-    names = ("packed_over_padded_mixed_16", "packed_over_padded_sst2_8", "overhead_equal_lengths")
-    for name in (*names, "time_prediction_error", "packed_over_sorted_equal_p99", "packed_over_sorted_later"):
-        assert {name, f"{name}_onnx", f"{name}_int8"} <= set(figures)
-    assert len(figures) == 2 + 6 * len(BACKENDS)
 
 
 def test_what_answers_differently_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,8 +36,3 @@ def test_texts_of_one_length_are_served_alike_and_of_many_better_packed() -> Non
     assert packed_over_sorted(packed, padded, np.array([20])) == pytest.approx(1.0, rel=0.01)
     soon, later = (packed_over_sorted(packed, padded, np.arange(4, 41), launches) for launches in (SOON, LATER))
     assert 1.02 < later < soon < 2.0
-
-
-def test_padding_is_reckoned() -> None:
-    assert stretched(np.array([7]), 4) == 1.0
-    assert 1.2 < stretched(np.array([2, 10]), 2) < 1.5

@@ -1,0 +1,134 @@
+"""Capacity, latency and dollars: when the controller gives one of them up for another, and takes it back."""
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.controller.corrections import Corrections
+from optimizer import evaluate
+from tests.helpers.fluid_application import EASY, HARD, MEDIUM, Fluid, control_loop, first_plan, moves, question, run
+
+
+def latency_ms(app, plan):
+    """As the cost model has it, of so many inputs as arrive."""
+    return 1e3 * evaluate(plan, app.facts()).answer_s(app.rate(app.now_s))
+
+
+@pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
+@pytest.mark.parametrize("rate", [0.5, 8.0, 100.0])
+def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
+    """Of an SLO of two seconds nobody notices what a quicker plan would save."""
+    asked = question(survival)
+    app = Fluid(asked, most := first_plan(asked))
+    app.rate, app.truth = lambda at_s: rate, lambda at_s: survival
+    loop = control_loop(app)
+    assert not moves(run(app, loop, 3600))
+    assert (loop.controller.peek.before if loop.controller.peek else app.running) == most
+
+
+@pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
+def test_capacity_that_was_given_away_is_taken_back_though_nobody_needs_it_yet(survival):
+    asked = question(survival)
+    app = Fluid(asked, quick := asked.sustaining(16.0, survival, Corrections(), {}))
+    app.rate, app.truth = lambda at_s: 8.0, lambda at_s: survival
+    best = app.best()
+    assert app.sustained_per_s(quick) < 0.9 * best
+    loop = control_loop(app)
+    run(app, loop, 600)
+    while loop.controller.peek:
+        run(app, loop, 30)
+    assert app.sustained_per_s(app.running) > 0.93 * best, "what may be chance is not chased"
+
+
+def tight(survival=MEDIUM, **goals):
+    """A fleet where a quicker plan saves a noticeable share of the SLO."""
+    asked = replace(question(survival, slo_s=0.3, v100=40), **goals)
+    return asked, Fluid(asked, first_plan(asked))
+
+
+def test_a_quicker_plan_runs_where_users_notice_and_it_sustains_ten_times_what_is_expected():
+    _, app = tight()
+    most = app.running
+    app.rate = lambda at_s: 30.0
+    loop = control_loop(app, notice=0.02)
+    (event, *_) = moves(run(app, loop, 400))
+    assert "ten times the expected rate" in event.why
+    assert "given up: " in event.why
+    saved_ms = latency_ms(app, most) - latency_ms(app, app.running)
+    assert saved_ms >= 0.02 * 300
+    assert app.sustained_per_s(app.running) >= 10 * 30.0
+
+
+def test_what_came_within_a_day_is_sustained_though_ten_times_less_is_expected():
+    _, app = tight()
+    most = app.running
+    peak = 0.9 * app.sustained_per_s(most)
+    app.rate = lambda at_s: peak if 600 <= at_s < 630 else 30.0
+    loop = control_loop(app, notice=0.02)
+    run(app, loop, 1800)
+    assert app.sustained_per_s(app.running) >= peak
+    calm = [event for event in run(app, loop, 3600) if event.after]
+    assert app.sustained_per_s(app.running) >= peak
+    assert len(calm) <= 1, "and it does not flap"
+
+
+def test_with_latency_as_the_goal_a_plan_becomes_quicker_and_with_a_rush_the_one_of_most_goodput_is_back():
+    asked = replace(question(MEDIUM), goal="latency")
+    app = Fluid(asked, most := first_plan(asked))
+    app.rate = lambda at_s: 8.0
+    loop = control_loop(app)
+    (event,) = moves(run(app, loop, 300))  # before it looks behind closed ramps
+    assert "given up: " in event.why
+    assert latency_ms(app, app.running) < 0.7 * latency_ms(app, most)
+    rush = 0.95 * app.sustained_per_s(most)
+    assert rush > app.sustained_per_s(app.running)
+    app.rate = lambda at_s: rush
+    run(app, loop, 2, look_s=1)
+    assert app.sustained_per_s(app.running) > rush, "at once, however long the window still is"
+    app.rate = lambda at_s: 0.4 * rush
+    run(app, loop, 1200)
+    assert app.sustained_per_s(app.running) > 0.7 * rush
+    assert len(moves(loop.controller.record.events.all)) <= 4
+
+
+def test_a_quick_plan_outlives_a_pause_and_a_rush_after_it_is_answered_at_once():
+    asked = replace(question(MEDIUM), goal="latency")
+    app = Fluid(asked, quick := asked.sustaining(16.0, MEDIUM, Corrections(), {}))
+    most = app.sustained_per_s(first_plan(asked))
+    assert app.sustained_per_s(quick) < 0.9 * most
+    app.rate = lambda at_s: 8.0 if at_s < 600 else 0.0
+    loop = control_loop(app)
+    assert not moves(run(app, loop, 1200))
+    assert app.running == quick
+    app.rate = lambda at_s: 0.95 * most
+    run(app, loop, 60)
+    assert app.sustained_per_s(app.running) > 0.95 * most
+
+
+def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
+    asked = replace(question(MEDIUM, v100=4, k80=4), goal="cost")
+    app = Fluid(asked, first_plan(asked))
+    loop = control_loop(app)
+    dollars = []
+    for rate in (150.0, 20.0, 600.0):
+        app.rate = lambda at_s, rate=rate: rate
+        run(app, loop, 600)
+        dollars.append(evaluate(app.running, app.facts()).cost_per_hour)
+    few, fewest, all_of_them = dollars
+    assert fewest < few < all_of_them
+    assert app.sustained_per_s(app.running) > 600
+    assert not any(
+        event.gain_seen is not None and event.gain_seen < -0.1 for event in loop.controller.record.events.all
+    )
+
+
+def test_a_rush_is_not_waited_out_on_few_devices():
+    asked = replace(question(MEDIUM, v100=4), goal="cost")
+    app = Fluid(asked, first_plan(asked))
+    app.rate = lambda at_s: 20.0
+    loop = control_loop(app)
+    run(app, loop, 1200)
+    assert app.sustained_per_s(app.running) < 300
+    app.rate = lambda at_s: 300.0
+    run(app, loop, 60)
+    assert app.sustained_per_s(app.running) > 300
