@@ -19,10 +19,10 @@ SMALL = {
     "doctor": "",
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
-    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4",
+    "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 600000",
     "profiles": "",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
-    "plan": "",
+    "plan": "--believed",
     "tune": "--gap 0.1",
     "simulate": "--hours 0.0005",
     "serve": "",
