@@ -10,7 +10,8 @@ from deployments.demo import demo_directory
 from deployments.demo.digits import PIXEL_MAX, demo_digits, demo_inputs
 from deployments.models import load
 from deployments.models.ramps import RampDtype, read_rules
-from deployments.prepare import demo, pipeline
+from deployments.prepare import pipeline
+from experiments.demos import digits as demo
 from experiments.demos.digits import Recipe
 from experiments.demos.quality import NOISES, MeanWithError, Quality, quality_of
 from profiles.evidence import EVIDENCE, Evidence

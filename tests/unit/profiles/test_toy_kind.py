@@ -45,6 +45,6 @@ def test_an_application_may_name_it() -> None:
 
 
 def test_a_line_in_the_catalogue_gives_it_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = DeviceKind(2 * GB, 0.25, "a toy shop", 1e12, 2e12, 100 * GB, 12 * GB, GB)
+    entry = DeviceKind(2 * GB, 0.25, 1e12, 2e12, 100 * GB, 12 * GB, GB)
     monkeypatch.setitem(CATALOGUE, "toy", entry)
     assert fleet("toy=3") == (TOY,)
