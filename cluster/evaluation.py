@@ -1,4 +1,4 @@
-"""How right a network is in full and with exits, on inputs that it has not seen."""
+"""The quality of a network's answers on new inputs, in full and with exits."""
 
 import json
 import urllib.error
@@ -130,7 +130,7 @@ def _labels(answer: PredictedAnswer) -> Labels:
 
 
 def _of_losses(shares: NDArray[np.float64]) -> Interval:
-    """As of losses in prepare: one input more than was seen is assumed to lose."""
+    """One more input than was measured is assumed to lose, as in prepare."""
     return Interval.of(float(shares.mean()), mean_loss(shares).error)
 
 
@@ -141,7 +141,7 @@ def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Score
 
 
 def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
-    """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
+    """The least recall of any class in full and with exits, and the greatest loss: each may be of another class."""
     here = [truth == label for label in np.unique(truth)]
 
     def least(answers: Labels) -> Interval:
@@ -153,7 +153,7 @@ def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
 
 
 def _share(right: NDArray[np.bool_]) -> Interval:
-    """With two imagined inputs of each kind in its interval, so that it says something where all are alike."""
+    """Two imagined inputs of each kind widen the interval: equal inputs prove little."""
     count, shrunk = len(right), (right.sum() + 2) / (len(right) + 4)
     return Interval(float(right.mean()), float(STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
 
@@ -180,13 +180,13 @@ def table(evaluation: Evaluation) -> Table:
 
 
 def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:
-    """What to say where these inputs lose more than was promised; None: they do not, or nobody can tell."""
+    """A warning if these inputs lose more than was promised; None: they do not, or their loss is not known."""
     lost = evaluation.lost_of(promise.metric)
     if lost is None or lost.mean - lost.within <= promise.max_loss:
         return None
     return (
-        f"promised was to lose at most {100 * promise.max_loss:.4g} % of {NAMES[promise.metric]}; these inputs lose "
-        f"{lost}: they are not of the kind that it was tested on"
+        f"the promise is a loss of at most {100 * promise.max_loss:.4g} % of {NAMES[promise.metric]}; "
+        f"these inputs lose {lost}: they are not of the kind that it was tested on"
     )
 
 
@@ -216,13 +216,13 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
 def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
     listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     return [
-        _heard(url, each, task)
+        _parsed(url, each, task)
         for start in show(range(0, len(listed), AT_ONCE), "asking the server")
         for each in _post(url, listed[start : start + AT_ONCE], headers)
     ]
 
 
-def _heard(url: str, output: Outputs, task: Task) -> PredictedAnswer:
+def _parsed(url: str, output: Outputs, task: Task) -> PredictedAnswer:
     try:
         return PredictedAnswer(*task.parsed(output), output["exit_block"])
     except (LookupError, TypeError) as error:
@@ -241,7 +241,6 @@ def check_same_network(url: str, answers: Sequence[PredictedAnswer], network: Se
 
 
 def _named(network: ServedModel, label: Label) -> Any:
-    """What the network calls this answer; None if it has no such label."""
     try:
         return task_of(network).named(label, network.labels)
     except IndexError:

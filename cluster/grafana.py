@@ -77,7 +77,7 @@ PANELS = (
     ),
     Panel(
         "Replicas",
-        "Those that a front can reach. A group without any is one that nothing passes.",
+        "Those that a front can reach. No input passes a group without replicas.",
         "short",
         {"{{group}}": f"min by (group) (ray_isobatch_replicas{OURS})"},
     ),
@@ -95,7 +95,7 @@ PANELS = (
     ),
     Panel(
         "Disagreement",
-        "The share of answers that are not the full network's, as audits tell: estimate and interval.",
+        "The share of answers that are not the full network's, by audits: estimate and interval.",
         "percentunit",
         {
             "{{bound}} since the start": f"max by (bound) (ray_isobatch_disagreement{OURS})",

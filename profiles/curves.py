@@ -137,7 +137,6 @@ def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -
 
 
 def _others(known: Collection[Fitted], one: Fitted) -> list[Fitted]:
-    """The curves of other devices with the same framework, precision and family."""
     like = (one.backend, one.dtype, one.family)
     return [each for each in known if (each.backend, each.dtype, each.family) == like and each.kind != one.kind]
 
@@ -174,7 +173,6 @@ def peak(kind: str, dtype: str) -> float:
 def curve_table(
     shape: Shape, kind: str, *, backend: str, dtype: str, batch_sizes: Iterable[float] = BATCH_SIZES
 ) -> LatencyTable:
-    """The latency table of `shape` on a device of this kind, from published figures."""
     if dtype not in BYTES:
         raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
     curve, origin = curve_of(kind.lower(), backend, dtype, shape.family)

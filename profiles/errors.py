@@ -29,7 +29,6 @@ class UserError(ValueError):
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that the user named."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

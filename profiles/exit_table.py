@@ -85,7 +85,6 @@ class ExitTable:
 
     @property
     def full_right(self) -> Floats:
-        """The probability that these answers are right."""
         right = self.right[-1] if self.reference is None else self.reference == self.truth
         return np.asarray(right, np.float64)
 
@@ -111,11 +110,9 @@ class ExitTable:
         return np.where(leaving.any(axis=0), leaving.argmax(axis=0), self.num_ramps)
 
     def cost(self, places: Indices) -> float:
-        """The mean share of the network that inputs run which leave at these ramps."""
         return float(self.costs[places].mean())
 
     def answers(self, places: Indices) -> Labels:
-        """The answers to inputs that leave at these ramps."""
         labels: Labels = self.labels[places, np.arange(self.num_inputs)]
         return labels
 
@@ -163,7 +160,6 @@ class Leaving:
 
 
 def outcome(table: ExitTable, chosen: Indices, metric: Metric) -> Leaving:
-    """The exits with this candidate at each ramp."""
     places = table.places(chosen)
     return Leaving(places, table.cost(places), table.lost(places, metric))
 

@@ -45,7 +45,7 @@ class ExitProfile:
         """
         total = sum(left)
         if total <= 0:
-            raise ValueError(f"cannot tell who survives from {total} inputs")
+            raise ValueError(f"no survival can be computed from {total} inputs")
         return cls(tuple((total - gone) / total for gone in accumulate(left[:-1], initial=0)))
 
     @property

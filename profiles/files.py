@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,6 +14,7 @@ from profiles.latency import LatencyTable
 from profiles.lengths import Lengths, at_length
 
 SCHEMA_VERSION = 1
+AnyProfile = TypeVar("AnyProfile")
 REASONS = {"missing": "this field is missing", "unexpected_keyword_argument": "there is no such field"}
 
 
@@ -91,7 +92,6 @@ class Profile:
         )
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:
-        """Raise UserError if that is another network than this profile's."""
         if (self.model, self.num_blocks) != (model, num_blocks):
             own, other = f"{self.model} ({self.num_blocks} blocks)", f"{model} ({num_blocks} blocks)"
             raise UserError(f"cannot add a profile of {other} to one of {own}: write it to another file")
@@ -163,7 +163,6 @@ def _fits(table: LatencyTable, backend: str, dtype: str) -> bool:
 
 
 def _key(table: LatencyTable) -> tuple[str | int | None, ...]:
-    """The key by which one table replaces another."""
     kind, length = table.kind, table.length
     return (kind, length, table.backend, table.dtype) if table.derived else (kind, length)
 
@@ -185,7 +184,6 @@ def differ(one: str, other: str) -> bool:
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write all or nothing: a crash leaves the old file."""
     text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(profile)}, indent=2)
     text = re.sub(r"\[([^\[\]{}]*)\]", lambda row: f"[{' '.join(row[1].split())}]", text)  # one line per row
     write_whole(path, text)
@@ -204,25 +202,27 @@ def write_whole(path: Path, text: str) -> None:
 
 def load(path: Path) -> Profile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
-    content = _parse(path)
-    version = content.pop("schema_version", None)
-    if version != SCHEMA_VERSION:
+    return as_profile(Profile, fields_in(path), path)
+
+
+def fields_in(path: Path) -> dict[str, Any]:
+    text = read_text(path)
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} must hold one JSON object, got {type(fields).__name__}")
+    return fields
+
+
+def as_profile(kind: type[AnyProfile], fields: dict[str, Any], path: Path) -> AnyProfile:
+    if (version := fields.pop("schema_version", None)) != SCHEMA_VERSION:
         hint = "measure again with 'isobatch profile', or use the isobatch that wrote it"
         raise UserError(f"{path}: schema_version is {version!r}, this isobatch reads {SCHEMA_VERSION}: {hint}")
     try:
-        return TypeAdapter(Profile).validate_python(content)
+        return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         wrong = first_wrong(error)
         reason = REASONS.get(wrong.kind, wrong.reason)
         raise UserError(f"{path}: {wrong.place or 'profile'}: {reason}") from None
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold one JSON object, got {type(content).__name__}")
-    return content

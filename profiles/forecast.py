@@ -185,7 +185,6 @@ def _share(part: int, inputs: float, expected: float, steady: float) -> Reading:
 
 
 def _by_chance(series: Series, inputs: float) -> Prediction:
-    """The next share among this number of inputs."""
     return series.predict(_chance(series.predict().mean, inputs))
 
 

@@ -42,7 +42,6 @@ class Journal(Generic[T]):
 
     @property
     def entries(self) -> tuple[T, ...]:
-        """The latest entries, oldest first."""
         return tuple(self._entries[-self._keep :])
 
     def append(self, entry: T) -> None:

@@ -42,7 +42,6 @@ class Interval:
 
     @classmethod
     def of(cls, mean: float, error: float) -> "Interval":
-        """The interval of a mean with this standard error."""
         return cls(float(mean), float(STEADY * error))
 
     def __str__(self) -> str:
@@ -100,7 +99,6 @@ class Loss:
         return max(1, int(self.count / self.weight + ROUNDING))
 
     def within(self, max_loss: float, margin: float) -> Any:
-        """Whether the mean plus `margin` standard errors is at most `max_loss`."""
         return self.mean + margin * self.error <= max_loss + ROUNDING
 
 
@@ -149,7 +147,6 @@ def _rounded_up(weight: float) -> float:
 
 
 def scored(metric: Metric, truth: Labels, answers: Labels) -> tuple[float, float]:
-    """A score of answers, and its standard error."""
     score = SCORES[metric](_shares(truth, answers, 1 + int(max(truth.max(), answers.max()))))
     return score.value, float(score.influence[truth, answers].std() / len(truth) ** 0.5)
 

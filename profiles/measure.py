@@ -48,7 +48,6 @@ class Measured:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The reasons not to trust the table."""
         reasons = []
         if self.spread > NOISY:
             reasons.append(
@@ -216,7 +215,6 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
 
 
 def _batch_text(batch: Batch, size: float) -> str:
-    """The batch that is being timed; a size below one input is a short text."""
     if size >= 1 or batch.lengths is None:
         return f"batch {size:g}"
     return f"a text of {batch.lengths.sum()} tokens"

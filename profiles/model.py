@@ -144,11 +144,9 @@ class SplitModel(Protocol):
     @property
     def ramp_blocks(self) -> tuple[int, ...]:
         """The blocks after which an input may leave, ascending; never the last block, which has the head."""
-        ...
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         """Tokenise or preprocess on the host. It makes numpy arrays only, so it can run far from any accelerator."""
-        ...
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: NDArray[np.int64] = NOBODY) -> Launched:
         """Run blocks `batch.cursor .. stop - 1`; `ramps` are the active ramps of the whole network.
@@ -161,15 +159,12 @@ class SplitModel(Protocol):
         Inputs at the positions `kept` survive ramps that let them go: their exit is reported, and they stay in the
         batch as well. Of several exits of one input in a call, the last one is reported.
         """
-        ...
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """One batch of all inputs, in order, on the network's device. All must have the same cursor."""
-        ...
 
     def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
         """The inputs at these positions."""
-        ...
 
 
 def edges_of(model: SplitModel) -> tuple[int, ...]:

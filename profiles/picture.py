@@ -24,7 +24,6 @@ PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 
 
 def draw(profile: Profile, path: Path) -> None:
-    """Write the picture, with one line per table."""
     from matplotlib.figure import Figure
 
     panels = 3 if profile.exits else 2

@@ -34,7 +34,6 @@ class ExitPromise(BaseModel):
 
     @property
     def deciding(self) -> int:
-        """The number of inputs that decides what can be shown."""
         return self.counted or self.rows
 
     def __str__(self) -> str:

@@ -4,14 +4,11 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from math import exp, inf, log
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from profiles.errors import UserError
+from profiles.files import SCHEMA_VERSION, as_profile, differ, fields_in, write_whole
 
-from profiles.errors import UserError, first_wrong, read_text
-from profiles.files import write_whole
-
-SCHEMA_VERSION = 1
 KIND = "decoder"  # names the kind of profile in its file, as in exits.json
 LEAST_OBSERVED = 20  # texts: a plan from observations needs at least this number
 CERTAIN = 1e-4  # shares are kept this far from 0 and 1 when their log-odds are taken
@@ -141,7 +138,6 @@ class DecodingWorkload:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The longest prompt, and the longest output."""
         return max(self.prompts), max(self.outputs)
 
     def after(self, block: int) -> float:
@@ -249,10 +245,9 @@ class DecoderProfile:
         return replace(self, workload=replace(self.workload, survival=self.workload.projected))
 
     def check_same(self, model: str, num_blocks: int, weights: str) -> None:
-        """Raise UserError if this is the profile of another network."""
         if (self.model, self.num_blocks) != (model, num_blocks):
             raise UserError(f"cannot add a profile of {model} to one of {self.model}: write it to another file")
-        if self.weights and weights and self.weights != weights:
+        if differ(self.weights, weights):
             raise UserError(f"cannot add to the profile of another {self.model}: write it to another file")
 
     def joined_by(self, other: "DecoderProfile") -> "DecoderProfile":
@@ -267,22 +262,13 @@ class DecoderProfile:
 
 
 def save_text_profile(profile: DecoderProfile, path: Path) -> None:
-    """Write all or nothing: a crash leaves the old file."""
     content = {"schema_version": SCHEMA_VERSION, "profile_of": KIND, **asdict(profile)}
     write_whole(path, json.dumps(content, indent=2))
 
 
 def load_text_profile(path: Path) -> DecoderProfile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
-    try:
-        content: dict[str, Any] = dict(json.loads(read_text(path)))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is no profile: {error}") from None
-    version, kind = content.pop("schema_version", None), content.pop("profile_of", None)
-    if (version, kind) != (SCHEMA_VERSION, KIND):
+    fields = fields_in(path)
+    if fields.pop("profile_of", None) != KIND:
         raise UserError(f"{path} is no profile of a decoder that this isobatch reads: measure with 'isobatch profile'")
-    try:
-        return TypeAdapter(DecoderProfile).validate_python(content)
-    except ValidationError as error:
-        wrong = first_wrong(error)
-        raise UserError(f"{path}: {wrong.place or 'profile'}: {wrong.reason}") from None
+    return as_profile(DecoderProfile, fields, path)

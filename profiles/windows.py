@@ -167,7 +167,6 @@ class History(Journal[Window]):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The latest windows, oldest first."""
         return self.entries
 
 
@@ -184,7 +183,6 @@ class SteadySurvival:
         self._strength, self._prior_inputs = 1.0, prior_inputs
 
     def add(self, window: Window) -> Floats:
-        """Add a window; returns the new estimate of survival."""
         entered = np.asarray(window.entered) + self._strength * self._row
         self._row = entered / known_of(entered, window.unfinished)
         self._strength = self._prior_inputs

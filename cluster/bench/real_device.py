@@ -88,7 +88,6 @@ class DeviceTrial:
         return self.in_time / max(self.seconds, self.ended_s)
 
     def latency_ms(self, share: float) -> float | None:
-        """This quantile of the answers' latencies; None where there are no answers."""
         return 1e3 * float(np.quantile(self.latencies_s, share)) if self.latencies_s else None
 
     @property

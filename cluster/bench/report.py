@@ -114,7 +114,6 @@ def write(
 
 
 def draw(rows: Sequence[ComparedSystem], title: str, path: Path) -> None:
-    """Draw bars of goodput by SLO, with the bound as a line above each group."""
     import matplotlib as mpl
 
     mpl.use("Agg")

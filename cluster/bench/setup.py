@@ -98,7 +98,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
         make_ready(model, folder, timed_block_ranges(model))
     table, notes = _table(request, model, inputs, kind)
     table = replace(table, launch_s=table.each_stop_s)  # without a replica, a launch costs no more than a stop
-    progress("looking where inputs leave")
+    progress("counting exits")
     exits = _counted(model, folder, recorded) if recorded else _known_exits(request, exact)
     profile = Profile(folder.name, (table,), exits)
     source = _real(model, recorded) if recorded else _drawn(inputs, exits)

@@ -16,7 +16,6 @@ COLUMNS = (
 
 
 def table(rows: Sequence[Contender], latencies: Sequence[AnswerTimes | None], rate_per_s: float) -> Table:
-    """A table with one row for each combination."""
     title = f"latencies at {rate_per_s:,.0f} inputs/s; goodput and cost at full load, within the deadline"
     caption = "right, and the last network's answer; lost against it alone (!: more than can be promised)"
     result = Table(title=title, caption=caption, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)

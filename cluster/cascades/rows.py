@@ -108,7 +108,6 @@ class Tryout:
         return last
 
     def latency(self, row: Contender, rate_per_s: float) -> AnswerTimes | None:
-        """The latencies of answers at this rate; None where there is no plan."""
         if row.plan is None:
             return None
         profile, facts, seconds = row.profile, self._facts(row.profile), SIMULATED / rate_per_s

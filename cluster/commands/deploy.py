@@ -28,12 +28,11 @@ def deploy(
 
 
 def run(content: dict[str, Any], address: str, check: bool, others: str | None, patience_s: float) -> None:
-    """Check every node, deploy, and wait until the applications answer."""
     import sys
 
     from rich.console import Console
 
-    from cluster.commands.serve import teller, url
+    from cluster.commands.serve import progress_printer, url
     from cluster.serving.capacity import check_capacity
     from cluster.serving.deploy import deploy as put
     from cluster.serving.local import attached
@@ -45,12 +44,12 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     requested = with_demo(content)
     with console.status("Connecting") as status, attached(address) as serving:
-        tell = teller(console, status.update, aside.print)
-        tell("Checking every node")
+        show_progress = progress_printer(console, status.update, aside.print)
+        show_progress("Checking every node")
         check_nodes(requested)
         complete = beside(requested, declared_applications(), others)
         check_capacity(complete, nodes())
         if not check:
-            put(serving(complete["http_options"]), complete, patience_s, tell)
+            put(serving(complete["http_options"]), complete, patience_s, show_progress)
     base = url(requested["http_options"])
     console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from cluster.commands import KeyVariable, key_headers
 from cluster.commands.option_classes import with_options
-from cluster.commands.reading import READS, ReadingOptions
+from cluster.commands.reading import READS, ArrivalOptions, ReadingOptions
 from profiles.errors import UserError
 from profiles.lengths import read_lengths, text_of
 
@@ -28,49 +29,13 @@ SHOWN_BYTES = 300  # of an answer with another status than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
 
 
-@dataclass(frozen=True)
-class _Schedule:
-    """When requests are sent."""
-
-    rate: float | None
-    clients: int | None
-    arrivals: str
-    cv: float
-    trace: Path | None
-    trace_each_s: float | None
-    seconds: float
-    seed: int
-    console: Console
-
-    def __call__(self, source: Any) -> Any:
-        """Run the load with a generator."""
-        from cluster.load import traces, workloads
-
-        if self.clients:
-            return source.by_clients(self.clients, self.seconds)
-        if self.trace:
-            self.console.print(traces.description(self.trace, self.trace_each_s), highlight=False)
-            return source.at(traces.trace(self.trace, self.rate, self.seconds, self.seed, self.trace_each_s))
-        if self.rate is None:
-            raise UserError(RATE_OR_CLIENTS)
-        return source.at(workloads.arrivals(self.arrivals, self.rate, self.seconds, self.seed, self.cv))
-
-
-@with_options(reading=ReadingOptions)
+@with_options(reading=ReadingOptions, arriving=ArrivalOptions)
 def load(
     reading: ReadingOptions,
+    arriving: ArrivalOptions,
     url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000/predict.")],
-    rate: Annotated[
-        float | None, typer.Option(help="Requests per second, on average. None with --trace: the trace's own rate.")
-    ] = None,
     clients: Annotated[
         int | None, typer.Option(min=1, help="Closed loop: clients that send a request once the last is answered.")
-    ] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson",
-    cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0,
-    trace: Annotated[Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate.")] = None,
-    trace_each_s: Annotated[
-        float | None, typer.Option(help="Seconds for which each count of the trace is, if the file does not say it.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of the load.")] = 30.0,
     slo_ms: Annotated[
@@ -103,7 +68,6 @@ def load(
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
     api_key_variable: KeyVariable = None,
     connections: Annotated[int, typer.Option(min=1, help="The most connections.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0,
     out: Annotated[Path, typer.Option(help="File for the figures; a picture is written beside it.")] = Path(
         "load.json"
     ),
@@ -127,20 +91,20 @@ def load(
     from cluster.load.http_connection import run_noting_polls
     from cluster.load.prompts import PromptLoad, prompts_in
 
-    if clients is not None and (rate is not None or trace is not None):
+    if clients is not None and arriving.given:
         raise UserError(RATE_OR_CLIENTS)
     if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
         raise UserError("--data, --bodies, --lengths and --prompts all choose what is sent: give only one of them")
     above_0("--slo-ms", slo_ms)
-    above_0("--rate", rate)
+    above_0("--rate", arriving.rate)
     url = server_at(url)
     check_writable(out)
     console = Console(soft_wrap=True, markup=False)
     key = key_headers(api_key_variable)
-    schedule = _Schedule(rate, clients, arrivals, cv, trace, trace_each_s, seconds, seed, console)
+    run = partial(_run, arriving, clients, seconds, console)
     if prompts:
         prompt_load = PromptLoad(url, prompts_in(prompts), max_tokens, key)
-        return _load_prompts(prompt_load, schedule, slo_ms or DEFAULT_SLO_MS, out, console)
+        return _load_prompts(prompt_load, run, slo_ms or DEFAULT_SLO_MS, out, console)
     url = predicts_at(url)
     slo_ms = slo_ms or promised_ms(url, key) or DEFAULT_SLO_MS
     fields = key | ({"X-Deadline-Ms": f"{slo_ms:g}"} if deadline else {})
@@ -152,7 +116,7 @@ def load(
         contents = _bodies(url, key, data, reading.data_columns, max_rows, bodies, console)
     source = generator.LoadGenerator(url, contents, max(connections, clients or 0), headers)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
-        record = replace(run_noting_polls(schedule(source)), duration_s=seconds)
+        record = replace(run_noting_polls(run(source)), duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
     report.write(summary, out)
     report.draw(record, slo_ms, out.with_suffix(".png"))
@@ -168,13 +132,21 @@ def load(
     return None
 
 
-def _load_prompts(
-    source: PromptLoad, schedule: Callable[[Any], Any], slo_ms: float, out: Path, console: Console
-) -> None:
+def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console: Console, source: Any) -> Any:
+    if clients:
+        return source.by_clients(clients, seconds)
+    if not arriving.given:
+        raise UserError(RATE_OR_CLIENTS)
+    if arriving.trace_text:
+        console.print(arriving.trace_text, highlight=False)
+    return source.at(arriving.times_s(seconds))
+
+
+def _load_prompts(source: PromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
     from cluster.load import prompts, report
 
     with console.status("sending prompts"):
-        texts = asyncio.run(schedule(source))
+        texts = asyncio.run(run(source))
     summary = prompts.summed(texts, slo_ms)
     report.write(summary, out)
     console.print(prompts.table(summary, slo_ms))

@@ -86,7 +86,6 @@ def _parameters(kind: "type[DataclassInstance]") -> list[Parameter]:
 
 
 def _signed(command: Command, parameters: Iterable[Parameter]) -> Command:
-    """The command with a signature that typer reads."""
     keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in keywords}

@@ -34,7 +34,7 @@ def draw(result: PlanResult, path: Path) -> None:
 
 
 def _title(result: PlanResult) -> str:
-    """What is promised: what the simulator sustains, where the plan was simulated, else what its devices alone do."""
+    """The promised goodput: by the simulator if the plan was simulated, otherwise by its devices alone."""
     score, simulated = result.score, result.simulated
     goodput = f"{score.goodput_per_s:,.0f} per second"
     if simulated:

@@ -28,7 +28,6 @@ class PlanResult:
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:
-        """Every pipeline with its score."""
         return list(zip(self.plan.pipelines, self.score.pipelines or (self.score,), strict=True))
 
     @property

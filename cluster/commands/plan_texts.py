@@ -57,14 +57,12 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
 
 
 def plan_as_json(choice: DecodingChoice) -> dict[str, object]:
-    """The plan and its figures, for other programs."""
     run = choice.run
     shares = {"ttft_kept": run.ttft_kept, "tpot_kept": run.tpot_kept, "ceiling_tokens_per_s": choice.ceiling_per_s}
     return {"plan": json.loads(choice.plan.to_json()), "tokens_per_s": tokens_per_s(choice.plan), **shares}
 
 
 def plan_table(choice: DecodingChoice, profile: DecoderProfile) -> Table:
-    """The plan, for people."""
     plan, promise, terms = choice.plan, choice.plan.promise, terms_of(choice.plan)
     assert promise, "This is a bug: a chosen plan makes a promise."
     devices = ", ".join(f"{count} {kind}" for kind, count in plan.devices().items())

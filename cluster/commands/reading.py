@@ -1,6 +1,7 @@
-"""The options of several commands for reading a file of inputs."""
+"""Options that several commands share: for a file of inputs, and for the times at which inputs arrive."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from profiles.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cluster.load.workloads import Floats
     from deployments.prepare.data import Columns
     from deployments.prepare.records import Layout
     from deployments.prepare.sample import LabelNames
@@ -86,3 +88,41 @@ def pairs_of(labels: str | None) -> "Mapping[str, str]":
     if wrong := next(("".join(part) for part in parts if not (part[0].strip() and part[2].strip())), None):
         raise UserError(f"--labels {wrong!r} must be NAME=NUMBER, as in neg=0,pos=1")
     return {name.strip(): number.strip() for name, _, number in parts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalOptions:
+    """The options for when inputs arrive: by a process at a rate, or as in a trace."""
+
+    rate: Annotated[
+        float | None, typer.Option(help="Inputs per second on average. None with --trace: the trace's own rate.")
+    ] = None
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate (docs/simulator.md: formats).")
+    ] = None
+    trace_each_s: Annotated[
+        float | None, typer.Option(help="Seconds for which each count of the trace is, if the file does not say it.")
+    ] = None
+    arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson"
+    cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0
+
+    @property
+    def given(self) -> bool:
+        return self.rate is not None or self.trace is not None
+
+    @property
+    def trace_text(self) -> str:
+        """How the trace's file was understood; empty without a trace."""
+        from cluster.load.traces import description
+
+        return description(self.trace, self.trace_each_s) if self.trace else ""
+
+    def times_s(self, seconds: float) -> "Floats":
+        from cluster.load import traces, workloads
+
+        if self.trace:
+            return traces.trace(self.trace, self.rate, seconds, self.seed, self.trace_each_s)
+        if self.rate is None:
+            raise UserError("give --rate, or --trace to follow a trace at its own rate")
+        return workloads.arrivals(self.arrivals, self.rate, seconds, self.seed, self.cv)

@@ -134,11 +134,11 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
         complete = with_demo(content)
         status = console.status("Starting Ray")
         aside = Console(stderr=True, highlight=False, soft_wrap=True)  # nothing is printed on stdout before "ready"
-        tell = teller(console, status.update, aside.print)
-        tell("Starting Ray")
+        show_progress = progress_printer(console, status.update, aside.print)
+        show_progress("Starting Ray")
         with status, local_ray(http, dashboard, more, metrics_port, partial(check_capacity, complete)) as ray:
-            tell("Starting the network")
-            deploy(ray, complete, patience_s, tell)
+            show_progress("Starting the network")
+            deploy(ray, complete, patience_s, show_progress)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
             places = {
@@ -176,7 +176,7 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-def teller(
+def progress_printer(
     console: Console, on_terminal: Callable[[str], None], in_log: Callable[[str], None]
 ) -> Callable[[str], None]:
     """A function that shows the progress of the start: on a terminal a line that changes, otherwise new lines only."""
@@ -184,13 +184,13 @@ def teller(
         return on_terminal
     last = ""
 
-    def tell(progress: str) -> None:
+    def show_progress(progress: str) -> None:
         nonlocal last
         if progress != last:
             last = progress
             in_log(progress)
 
-    return tell
+    return show_progress
 
 
 def url(http: dict[str, Any]) -> str:

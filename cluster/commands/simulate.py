@@ -7,27 +7,16 @@ from typing import Annotated
 import typer
 
 from cluster.commands.option_classes import GivenOptions, of_kinds
+from cluster.commands.reading import ArrivalOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonOptions:
+class CommonOptions(ArrivalOptions):
     config: Annotated[
         Path, typer.Option(help="A Serve file whose args: name a plan and a profile, or a decoder's directory.")
     ]
     plan: Annotated[Path | None, typer.Option(help="The plan, where the file names none.")] = None
-    rate: Annotated[
-        float | None, typer.Option(help="Inputs per second, on average. Not needed with --trace: its own then.")
-    ] = None
-    trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate (docs/simulator.md: formats).")
-    ] = None
-    trace_each_s: Annotated[
-        float | None, typer.Option(help="The seconds that each count of the trace is for, if the file does not say.")
-    ] = None
     hours: Annotated[float, typer.Option(help="How long, in simulated time.")] = 0.1
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson"
-    cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same run.")] = 0
 
     @property
     def seconds(self) -> float:

@@ -20,8 +20,7 @@ from cluster.controller.input_planning import ClassifierPlanningProblem, classif
 from cluster.controller.rehearsal import Replanned, replan
 from cluster.load.prompts import prompts_in, summed
 from cluster.load.prompts import table as prompt_table
-from cluster.load.traces import description, trace
-from cluster.load.workloads import Floats, Ints, Mix, arrivals, exit_blocks
+from cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from cluster.serving.serve_file import ServeFile, classifiers, controllers
 from cluster.simulator import picture
 from cluster.simulator.host import HostCosts
@@ -41,18 +40,9 @@ from profiles.exits import ExitProfile
 from profiles.lengths import read_lengths
 
 if TYPE_CHECKING:
-    from cluster.commands.simulate import ClassifierSimulationOptions, CommonOptions, DecoderSimulationOptions
+    from cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
 
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
-
-
-def times_s(load: "CommonOptions") -> Floats:
-    """The times of all arrivals: by a process or a trace at a mean rate; a trace may keep its own rate."""
-    if load.trace:
-        return trace(load.trace, load.rate, load.seconds, load.seed, load.trace_each_s)
-    if load.rate is None:
-        raise UserError("give --rate, or --trace to follow a trace at its own rate")
-    return arrivals(load.arrivals, load.rate, load.seconds, load.seed, load.cv)
 
 
 def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
@@ -76,7 +66,6 @@ def controlled_world(
 
 
 def run_controlled(world: World, problem: ClassifierPlanningProblem, load: "ClassifierSimulationOptions") -> Replanned:
-    """Simulate with a controller that may change the plan."""
     inputs = _inputs(world, load)
     with progress_of(load) as progress:
         return replan(world, problem, inputs, load.seconds, seed=load.seed, progress=progress)
@@ -102,7 +91,7 @@ def _inputs(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk
 
 def _arrivals(world: World, load: "ClassifierSimulationOptions") -> Iterator[tuple[Floats, Ints]]:
     """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
-    at_s, profile = times_s(load), ExitProfile(world.facts.survival)
+    at_s, profile = load.times_s(load.seconds), ExitProfile(world.facts.survival)
     if load.exits:
         recorded = read_exits(load.exits, world.facts.num_blocks)
         return iter([(at_s, np.resize(recorded, len(at_s)))])
@@ -113,7 +102,6 @@ def _arrivals(world: World, load: "ClassifierSimulationOptions") -> Iterator[tup
 
 
 def decisions(replanned: Replanned) -> Table:
-    """A table of the plans that the controller changed to, and why."""
     table = Table("at", "", "why", "promised", "seen", title=f"{len(replanned.changes)} changes of plan")
     for event in replanned.changes:
         gains = ("" if gain is None else f"{gain:+.1%}" for gain in (event.gain_promised, event.gain_seen))
@@ -138,8 +126,8 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     app_config = parse(application["args"])
     world = world_of(app_config, troubles, read_model(options.host, HostCosts) if options.host else None)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
-    if options.trace:
-        console.print(description(options.trace, options.trace_each_s), highlight=False)
+    if options.trace_text:
+        console.print(options.trace_text, highlight=False)
     if options.replan:
         world, problem = controlled_world(app_config, _controller(content), world)
         replanned = run_controlled(world, problem, options)
@@ -160,7 +148,7 @@ def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[d
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = Path(config.model), read_plan(Path(config.plan))
     profile = profile_for(source, Path(config.profile) if config.profile else None).for_exits(exits_of(plan))
-    texts = text_arrivals(profile.workload, times_s(options), options.seed)
+    texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")
     if options.prompts:

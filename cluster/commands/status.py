@@ -267,7 +267,6 @@ def _events(
 
 
 def _at(at_s: float, now_s: float) -> str:
-    """The time, with the date if it is not today."""
     at, now = datetime.fromtimestamp(at_s), datetime.fromtimestamp(now_s)
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S}"
 

@@ -35,18 +35,15 @@ class Application(Protocol):
 
         Without `devices` these are not counted: counting them takes longest.
         """
-        ...
 
     async def plan(self) -> Plan:
         """The plan that runs, even if another client rolled it out."""
-        ...
 
     async def roll_out(self, plan: Plan) -> None:
         """Returns when the plan runs and the previous plan takes no more work.
 
         Raises RolloutError when the plan could not be rolled out and the previous plan was restored.
         """
-        ...
 
 
 def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:
@@ -108,7 +105,6 @@ class RunningApplication:
         return replace(observed, devices=without(self.inventory(), self._benched)) if devices else observed
 
     async def config(self) -> AppConfig | DecoderConfig:
-        """The configuration that is deployed now."""
         config: AppConfig | DecoderConfig = await self._deployer.config.remote()
         return config
 

@@ -310,7 +310,6 @@ class Controller:
         return keeper.window(observed, self.running, self.known.cost_model().facts, windows, tightened, full_share)
 
     def _with_change(self, change: ThresholdChange, now_s: float) -> NextStep:
-        """The running plan with other thresholds."""
         event = self._event(now_s, self.window.observed)
         self.window.start(now_s)
         plan = replace(self.running, thresholds=change.thresholds)

@@ -56,7 +56,6 @@ class Corrections:
         return by_kind
 
     def applied(self, profile: Profile) -> Profile:
-        """The profile with its tables corrected."""
         tables = tuple(self._corrected(table) for table in profile.tables)
         return replace(profile, tables=tables)
 

@@ -155,7 +155,6 @@ def chance_gain(observed: Observed) -> float:
 
 
 def is_idle(observed: Observed) -> bool:
-    """Whether no input arrived in the observed time."""
     return observed.seconds > 0 and not observed.arrivals
 
 

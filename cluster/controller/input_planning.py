@@ -55,7 +55,6 @@ class ClassifierPlanningProblem:
 
     @property
     def prior(self) -> ExitProfile:
-        """The survival of the profile."""
         return ExitProfile(self.profile.survival(self.profile.length))
 
     def updated_by(self, observed: Observed) -> "ClassifierPlanningProblem":

@@ -31,8 +31,6 @@ async def at_once(function: Callable[..., T], /, *arguments: Any) -> T:
 
 @dataclass
 class Spent:
-    """The time that the controller itself takes."""
-
     windows: int = 0
     looks: int = 0
     window_s: float = 0.0

@@ -75,7 +75,7 @@ def _files(app_config: AppConfig | DecoderConfig) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Earlier:
-    """A deployment that has ended: `events` are its last decisions, the same one again and again told once."""
+    """A deployment that has ended: `events` are its last decisions, repeated ones once."""
 
     began_s: float
     ended_s: float  # its last decision, or its beginning where it decided nothing

@@ -148,7 +148,6 @@ class TrackRecord:
 
     @property
     def number(self) -> int:
-        """The number of the next event."""
         return self.events.next_number
 
     @property
@@ -189,7 +188,6 @@ class TrackRecord:
         self._learn(event)
 
     def add_gain(self, number: int, gain: float | None) -> None:
-        """Note the measured gain of a change."""
         event = self.events.numbered(number)
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))

@@ -54,7 +54,6 @@ class SurvivalEstimate:
 
     @property
     def recent_answers(self) -> int:
-        """The number of answers in the latest windows."""
         return sum(window.answered for window in self._history.windows[-RECENT_WINDOWS:])
 
     def surprise(self, looks: Sequence[Observed], ramps: Collection[int], enough: int) -> Observed | None:

@@ -49,7 +49,6 @@ def bodies_of(values: Iterable[Any]) -> list[bytes]:
 
 
 def bodies_in(path: Path) -> list[bytes]:
-    """A body for each line of a file."""
     try:
         lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
     except OSError as error:

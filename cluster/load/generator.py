@@ -91,7 +91,6 @@ class LoadGenerator:
         return self.so_far()
 
     def so_far(self) -> LoadRecord:
-        """The record of the requests sent so far."""
         columns: dict[str, Any] = {name: self._rows[name][: self._sent].copy() for name in ROW.fields or ()}
         return LoadRecord(**columns)
 

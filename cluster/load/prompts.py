@@ -48,8 +48,6 @@ class WrittenText:
 
 
 class _Answer:
-    """Parses one streamed answer, and notes when tokens arrive."""
-
     def __init__(self) -> None:
         self.parser = HttpResponseParser(self)
         self.done, self.ended = False, False
@@ -140,7 +138,6 @@ def _request(host: str, prompt: str, max_tokens: int | None, headers: Mapping[st
 
 
 def prompts_in(path: Path) -> list[str]:
-    """The prompts in a file, one in each line."""
     try:
         prompts = [line for line in read_text(path).splitlines() if line]
     except UserError as error:

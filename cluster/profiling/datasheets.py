@@ -64,7 +64,6 @@ def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
 def checkpoint_tables(
     folder: Path, kinds: Sequence[str], lengths: Sequence[int | None], side: int, ramps: Collection[int]
 ) -> list[LatencyTable]:
-    """The tables of the network in a directory; for a cascade the tables of its levels in a row."""
     if not is_cascade(folder):
         return list(tables(read_config(folder), kinds, lengths, side, ramps))
     rules = read_levels(folder)

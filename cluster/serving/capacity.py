@@ -141,7 +141,6 @@ def _needs(config: AppConfig, graph: Graph, has: Resources) -> dict[str, float]:
 
 
 def _amounts(config: AppConfig, plan: Plan) -> dict[str, float]:
-    """The sum of what replicas and fronts need."""
     needs = {"CPU": float(config.front_replicas), "GPU": 0.0}
     for kind, count in plan.devices().items():
         replica = replica_needs(config, kind)
@@ -156,7 +155,6 @@ def _check_enough(plan: str, name: str, amount: float, available: float, owner_h
 
 
 def _alone(config: AppConfig) -> dict[str, float]:
-    """The resources of an application in one process."""
     return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
 
 

@@ -16,8 +16,10 @@ LOOK_EVERY_S = 0.25  # each status call takes processor time that starting appli
 CLIENT_CHECK_S = 0.02  # how often to check whether Serve's controller exists
 
 
-def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Returns when every application runs and HTTP reaches it. Meanwhile `tell` is called with the progress."""
+def deploy(
+    ray: LocalRay, content: ServeFile, patience_s: float, show_progress: Callable[[str], None] = lambda _: None
+) -> None:
+    """Returns when every application runs and HTTP reaches it."""
     from pydantic import ValidationError
     from ray.serve.schema import ServeDeploySchema
 
@@ -32,7 +34,7 @@ def deploy(ray: LocalRay, content: ServeFile, patience_s: float, tell: Callable[
     leaving = _splits_of(names, _applications())
     client.deploy_apps(schema)
     until_s = time.monotonic() + patience_s
-    _wait_until_running(names, leaving, patience_s, tell)
+    _wait_until_running(names, leaving, patience_s, show_progress)
     _wait_until_reachable(ray, client, until_s, patience_s)
     ready(ray.folder)
 
@@ -59,12 +61,12 @@ def _splits_of(fronts: Sequence[str], applications: Iterable[str]) -> set[str]:
 
 
 def _wait_until_running(
-    names: list[str], leaving: Collection[str], patience_s: float, tell: Callable[[str], None]
+    names: list[str], leaving: Collection[str], patience_s: float, show_progress: Callable[[str], None]
 ) -> None:
     deadline_s = time.monotonic() + patience_s
     while True:
         applications = {name: status for name, status in _applications().items() if name not in leaving}
-        tell(_progress(applications))
+        show_progress(_progress(applications))
         states = [applications[name].status.value if name in applications else "NOT_STARTED" for name in names]
         _raise_failure(names, applications)
         if all(state == "RUNNING" for state in states):

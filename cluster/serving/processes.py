@@ -68,7 +68,6 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def runs_below(name: str) -> bool:
-    """Whether a descendant of this process has this name."""
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{process}/comm").read_text().strip() == name:

@@ -28,7 +28,6 @@ class Departure(NamedTuple):
     answers: Sequence[Any] = ()
 
     def only(self, rows: Sequence[int]) -> "Departure":
-        """The departure of these rows only."""
         answers = dict(zip(self.rows, self.answers, strict=True)) if self.answers else {}
         return self._replace(rows=rows, answers=[answers[row] for row in rows] if answers else ())
 
@@ -45,19 +44,14 @@ class LaunchSchedule(NamedTuple):
 
 
 class Devices(Protocol):
-    """The devices that launches run on."""
-
     def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         """Begin a launch that reaches its replica now, and return its course."""
-        ...
 
     def kind(self, group: str) -> str:
         """The kind of device of a group's replicas."""
-        ...
 
     def fails(self) -> bool:
         """Whether the launch that began last is going to fail."""
-        ...
 
 
 class Listener(Protocol):
@@ -74,7 +68,6 @@ class Listener(Protocol):
 
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
         """Rows have left; `ends_s`: when each row's answer reaches its client, if later than now."""
-        ...
 
 
 class EventLoop:
@@ -93,7 +86,6 @@ class EventLoop:
         self._flying: dict[int, Launch] = {}
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
-        """Schedule any other action."""
         heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
 
     def arrive(self, arrivals: Iterable[Arriving]) -> None:

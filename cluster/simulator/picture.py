@@ -19,7 +19,6 @@ MANY = 3  # a run of fewer than this many of a unit is shown in the next smaller
 
 
 def draw(report: Report, slo_s: float, path: Path, changes_s: Sequence[float] = ()) -> None:
-    """Draw the run, with a vertical line at each change of plan."""
     import matplotlib as mpl
 
     mpl.use("Agg")

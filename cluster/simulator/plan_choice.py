@@ -59,7 +59,6 @@ class SimulationEffort:
 
     @property
     def least_slos(self) -> float:
-        """The shortest duration of a run, in SLOs."""
         return min(self.slos, SHORT_SLOS)
 
     def affords(self, at_once: float) -> bool:
@@ -287,7 +286,6 @@ def _baselines(facts: Problem, objective: Objective) -> Iterator[Plan]:
 
 
 def _other_plans(facts: Problem, objective: Objective, find: Find, apart: bool) -> Iterator[Plan]:
-    """The best plans within other limits, and the baselines."""
     free = _may_be_baseline(facts, objective, apart)
     for limited in (objective, *(_within(objective, limit) for limit in LIMITS)):
         if limited is not objective and (plan := find(facts, limited)):

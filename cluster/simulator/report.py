@@ -64,7 +64,6 @@ class Report:
 
     @property
     def good(self) -> int:
-        """The number of answers within the SLO."""
         return int(self.tally.good.sum())
 
     @property

@@ -108,7 +108,6 @@ class Simulation:
             self._loop.now_s = time_s
 
     def finish(self) -> Report:
-        """Run until every admitted input has ended."""
         self.run_until(inf)
         self.tally.flush()
         return Report(self.tally, self.plan, self.world.facts)

@@ -95,7 +95,6 @@ class _BestOfKind:
         return self.facts.device.count
 
     def on(self, replicas: int) -> float:
-        """Texts per second that this number of replicas may sustain."""
         return replicas * self.texts_per_s
 
 

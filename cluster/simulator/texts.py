@@ -52,13 +52,11 @@ class DecodingRun:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second until the last token."""
         seconds = max((text.last_s for text in self.answered), default=0.0)
         return sum(text.tokens for text in self.answered) / seconds if seconds else 0.0
 
     @property
     def ttft_kept(self) -> float:
-        """The share of all texts that began in time."""
         return sum(text.ttft_s <= self.ttft_s for text in self.answered) / max(1, len(self.texts))
 
     @property

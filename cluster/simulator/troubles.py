@@ -38,5 +38,4 @@ class Troubles:
 
     @property
     def replicas(self) -> set[str]:
-        """All replicas that are named."""
         return {*self.slow, *(outage.replica for outage in self.outages)}

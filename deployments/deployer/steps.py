@@ -32,20 +32,16 @@ class Fleet(Protocol):
 
     def states(self) -> dict[str, ReplicaStates]:
         """The replicas by state, for every kind that has a Serve application."""
-        ...
 
     def scale_to(self, counts: ReplicaCounts) -> None:
         """Request these numbers of replicas, and return at once. Other kinds stay as they are."""
-        ...
 
     def has_room(self, more: ReplicaCounts) -> bool:
         """Whether these additional replicas could start now beside the running ones."""
-        ...
 
     def missing_devices(self, counts: ReplicaCounts) -> dict[str, int]:
         """The number of these replicas, by kind, for which no node has a device, free or not; kinds without any are
         left out."""
-        ...
 
 
 class CannotStartError(Exception):

@@ -32,7 +32,6 @@ class Encoder(Protocol):
     @property
     def longest(self) -> int | None:
         """The largest number of tokens in a text; None for a network that reads images."""
-        ...
 
     def __call__(self, inputs: Sequence[Any]) -> Encoded: ...
 

@@ -29,11 +29,9 @@ class BackedModel(ServedModel, Protocol):
     @property
     def exact(self) -> TorchModel:
         """The network on torch, whose modules hold the weights."""
-        ...
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """What ramps are trained on: the pooled state after each block but the last, and the network's own logits."""
-        ...
 
 
 Fingerprint = Callable[["TorchModel"], str]  # a hash of a network's weights: exported graphs are stored under it

@@ -62,12 +62,10 @@ class ServedModel(SplitModel, Protocol):
     @property
     def backend(self) -> str:
         """The name of the backend that computes the network."""
-        ...
 
     @property
     def exports(self) -> bool:
         """Whether block ranges must be exported before they run at full speed, so that `prepare` should come early."""
-        ...
 
     @property
     def labels(self) -> tuple[str, ...]: ...
@@ -87,8 +85,6 @@ class ServedModel(SplitModel, Protocol):
     @property
     def exact(self) -> SplitModel:
         """The network on torch, whose modules hold the weights."""
-        ...
 
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         """Export these block ranges now, before a request needs them. The example stands before block 0."""
-        ...

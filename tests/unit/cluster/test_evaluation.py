@@ -226,7 +226,7 @@ def test_inputs_that_lose_more_than_was_promised_are_told_of() -> None:
     bad = evaluated(_said(truth), _said(np.where(random.random(1000) < 0.9, truth, 1 - truth)), truth, 4)
     said = promise_kept(promise, bad)
     assert said is not None
-    assert said.startswith("promised was to lose at most 1 % of macro-F1; these inputs lose 9")
+    assert said.startswith("the promise is a loss of at most 1 % of macro-F1; these inputs lose 9")
     assert promise_kept(promise.model_copy(update={"metric": "agreement"}), bad) is not None
     good = evaluated(_said(truth), _said(truth), truth, 4)
     assert promise_kept(promise, good) is None
