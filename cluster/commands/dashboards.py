@@ -1,9 +1,12 @@
-"""`isobatch dashboards`: writes a dashboard for Grafana, and alerts for Prometheus."""
+"""`isobatch dashboards`: writes a dashboard for Grafana, and alerts for Prometheus (the files in cluster/grafana)."""
 
 from pathlib import Path
+from shutil import copy
 from typing import Annotated
 
 import typer
+
+FILES = Path(__file__).parents[1] / "grafana"
 
 
 def dashboards(
@@ -13,9 +16,6 @@ def dashboards(
 
     Example: [bold]isobatch dashboards --out monitoring[/]
     """
-    from cluster.grafana import files
-
     out.mkdir(parents=True, exist_ok=True)
-    for name, content in files().items():
-        (out / name).write_text(content)
-        print(f"wrote {out / name}")
+    for file in sorted(FILES.iterdir()):
+        print(f"wrote {copy(file, out)}")

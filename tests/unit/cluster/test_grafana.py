@@ -1,4 +1,4 @@
-"""The dashboard and the alerts are what their tables say, and ask only for what there is."""
+"""The dashboard and the alerts name only metrics and labels that exist."""
 
 import json
 import re
@@ -11,13 +11,15 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.grafana import ALERTS, PANELS, files
+from cluster.commands.dashboards import FILES
 from deployments.metrics import METRICS
 from tests.helpers.scraping import OF_SERVE, scraped_names
 
 ROOT = Path(__file__).parents[3]
-QUERIES = [query for panel in PANELS for query in panel.queries.items()]
-ASKED = [*(ask for _, ask in QUERIES), *(alert.when for alert in ALERTS)]
+PANELS = json.loads((FILES / "dashboard.json").read_text())["panels"]
+ALERTS = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
+QUERIES = [(target["legendFormat"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+ASKED = [*(query for _, query in QUERIES), *(alert["expr"] for alert in ALERTS)]
 LABELS = {name: {*family.labels, *OF_SERVE, "le"} for family in METRICS for name in scraped_names(family)}
 
 
@@ -34,8 +36,8 @@ def labels_in(ask: str) -> set[str]:
 def test_the_command_writes_the_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["dashboards", "--out", str(tmp_path / "new")], catch_exceptions=False)
     assert result.exit_code == 0
-    for name, content in files().items():
-        assert (tmp_path / "new" / name).read_text() == content
+    for file in FILES.iterdir():
+        assert (tmp_path / "new" / file.name).read_text() == file.read_text()
 
 
 def test_every_query_can_be_read_by_prometheus() -> None:
@@ -72,7 +74,7 @@ def test_every_metric_is_on_the_page_and_most_are_on_a_panel() -> None:
 
 
 def test_panels_fit_beside_each_other() -> None:
-    places = [panel["gridPos"] for panel in json.loads(files()["dashboard.json"])["panels"]]
+    places = [panel["gridPos"] for panel in PANELS]
     assert len({(place["x"], place["y"]) for place in places}) == len(PANELS)
     assert all(place["x"] + place["w"] <= 24 for place in places)
 
@@ -82,8 +84,7 @@ def test_promtool_takes_the_alerts(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not here: it comes with the Debian package prometheus")
-    path = tmp_path / "alerts.yaml"
-    path.write_text(files()["alerts.yaml"])
+    path = shutil.copy(FILES / "alerts.yaml", tmp_path)
     subprocess.run([promtool, "check", "rules", path], check=True, capture_output=True)
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(_played(answered=80)))
     subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], check=True, capture_output=True)
@@ -98,10 +99,10 @@ def _played(answered: int) -> object:
         'ray_isobatch_in_time_inputs_total{application="a"}': f"0+{60 * answered}x40",
         'ray_isobatch_promised_per_s{application="a"}': "100x40",
     }
-    (alert,) = [each for each in ALERTS if each.name == "IsobatchGoodputBelowPromise"]
+    (alert,) = [each for each in ALERTS if each["alert"] == "IsobatchGoodputBelowPromise"]
     expected = {
-        "exp_labels": {"severity": alert.severity, "application": "a"},
-        "exp_annotations": {"summary": alert.sentence.replace("{{ $labels.application }}", "a")},
+        "exp_labels": alert["labels"] | {"application": "a"},
+        "exp_annotations": {"summary": alert["annotations"]["summary"].replace("{{ $labels.application }}", "a")},
     }
     return {
         "rule_files": ["alerts.yaml"],
