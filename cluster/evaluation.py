@@ -20,8 +20,7 @@ from deployments.models.predict import PredictedAnswer, predict
 from deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from deployments.models.served_model import BlockRange, ServedModel
 from deployments.prepare.classes import by_class
-from deployments.prepare.entities import entity_f1
-from deployments.prepare.words import of_words
+from deployments.prepare.entities import entity_f1, of_words
 from deployments.progress import show
 from deployments.tasks import Outputs, Task, task_of
 from profiles.errors import UserError

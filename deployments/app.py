@@ -30,13 +30,12 @@ from deployments.front.metrics import export
 from deployments.front.served import limit_http
 from deployments.front.service import Service, directory_of
 from deployments.graph import check_depth, check_weights
-from deployments.logs import join_serves_log
 from deployments.planning import has_room_beside
 from deployments.ray_facts import cluster_state, free_resources, labelled, nodes
 from deployments.ray_settings import WITHOUT_PROXY
 from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from deployments.resources import declared, replica_options, requested_amounts
-from deployments.serve_process import process_options
+from deployments.serve_process import join_serves_log, process_options
 from profiles.model import SplitModel
 
 

@@ -1,12 +1,88 @@
-"""The processes of an application, as Serve starts, checks and ends them."""
+"""The processes of an application: how Serve starts, checks and ends them, and their log.
+
+Log lines go to Serve's log of the process, as text or JSON. A server that is attacked or overloaded would log the same
+sentence for each request. The first lines of a kind are enough; further ones are counted, and the count is logged once
+a minute.
+"""
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
+from logging.handlers import MemoryHandler
 from typing import Any
 
 from deployments.config import LogFormat
-from deployments.logs import join_serves_log, logging_config
+from deployments.ray_facts import inside_replica
 from deployments.tracing import tracing_here
+
+OWN_LOGGERS = ("cluster", "deployments")
+LIBRARY_LOGGERS = ("uvicorn.error", "asyncio", "grpc")  # they log a line for each client that violates a protocol
+SERVE_LOGGER = "ray.serve"
+LINES_PER_KIND = 5  # in each period
+PERIOD_S = 60.0
+MOST_KINDS = 1000  # that are remembered
+
+
+class RateLimit(logging.Filter):
+    """Passes the first lines of a kind in each minute. The first line of the next minute says how many were left out.
+
+    Lines are of one kind if they have the same logger and the same format string.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # when the period began, and the lines since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s, kind = self._clock(), (record.name, str(record.msg))
+        since_s, count = self._kinds.get(kind, (now_s, 0))
+        if now_s - since_s >= PERIOD_S:
+            if count > LINES_PER_KIND:
+                record.msg = f"{record.msg} (and {count - LINES_PER_KIND} like it in {now_s - since_s:.0f} s)"
+            since_s, count = now_s, 0
+        self._forget(now_s)
+        self._kinds[kind] = since_s, count + 1
+        return count < LINES_PER_KIND
+
+    def _forget(self, now_s: float) -> None:
+        """Limit the memory: libraries may put changing values into the format string."""
+        if len(self._kinds) >= MOST_KINDS:
+            self._kinds = {kind: period for kind, period in self._kinds.items() if now_s - period[0] < PERIOD_S}
+        if len(self._kinds) >= MOST_KINDS:
+            self._kinds.clear()
+
+
+class _ToServe(logging.Handler):
+    """Passes lines to Serve's handlers, which add the names of the application and the replica."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for handler in logging.getLogger(SERVE_LOGGER).handlers:
+            handler.handle(record)
+
+
+def join_serves_log() -> None:
+    """Send this process's log lines to Serve's log. Does nothing outside of Serve, in tests and commands."""
+    if not inside_replica():
+        return
+    for serve_handler in logging.getLogger(SERVE_LOGGER).handlers:
+        if isinstance(serve_handler, MemoryHandler):  # Serve buffers a thousand lines, as it may log one per request
+            serve_handler.flushLevel = logging.NOTSET
+    limit = RateLimit()
+    for name in (*OWN_LOGGERS, *LIBRARY_LOGGERS):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, _ToServe) for handler in logger.handlers):
+            handler = _ToServe()
+            handler.addFilter(limit)
+            logger.addHandler(handler)
+            logger.propagate = False
+
+
+def logging_config(log_format: LogFormat, quiet: bool = True) -> dict[str, Any]:
+    """Serve's options for a deployment's log. The access log is off: a line would cost more than its call."""
+    return {"enable_access_log": False, "encoding": log_format.upper()} | ({"log_level": "WARNING"} if quiet else {})
+
 
 HEALTH_CHECK_S = 1.0  # how often Serve checks whether a process is alive; it replaces dead ones
 

@@ -24,7 +24,7 @@ The package, in the order in which a plan comes about:
 >>> from profiles.datasheet import datasheet_table
 >>> from profiles.exits import ExitProfile
 >>> from profiles.files import Profile
->>> from profiles.shapes import distilbert
+>>> from profiles.datasheet import distilbert
 >>> devices = fleet("v100=4")
 >>> exits = ExitProfile((1.0, 0.95, 0.8, 0.4, 0.3, 0.25))
 >>> profile = Profile("distilbert", (datasheet_table(distilbert(), "v100"),), exits)

@@ -2,11 +2,12 @@
 
 A kernel has three times: its share of a launch, its arithmetic at the device's peak rate, and its traffic at the
 memory's bandwidth. They overlap in part. The constants below were fitted to one device (an A100) and are checked on
-others in docs/profiles.md. A measured table beats all of this.
+others in docs/profiles.md. A measured table beats all of this. The shapes of well-known networks are at the end.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from profiles.devices import DeviceKind, known_kind
@@ -106,3 +107,141 @@ def derived_table(
         length=shape.length,
         **others,
     )
+
+
+def linear(rows: int, into: int, out: int) -> Kernel:
+    """A dense layer on `rows` vectors per input."""
+    return Kernel(flops=2.0 * rows * into * out, values=rows * (into + out), weights=into * out)
+
+
+def elementwise(values: int, reads: int = 1) -> Kernel:
+    """A layer that moves numbers and hardly computes: norms, activations, sums."""
+    return Kernel(flops=5.0 * values, values=(reads + 1) * values)
+
+
+def conv(side: int, into: int, out: int, size: int, stride: int = 1) -> tuple[Kernel, Kernel]:
+    """A square convolution on a `side` x `side` image, then its norm and activation."""
+    after = side // stride
+    weights = into * out * size * size
+    product = Kernel(2.0 * after * after * weights, side * side * into + after * after * out, weights)
+    return product, elementwise(after * after * out)
+
+
+def encoder(
+    name: str, *, layers: int, hidden: int, inner: int, length: int, vocabulary: int = 0, labels: int = 2
+) -> Shape:
+    """A transformer encoder on `length` tokens; every ramp is a pooled dense layer and a classifier."""
+    tokens = length * hidden
+    attention = Kernel(flops=4.0 * length * tokens, values=4 * tokens)
+    layer = (
+        *(linear(length, hidden, hidden) for _ in range(3)),
+        attention,
+        linear(length, hidden, hidden),
+        elementwise(tokens, reads=2),
+        linear(length, hidden, inner),
+        elementwise(length * inner),
+        linear(length, inner, hidden),
+        elementwise(tokens, reads=2),
+    )
+    ramp = (linear(1, hidden, hidden), elementwise(hidden), linear(1, hidden, labels), elementwise(labels))
+    embedding = (elementwise(tokens, reads=3), elementwise(tokens))
+    blocks = [Block(layer, tokens) for _ in range(layers)]
+    blocks[0] = Block(embedding + layer, tokens)
+    blocks[-1] = Block(blocks[-1].kernels + ramp, labels)
+    ramps = (*(ramp for _ in range(layers - 1)), ())
+    return Shape(name, tuple(blocks), ramps, length, embedding=(vocabulary + length) * hidden)
+
+
+def residual(
+    name: str,
+    *,
+    stages: tuple[int, ...],
+    widths: tuple[int, ...] = (64, 128, 256, 512),
+    stem: int = 64,
+    bottleneck: bool = True,
+    side: int = 224,
+    labels: int = 1000,
+) -> Shape:
+    """A residual network on square images: a stem, `stages[i]` blocks of `widths[i]` at each size, a classifier."""
+    entering = side // 4
+    first_kernels = (*conv(side, 3, stem, 7, stride=2), elementwise(entering * entering * stem, reads=4))
+    grown = [stem, *(width * (4 if bottleneck else 1) for width in widths)]
+    blocks: list[Block] = []
+    ramps: list[tuple[Kernel, ...]] = []
+    for stage, (count, (into, out)) in enumerate(zip(stages, pairwise(grown), strict=True)):
+        side = entering // 2**stage
+        for index in range(count):
+            first = index == 0
+            stride = 2 if first and stage else 1
+            kernels = _residual(side * stride, into if first else out, widths[stage], out, stride, bottleneck)
+            blocks.append(Block(kernels, side * side * out))
+            ramps.append((elementwise(side * side * out), linear(1, out, labels), elementwise(labels)))
+    blocks[0] = Block(first_kernels + blocks[0].kernels, blocks[0].leaving)
+    blocks[-1] = Block(blocks[-1].kernels + ramps[-1], labels)
+    return Shape(name, tuple(blocks), (*ramps[:-1], ()), family="residual")
+
+
+def _residual(side: int, into: int, width: int, out: int, stride: int, bottleneck: bool) -> tuple[Kernel, ...]:
+    after = side // stride
+    if bottleneck:
+        body: tuple[Kernel, ...] = (
+            *conv(side, into, width, 1),
+            *conv(side, width, width, 3, stride),
+            *conv(after, width, out, 1),
+        )
+    else:
+        body = (*conv(side, into, width, 3, stride), *conv(after, width, out, 3))
+    shortcut = conv(side, into, out, 1, stride) if into != out else ()
+    return (*body, *shortcut, elementwise(after * after * out, reads=2))
+
+
+def bert_base(length: int = 128, labels: int = 2) -> Shape:
+    name = f"bert-base, {length} tokens"
+    return encoder(name, layers=12, hidden=768, inner=3072, length=length, vocabulary=30522, labels=labels)
+
+
+def bert_large(length: int = 128, labels: int = 2) -> Shape:
+    name = f"bert-large, {length} tokens"
+    return encoder(name, layers=24, hidden=1024, inner=4096, length=length, vocabulary=30522, labels=labels)
+
+
+def distilbert(length: int = 128, labels: int = 2) -> Shape:
+    name = f"distilbert, {length} tokens"
+    return encoder(name, layers=6, hidden=768, inner=3072, length=length, vocabulary=30522, labels=labels)
+
+
+def vit_base(labels: int = 1000) -> Shape:
+    """ViT-B/16 on 224 x 224: 196 patches and one class token (the patch projection counts as embedding)."""
+    shape = encoder("vit-base/16", layers=12, hidden=768, inner=3072, length=197, vocabulary=768, labels=labels)
+    return replace(shape, length=None)  # images have one size
+
+
+def resnet50(labels: int = 1000) -> Shape:
+    return residual("resnet-50", stages=(3, 4, 6, 3), labels=labels)
+
+
+def resnet18(labels: int = 1000) -> Shape:
+    return residual("resnet-18", stages=(2, 2, 2, 2), bottleneck=False, labels=labels)
+
+
+# Layers and width of the encoders with published latencies.
+ENCODERS = {
+    "bert-base": (12, 768),
+    "bert-large": (24, 1024),
+    "bert-6l-768h": (6, 768),
+    "bert-4l-288h": (4, 288),
+    "vit-b": (12, 768),
+    "vit-l": (24, 1024),
+}
+
+
+def published_shape(name: str, length: int | None) -> Shape:
+    """A network with published latencies, at `length` tokens.
+
+    >>> published_shape("bert-6l-768h", 384).length, published_shape("resnet50", None).family
+    (384, 'residual')
+    """
+    if name.startswith("resnet"):
+        return {"resnet50": resnet50, "resnet18": resnet18}[name]()
+    layers, hidden = ENCODERS[name]
+    return encoder(name, layers=layers, hidden=hidden, inner=4 * hidden, length=length or 128)

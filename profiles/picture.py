@@ -81,7 +81,7 @@ def plain_logarithmic(axis: "Axis") -> None:
 def name(table: LatencyTable) -> str:
     """
     >>> from profiles.datasheet import datasheet_table
-    >>> from profiles.shapes import bert_base
+    >>> from profiles.datasheet import bert_base
     >>> name(datasheet_table(bert_base(), "v100"))
     'v100, 128 tokens'
     """

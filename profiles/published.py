@@ -21,7 +21,7 @@ class Published:
     framework: str  # with its version, as in the source
     backend: str  # the backend of isobatch that does the same
     dtype: str
-    network: str  # by its name in profiles.shapes.published_shape
+    network: str  # by its name in profiles.datasheet.published_shape
     length: int | None  # tokens of an input; None where inputs have one size
     clock: str
     seconds: tuple[tuple[int, float], ...]  # pairs of batch size and seconds

@@ -1,16 +1,17 @@
 """Turns a user's request into a network on a backend, with its table, its exits and its inputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cluster.bench.compare import Bench
 from cluster.bench.real_device import Source
-from cluster.bench.recorded_exits import drawn, with_recorded_exits
+from cluster.load.workloads import exit_blocks
 from cluster.profiling.block_times import (
     SampleInputs,
     exits_from_rules,
@@ -22,11 +23,14 @@ from cluster.profiling.block_times import (
 )
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_digits
+from deployments.exits import Decision, remembers
 from deployments.folders import weights_of
-from deployments.models import TorchModel, checkpoint, load
+from deployments.models import checkpoint, load
 from deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
 from deployments.models.interface import BackedModel
+from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from deployments.models.served_model import BlockRange
+from deployments.models.torch_model import TorchModel
 from deployments.named import DEMO_NAME
 from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import LabelNames, labels_of, sampled
@@ -36,6 +40,45 @@ from profiles.exits import ExitProfile
 from profiles.files import Profile, differ
 from profiles.latency import LatencyTable
 from profiles.measure import count_exits, device_name, stopwatch_for
+from profiles.model import Batch
+
+
+@remembers(lambda num_labels: 1)
+def leave_at_recorded_block(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave at the block that the input carries in its memory. The threshold is the ramp's own block."""
+    return Decision(memory[:, 0] <= threshold, logits, memory)
+
+
+@dataclass(frozen=True)
+class RecordedRamps(Ramps):
+    """Ramps whose memory never changes, so that no ramp has to be evaluated for the sake of a later one."""
+
+    def observed(self, active: Collection[int]) -> frozenset[int]:
+        return frozenset(active)
+
+
+def with_recorded_exits(model: TorchModel, everywhere: bool = False) -> TorchModel:
+    """The same network with recorded exits; `everywhere`: with a light ramp after each block that has none."""
+    blocks = range(model.num_blocks - 1) if everywhere else model.ramp_blocks
+    rules = ExitRules(
+        policy=f"{__name__}:leave_at_recorded_block",
+        dtype=model.ramps.rules.dtype,
+        ramps=tuple(RampRule(block=block, threshold=float(block)) for block in blocks),
+    )
+    heads = {block: model.ramps.heads.get(block) or _light(model, block) for block in blocks}
+    return model.with_ramps(RecordedRamps(rules, heads))
+
+
+def drawn(batch: Batch, exits: ExitProfile, random: np.random.Generator) -> Batch:
+    """The same batch, with a block at which to leave drawn from the profile for each input."""
+    depths = exit_blocks(exits, len(batch), random)
+    return replace(batch, memory=depths[:, None].astype(np.float32))
+
+
+def _light(model: TorchModel, block: int) -> torch.nn.Module:
+    head = make_head("light", model.anatomy.pooled_widths[block], model.num_labels)
+    return head.to(model.device).eval()
+
 
 INVENTED = 512  # inputs that are generated where there are no real ones
 

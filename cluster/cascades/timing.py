@@ -12,9 +12,8 @@ from cluster.profiling.datasheets import tables as derived
 from deployments.models import checkpoint, load
 from deployments.models.encode import Encoder
 from deployments.prepare.cascades import Candidate
-from profiles.cascade_tables import cascade_table, edge_bytes
 from profiles.files import Profile
-from profiles.latency import LatencyTable
+from profiles.latency import LatencyTable, cascade_table, edge_bytes
 from profiles.lengths import Lengths
 from profiles.measure import device_name
 

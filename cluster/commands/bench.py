@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.option_classes import with_options
-from cluster.commands.reading import READS, Labels, ReadingOptions, pairs_of
+from cluster.commands.options import READS, Labels, ReadingOptions, pairs_of, with_options
 from deployments.named import known_backend
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.commands import METRICS, Metric
-from cluster.commands.option_classes import with_options
+from cluster.commands.options import READS, Labels, ReadingOptions, label_names, with_options
 from cluster.commands.prepare import share
-from cluster.commands.reading import READS, Labels, ReadingOptions, label_names
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -213,10 +212,10 @@ def _write(
 ) -> None:
     from cluster.cascades import report
     from deployments.folders import weights_of
-    from deployments.prepare import cascade_folder
+    from deployments.prepare.cascades import write_cascade
     from profiles.files import save
 
-    rules = cascade_folder.write(out, taken.made, taken.chosen, policy, notes, force)
+    rules = write_cascade(out, taken.made, taken.chosen, policy, notes, force)
     profile = replace(taken.profile, model=out.name, weights=weights_of(out))
     save(profile, out / PROFILE)
     assert taken.plan, "This is a bug: a combination without a plan is never taken."

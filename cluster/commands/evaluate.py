@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from cluster.commands import Dtype, KeyVariable, key_headers
-from cluster.commands.option_classes import with_options
-from cluster.commands.reading import READS, Labels, ReadingOptions, label_names
+from cluster.commands.options import READS, Labels, ReadingOptions, label_names, with_options
 from profiles.errors import UserError
 
 

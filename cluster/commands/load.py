@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.commands import KeyVariable, key_headers
-from cluster.commands.option_classes import with_options
-from cluster.commands.reading import READS, ArrivalOptions, ReadingOptions
+from cluster.commands.options import READS, ArrivalOptions, ReadingOptions, with_options
 from profiles.errors import UserError
 from profiles.lengths import read_lengths, text_of
 

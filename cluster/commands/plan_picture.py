@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.commands.plan_result import PlanResult
+from cluster.commands.plan_report import PlanResult
 from optimizer import Plan, Score
 from optimizer.model.evaluate import SplitScore
 from profiles.picture import PALETTE, plain, whole_numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.commands import numbers_in
-from cluster.commands.plan_result import PlanResult
+from cluster.commands.plan_report import PlanResult
 from cluster.simulator import plan_choice as choice
 from optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
 from optimizer.effort import EFFORT, Effort

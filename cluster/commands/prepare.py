@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cluster.commands import METRICS, Dtype, Metric
-from cluster.commands.option_classes import GivenOptions, of_kinds
-from cluster.commands.reading import READS, Labels, ReadingOptions, TextFileOptions, label_names
+from cluster.commands.options import READS, GivenOptions, Labels, ReadingOptions, TextFileOptions, label_names, of_kinds
 from profiles.errors import UserError
 
 if TYPE_CHECKING:

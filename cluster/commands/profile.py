@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.option_classes import GivenOptions, of_kinds
-from cluster.commands.reading import READS, ReadingOptions
+from cluster.commands.options import READS, GivenOptions, ReadingOptions, of_kinds
 from deployments.named import known_backend
 
 

@@ -98,9 +98,9 @@ def compare(
     from rich.console import Console
 
     from profiles.curves import curve_table
+    from profiles.datasheet import published_shape
     from profiles.files import load
     from profiles.latency import mixed_backends_warning
-    from profiles.shapes import published_shape
 
     measured = [table for table in load(profile).on(backend, dtype).tables if not table.derived and table.kind != "cpu"]
     if not measured:
@@ -129,7 +129,7 @@ def compare(
 
 
 def _checked(network: str) -> str:
-    from profiles.shapes import ENCODERS
+    from profiles.datasheet import ENCODERS
 
     names = [*ENCODERS, "resnet50", "resnet18"]
     if network not in names:
@@ -139,7 +139,7 @@ def _checked(network: str) -> str:
 
 def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) -> "list[LatencyTable]":
     from profiles.curves import curve_table
-    from profiles.shapes import published_shape
+    from profiles.datasheet import published_shape
 
     shape = published_shape(_checked(network), length)
     return [

@@ -103,8 +103,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     """Start the applications, serve until a signal comes, and stop."""
     from cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from cluster.serving.deploy import deploy
-    from cluster.serving.local import check_place, local_ray
-    from cluster.serving.nodes import local_nodes
+    from cluster.serving.local import check_place, local_nodes, local_ray
     from cluster.serving.ports import check_port
     from cluster.serving.serve_file import (
         classifiers,

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.option_classes import GivenOptions, of_kinds
-from cluster.commands.reading import ArrivalOptions
+from cluster.commands.options import ArrivalOptions, GivenOptions, of_kinds
 
 
 @dataclass(frozen=True, kw_only=True)

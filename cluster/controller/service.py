@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
@@ -14,32 +15,59 @@ from fastapi.responses import JSONResponse, Response
 from cluster.controller.application import Application, RunningApplication, leader_of
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
+from cluster.controller.devices import Inventory
 from cluster.controller.input_planning import allowed, classifier_problem
-from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
-from cluster.controller.metrics import export
-from cluster.controller.origin import foreign
 from cluster.controller.planning_problem import PlanningProblem
 from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from cluster.controller.record import Event
 from cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
-from cluster.controller.status import brief, status_of
+from cluster.controller.status import brief, export, status_of
 from cluster.controller.text_planning import text_problem
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
-from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
+from deployments.front.answers import shown
+from deployments.front.headers import NO_KEY, is_shown, key_in, page_refusal, path_below
 from deployments.front.openapi import DocumentedApi, documented, in_json
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
-from deployments.logs import join_serves_log
 from deployments.named import VIRTUAL
 from deployments.planning import first_plan
 from deployments.ray_facts import ask_autoscaler, autoscaler_refuses, nodes_beside_others
+from deployments.serve_process import join_serves_log
 from optimizer import Plan
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
 from profiles.text_profile import load_text_profile
+
+_LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # names that no public host can have
+
+
+def foreign(headers: Mapping[str, str]) -> str | None:
+    """Why a request is refused as foreign; None: it is not. Browsers let any page send requests, even to this machine.
+
+    The `Origin` of a page must be this server. `Host` must be a name that no public page can have: otherwise a public
+    name could be pointed at this machine.
+
+    >>> foreign({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}) is None
+    True
+    >>> foreign({"host": "evil.example:8000"})
+    "Host is 'evil.example': without a key only an address, localhost or a local name is taken"
+    """
+    host = headers.get("host", "").lower()
+    if not _is_local(name := host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
+        return f"Host is {shown(name)}: without a key only an address, localhost or a local name is taken"
+    return page_refusal((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items())
+
+
+def _is_local(name: str) -> bool:
+    """Whether this is an address or a name that no public host can have: one without a dot, or one that ends so."""
+    try:
+        return bool(ip_address(name.strip("[]")))
+    except ValueError:
+        return bool(name) and ("." not in name or name.endswith(_LOCAL_ENDINGS))
+
 
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503

@@ -1,6 +1,8 @@
-"""The state of a controller as JSON, from which `isobatch status` makes its tables."""
+"""The state of a controller: as JSON, from which `isobatch status` makes its tables, and as metrics for Prometheus."""
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.controller.core import Controller
@@ -9,6 +11,7 @@ from cluster.controller.memory import Earlier
 from cluster.controller.record import Event
 from cluster.controller.schemas import STATUS_VERSION
 from cluster.controller.sentences import shortfall
+from deployments.metrics import CONTROLLER, MetricSeries
 from deployments.planning import summary
 from optimizer.text_plans import tokens_per_s, writes_texts
 from profiles.agreement import agreement_text
@@ -111,3 +114,43 @@ def _forecast(forecast: Forecast | None, length: int | None) -> dict[str, Any] |
         "tokens_per_text": length and forecast.inputs_per_text and length * forecast.inputs_per_text,
         "method": forecast.method,
     }
+
+
+log = logging.getLogger(__name__)
+EVERY_S = 1.0  # Ray exports a gauge only if it was set since the last export
+
+
+async def export(loop: Callable[[], ControlLoop | None]) -> None:
+    """Export until cancelled; works only inside a replica of Serve."""
+    from ray.serve import metrics
+
+    await keep_exporting(MetricSeries(CONTROLLER, metrics), loop, EVERY_S)
+
+
+async def keep_exporting(series: MetricSeries, loop: Callable[[], ControlLoop | None], every_s: float) -> None:
+    """An export that fails is logged once, and the next one is tried."""
+    failed = False
+    while True:
+        try:
+            if running := loop():
+                await asyncio.to_thread(export_once, series, running)  # which may simulate texts
+            failed = False
+        except Exception as error:
+            if not failed:
+                log.warning("the metrics of the controller could not be exported: %s", error, exc_info=True)
+            failed = True
+        await asyncio.sleep(every_s)
+
+
+def export_once(series: MetricSeries, loop: ControlLoop) -> None:
+    controller = loop.controller
+    series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
+    for what, count in list(loop.decided.items()):  # the loop decides meanwhile
+        series.total("isobatch_controller_decisions", count, what=what)
+    series.now("isobatch_controller_paused", float(controller.record.paused))
+    series.now("isobatch_controller_sustains_per_s", controller.known.sustains_per_s(controller.running))
+    if forecast := controller.known.estimate.forecast:
+        bounds = {"low": forecast.survival_low, "mean": forecast.exits.survival, "high": forecast.survival_high}
+        for bound, survival in bounds.items():
+            for block, share in enumerate(survival):
+                series.now("isobatch_forecast_survival", share, block=str(block), bound=bound)

@@ -8,12 +8,10 @@ from typing import Any
 
 from deployments.models.checkpoint import label_names, read_config
 from deployments.models.levels import checkpoints_of, is_cascade, read_levels
-from profiles.cascade_tables import cascade_table, edge_bytes
 from profiles.curves import BACKENDS, DTYPES, curve_table
-from profiles.datasheet import Shape, datasheet_table
+from profiles.datasheet import Shape, datasheet_table, encoder, residual
 from profiles.errors import UserError
-from profiles.latency import LatencyTable
-from profiles.shapes import encoder, residual
+from profiles.latency import LatencyTable, cascade_table, edge_bytes
 
 
 def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:

@@ -12,7 +12,7 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from cluster.simulator.host import FrontWorkers, HostCosts
+from cluster.simulator.conditions import FrontWorkers, HostCosts
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 

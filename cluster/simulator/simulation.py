@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from cluster.load.workloads import Floats, Ints
+from cluster.simulator.conditions import HostCosts, Outage, Troubles
 from cluster.simulator.event_loop import EventLoop
-from cluster.simulator.host import HostCosts
 from cluster.simulator.report import Report
 from cluster.simulator.table_devices import TableDevices, group_names
 from cluster.simulator.tally import Tally
-from cluster.simulator.troubles import Outage, Troubles
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Limits, Place
 from deployments.dispatch.route import Route, route_of

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cluster.simulator.conditions import HostCosts, Troubles
 from cluster.simulator.event_loop import Departure, LaunchSchedule
-from cluster.simulator.host import HostCosts
-from cluster.simulator.troubles import Troubles
 from deployments.dispatch.messages import Launch, Place, RowKind
 from deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
 from optimizer.plan import Placement, Plan

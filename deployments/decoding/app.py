@@ -31,11 +31,10 @@ from deployments.front.grpc_server import check_port
 from deployments.front.headers import key_in
 from deployments.front.observed import Observed
 from deployments.front.served import limit_http
-from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_FRONT, MetricSeries
 from deployments.ray_facts import ask_all, labelled, nodes, replica_name
 from deployments.resources import declared
-from deployments.serve_process import process_options
+from deployments.serve_process import join_serves_log, process_options
 from deployments.tracing import current, tracing_here
 from optimizer.plan import Plan, read_plan
 from optimizer.text_plans import emptiest_first

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from ray.serve import Application
 
@@ -15,16 +17,50 @@ from deployments import ray_facts, resources
 from deployments.config import AppConfig
 from deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from deployments.deployer.fronts import Fronts
-from deployments.deployer.leadership import Leadership
 from deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
 from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
 from deployments.front.observed import Observed
 from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
-from deployments.logs import join_serves_log
 from deployments.planning import plan_for_fewer
 from deployments.ray_facts import StoredPlan, stored_plan
+from deployments.serve_process import join_serves_log
 from optimizer.plan import Plan
 from profiles.errors import UserError
+
+_LEADERS = "leaders:"  # followed by the application's name: the key under which its leaders are stored
+
+
+class Leadership:
+    """Lets one deployer take the lead, and find out whether it still has it.
+
+    A deployer that was replaced lives on while its fronts drain, and meanwhile another may lead the same replicas.
+    `fleet` is the prefix of the applications that hold the replicas.
+    """
+
+    def __init__(self, application: str, fleet: str) -> None:
+        self._key, self._fleet = f"{_LEADERS}{application}", fleet
+        self._name = uuid4().hex
+
+    def take(self) -> None:
+        """Make this deployer the leader of the application and its fleet."""
+        others = {fleet: name for fleet, name in self._leaders().items() if fleet != self._fleet}
+        ray_facts.remember(self._key, json.dumps(others | {self._fleet: self._name}))
+
+    def of_application(self) -> bool:
+        """Whether this deployer still leads the application."""
+        return [*self._leaders().values()][-1:] == [self._name]
+
+    def of_fleet(self) -> bool:
+        """Whether this deployer still leads the fleet."""
+        return self._leaders().get(self._fleet) == self._name
+
+    def forget(self) -> None:
+        ray_facts.forget(self._key)
+
+    def _leaders(self) -> dict[str, str]:
+        """The leader of each fleet, the latest last: it also leads the application."""
+        return dict(json.loads(ray_facts.recall(self._key) or "{}"))
+
 
 log = logging.getLogger("ray.serve")
 T = TypeVar("T")

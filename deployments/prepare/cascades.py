@@ -5,6 +5,7 @@ weights and the order in which thresholds are loosened come from some rows of th
 others (deployments/prepare/measuring.py). Losses are measured against the last candidate alone.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,25 +13,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from deployments.exits import Policy
-from deployments.folders import cache_directory
+from deployments.folders import cache_directory, replacing
 from deployments.models import checkpoint, load
 from deployments.models.cascade import mixed
 from deployments.models.cascade_loading import order_of
-from deployments.models.ramps import RampKind, policy_at
-from deployments.prepare.calibration import temperature
+from deployments.models.levels import CascadeRules, LevelRule, write_levels
+from deployments.models.ramps import WEIGHTS, ExitRules, RampKind, RampRule, policy_at, write_rules
 from deployments.prepare.features import features
-from deployments.prepare.measuring import proven_promise
+from deployments.prepare.measuring import proven_promise, retuned
+from deployments.prepare.pipeline import check_free
 from deployments.prepare.sample import Indices, Sample
-from deployments.prepare.thresholds import replay
+from deployments.prepare.thresholds import replay, temperature
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, outcome
 from profiles.losses import Metric
 from profiles.promise import ExitPromise
 
-WEIGHTS = np.linspace(0.0, 1.0, 21)  # the weights of a level's own answer that are tried
+TRIED_WEIGHTS = np.linspace(0.0, 1.0, 21)  # of a level's own answer
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ def best_weight(own: Tensor, before: Tensor, terms: ComparisonTerms) -> float:
     def loss(weight: float) -> float:
         return -float((truth * _mixed(weight, own[rows], before[rows])).sum(dim=1).mean())
 
-    best = min(WEIGHTS.tolist(), key=lambda weight: (loss(weight), -weight))
+    best = min(TRIED_WEIGHTS.tolist(), key=lambda weight: (loss(weight), -weight))
     alone, together = (_right(answer, truth) for answer in (own[rows], _mixed(best, own[rows], before[rows])))
     return round(best, 4) if together >= alone else 1.0
 
@@ -231,3 +234,53 @@ def _mixed(weight: float, own: Tensor, before: Tensor) -> Tensor:
 
 def _right(answer: Tensor, truth: Tensor) -> float:
     return float(truth.gather(1, answer.argmax(dim=1, keepdim=True)).mean())
+
+
+Notes = Mapping[str, str | int | float]
+
+
+def write_cascade(
+    out: Path, combination: CalibratedCombination, chosen: Indices, policy: str, notes: Notes, force: bool = False
+) -> ExitRules:
+    """Write `out`: every member's checkpoint, the rules of all ramps, and the levels with their weights."""
+    check_free(out, force)
+    rules = rules_of(combination, chosen, policy, notes)
+    with replacing(out) as draft:
+        if len(combination.members) == 1:
+            _copy(combination.members[0], draft, combination.exits)
+        else:
+            levels = tuple(
+                LevelRule(folder=f"level-{number}", model=member.name, blocks=member.num_blocks, weight=weight)
+                for number, (member, weight) in enumerate(zip(combination.members, combination.weights, strict=True))
+            )
+            for level, member in zip(levels, combination.members, strict=True):
+                (draft / level.folder).mkdir()
+                _copy(member, draft / level.folder, combination.exits)
+            write_levels(draft, CascadeRules(levels=levels, notes=dict(notes)))
+        write_rules(draft, rules)
+    return rules
+
+
+def rules_of(combination: CalibratedCombination, chosen: Indices, policy: str, notes: Notes) -> ExitRules:
+    """The content of exits.json: a rule for every ramp, including the ramps at edges."""
+    table, temperatures = combination.evidence.test, combination.temperatures
+    ramps = tuple(
+        RampRule(block=block, threshold=0.0, temperature=temperatures[ramp], accuracy=float(table.right[ramp].mean()))
+        for ramp, block in enumerate(combination.blocks)
+    )
+    kind = next((member.kind for member in combination.members if member.ramps), "light")
+    untuned = ExitRules(kind=kind, policy=policy, ramps=ramps, head_temperature=temperatures[-1], notes=dict(notes))
+    depths = np.array([*combination.blocks, combination.starts[-1] - 1])[table.places(chosen)] + 1
+    measured = {
+        "full_accuracy": float(table.full_right.mean()),
+        "mean_depth_share": float(depths.mean() / combination.starts[-1]),
+    }
+    return retuned(untuned, combination.evidence, chosen).model_copy(update=measured)
+
+
+def _copy(member: Candidate, to: Path, exits: bool) -> None:
+    checkpoint.copy(member.folder, to)
+    if exits and member.ramps:
+        shutil.copyfile(member.folder / WEIGHTS, to / WEIGHTS)
+    else:
+        save_file({}, to / WEIGHTS)

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from deployments.exits import Policy
 from deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
-from deployments.prepare.calibration import calibration_error, temperature
 from deployments.prepare.classes import by_class
-from deployments.prepare.entities import entity_f1
+from deployments.prepare.entities import MOST_UNSURE, entity_f1, of_texts, of_words
 from deployments.prepare.features import Features, Floats
 from deployments.prepare.sample import Indices, Sample
-from deployments.prepare.thresholds import replay
+from deployments.prepare.thresholds import calibration_error, replay, temperature
 from deployments.prepare.training import head_logits, train
-from deployments.prepare.words import MOST_UNSURE, of_texts, of_words
 from deployments.progress import busy
 from profiles.confidence import bound
 from profiles.errors import UserError

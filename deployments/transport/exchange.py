@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from deployments.transport.connection import MessageConnection
-from deployments.transport.frames import Message
+from deployments.transport.connection import Message, MessageConnection
 from deployments.transport.holdings import Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, take
 from deployments.transport.wire import Wire

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
-from deployments.transport.frames import Message
+from deployments.transport.connection import Message
 from deployments.transport.packed import Integers, Packed, is_all, pack, take
 from profiles.model import Batch
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from deployments.transport.frames import Message
+from deployments.transport.connection import Message
 from deployments.transport.holdings import Claim, LostError, Share
 from deployments.transport.packed import Integers, Packed
 from profiles.model import Exits, OpenRamps

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.transport.frames import Message
+from deployments.transport.connection import Message
 from profiles.model import Array, Batch, Words
 
 if TYPE_CHECKING:

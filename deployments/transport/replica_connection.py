@@ -10,8 +10,7 @@ from itertools import count
 from typing import NamedTuple
 
 from deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from deployments.transport.connection import MessageConnection, log
-from deployments.transport.frames import Message
+from deployments.transport.connection import Message, MessageConnection, log
 from deployments.transport.holdings import LostError
 from deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from deployments.transport.wire import Wire

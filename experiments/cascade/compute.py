@@ -15,10 +15,16 @@ from deployments.models import TorchModel, load, load_served
 from deployments.models.checkpoint import label_names
 from deployments.models.ramps import ExitRules, Ramps
 from deployments.models.served_model import ServedModel
-from deployments.prepare import cascade_folder
-from deployments.prepare.calibration import calibration_error, temperature
-from deployments.prepare.cascades import CalibratedCombination, Combination, ComparisonTerms, calibrated, candidate
+from deployments.prepare.cascades import (
+    CalibratedCombination,
+    Combination,
+    ComparisonTerms,
+    calibrated,
+    candidate,
+    write_cascade,
+)
 from deployments.prepare.sample import Sample
+from deployments.prepare.thresholds import calibration_error, temperature
 from experiments.cascade import pruning
 from experiments.cascade.networks import LAYERS, SETS, PublicSet, classifier, large_network
 from profiles.model import Batch
@@ -63,7 +69,7 @@ def _times(
     with TemporaryDirectory() as folder:
         models: dict[str, ServedModel] = {"large": large}
         for name, made in ways.items():
-            cascade_folder.write(Path(folder) / name, made, made.shown(), ComparisonTerms.policy, {})
+            write_cascade(Path(folder) / name, made, made.shown(), ComparisonTerms.policy, {})
             models[name] = load_served(Path(folder) / name)
         took_s = dict.fromkeys(models, 0.0)
         for _ in range(ROUNDS):

@@ -12,11 +12,10 @@ from cluster.load.workloads import arrivals, exit_blocks
 from cluster.simulator.simulation import World, simulate
 from cluster.simulator.sustained import sustained
 from optimizer import Objective, Plan, Problem, optimize, problem
-from profiles.cascade_tables import cascade_table
 from profiles.devices import fleet, links_between
 from profiles.exits import ExitProfile
 from profiles.files import Profile
-from profiles.latency import LatencyTable
+from profiles.latency import LatencyTable, cascade_table
 
 QUERIES, APART_S, SLO_S = 20_000, 0.1, 0.2
 TEXT_BYTES = 16 * 40  # of 40 tokens

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from profiles.curves import FILE, Curve, Fitted, estimated, peak
-from profiles.datasheet import Shape
+from profiles.datasheet import Shape, published_shape
 from profiles.published import Published, published
-from profiles.shapes import published_shape
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, str, str]  # kind, backend, dtype, family

@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.shared.public_data import data
-from profiles.datasheet import Kernel, Shape, datasheet_table, kernel_s
+from profiles.datasheet import Kernel, Shape, bert_large, datasheet_table, kernel_s, linear, resnet50
 from profiles.devices import CATALOGUE
-from profiles.shapes import bert_large, linear, resnet50
 from profiles.sweep import whole_s
 
 GAVEL, MLPERF = (

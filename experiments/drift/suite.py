@@ -7,7 +7,7 @@ from cluster.load.workloads import Mix
 from experiments.planner.settings import Network
 from optimizer import Objective, Plan, Problem, evaluate
 from optimizer.pipelines.side_by_side import side_by_side
-from profiles import shapes
+from profiles import datasheet as shapes
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet
 from profiles.errors import UserError

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 from cluster.load.generator import LoadGenerator
 from cluster.load.workloads import Floats, arrivals
-from cluster.simulator.host import HostCosts
+from cluster.simulator.conditions import HostCosts
 from experiments.serve import measures
 from optimizer.plan import Plan
 from profiles.files import Profile

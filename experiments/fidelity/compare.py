@@ -10,9 +10,9 @@ import numpy as np
 
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.workloads import Floats, Ints
+from cluster.simulator.conditions import Troubles
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import World, simulate
-from cluster.simulator.troubles import Troubles
 from deployments.dispatch.messages import EARLY_S, Limits
 from experiments.fidelity.calibration import Calibration
 from experiments.fidelity.suite import SIMULATED, Case

@@ -4,7 +4,7 @@ import numpy as np
 
 from cluster.bench.compare import Bench
 from cluster.bench.real_device import Source
-from cluster.bench.recorded_exits import drawn
+from cluster.bench.setup import drawn
 from deployments.models.backends import planned_block_ranges
 from experiments.gpu.tables import TableSetting, inputs, network
 from experiments.planner.settings import EARLY, HALF, exits_along

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from cluster.bench.recorded_exits import with_recorded_exits
+from cluster.bench.setup import with_recorded_exits
 from cluster.profiling.block_times import SampleInputs, kind_of, timed, timed_block_ranges
 from cluster.profiling.datasheets import shape_of
 from deployments.models.backends import served

@@ -43,7 +43,7 @@ def layer(files: Sequence[str]) -> str:
 
     >>> layer(["/lib/json/encoder.py", "/x/deployments/front/predict.py", "/lib/uvicorn/run.py"])
     'json'
-    >>> layer(["/lib/json/encoder.py", "/x/deployments/transport/frames.py"])
+    >>> layer(["/lib/json/encoder.py", "/x/deployments/transport/connection.py"])
     'orders and replies'
     """
     if any(mark in file for file in files for mark in CALLS):

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from optimizer.problem import Problem, problem
-from profiles import shapes
+from profiles import datasheet as shapes
 from profiles.curves import curve_table
 from profiles.datasheet import Shape, datasheet_table
 from profiles.devices import fleet, links_between

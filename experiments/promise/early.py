@@ -24,13 +24,12 @@ from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, problem
 from optimizer.early_answers import early_plan
 from optimizer.tuning import costs_of, opened
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import bert_base, datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, outcome
 from profiles.files import Profile
 from profiles.latency import LatencyTable
-from profiles.shapes import bert_base
 
 SLO_S, BUDGET, INPUTS = 2.0, 0.02, 20_000
 LOAD, BUSY = 0.1, 0.7  # of what the device can do

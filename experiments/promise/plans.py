@@ -14,13 +14,12 @@ from experiments.promise.tried import drawn
 from optimizer import Objective, Plan, Problem, evaluate, problem
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.tuning import Tuned, opened, tuned
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import datasheet_table, distilbert
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
 from profiles.exit_table import ExitTable, outcome
 from profiles.files import Profile, load
 from profiles.losses import Indices
-from profiles.shapes import distilbert
 
 SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
 COUNTED = 0.1  # of the inputs survive at least: of fewer a table of thousands says little

@@ -13,7 +13,7 @@ from deployments.models import load
 from deployments.models.spans import Spans
 from deployments.models.torch_model import TorchModel
 from deployments.replica.split import SplitReplica
-from deployments.transport.frames import frame
+from deployments.transport.connection import frame
 from deployments.transport.holdings import Claim, Share
 from deployments.transport.orders import NumberedReply, Order, Stayed
 from deployments.transport.packed import Packed, pack

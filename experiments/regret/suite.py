@@ -15,7 +15,7 @@ from experiments.planner.settings import Network
 from experiments.regret.judged import scaled
 from experiments.shared.public_data import data
 from optimizer import Objective, Plan, Problem, evaluate
-from profiles import shapes
+from profiles import datasheet as shapes
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet
 from profiles.exits import ExitProfile

@@ -6,8 +6,7 @@ from functools import cache
 
 from cluster.simulator.event_loop import Departure, LaunchSchedule
 from deployments.dispatch.messages import Launch
-from profiles.datasheet import datasheet_table
-from profiles.shapes import encoder
+from profiles.datasheet import datasheet_table, encoder
 from profiles.sweep import whole_s
 
 HIDDEN, LAYERS = 3072, 6  # the paper's model: three encoders and three decoders of that width

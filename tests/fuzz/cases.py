@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from deployments.front.open_inference.messages import message
+from deployments.transport.connection import frame
 from deployments.transport.exchange import Drop, Fetch
-from deployments.transport.frames import frame
 from deployments.transport.replica_connection import EndIfStuck, Key
 
 T = TypeVar("T")

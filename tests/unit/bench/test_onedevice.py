@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from cluster.bench import compare
 from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
 from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
-from cluster.bench.recorded_exits import drawn, with_recorded_exits
 from cluster.bench.report import gain_lines, plan_lines, table, unkept
+from cluster.bench.setup import drawn, with_recorded_exits
 from cluster.cli import app
 from cluster.load.workloads import arrivals
 from deployments.dispatch.route import route_of

@@ -23,7 +23,7 @@ from cluster.commands.environment import environment
 from cluster.controller.config import ControllerConfig
 from cluster.serving.capacity import check_capacity
 from cluster.serving.haproxy import MAX_CONNECTIONS
-from cluster.serving.nodes import local_nodes
+from cluster.serving.local import local_nodes
 from cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
@@ -37,7 +37,7 @@ from deployments.config import parse
 from deployments.ray_settings import PROXY_PROGRAM, node_settings
 from deployments.resources import KIND, Resources
 from experiments.planner.settings import BERT_BASE
-from profiles import shapes
+from profiles import datasheet as shapes
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
 from profiles.files import load

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.controller import application
 from cluster.controller.application import RunningApplication
-from cluster.controller.metrics import keep_exporting
+from cluster.controller.status import keep_exporting
 from deployments.config import AppConfig
 from deployments.decoding.config import FRONT
 from deployments.deployer.steps import DEPLOYER

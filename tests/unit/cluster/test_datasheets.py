@@ -8,8 +8,8 @@ import transformers
 
 from cluster.profiling.datasheets import shape_of, tables
 from profiles.curves import BACKENDS
+from profiles.datasheet import bert_base, distilbert, resnet50, vit_base
 from profiles.errors import UserError
-from profiles.shapes import bert_base, distilbert, resnet50, vit_base
 from tests.helpers.tiny_networks import FAMILIES, TEXT, hugging_face, network
 
 

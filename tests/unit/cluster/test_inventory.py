@@ -1,4 +1,4 @@
-from cluster.controller.inventory import Inventory, fitting
+from cluster.controller.devices import Inventory, fitting
 
 CPU = {"CPU": 1.0, "GPU": 0.0}
 

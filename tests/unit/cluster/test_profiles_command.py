@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from profiles.curves import curve_table
+from profiles.datasheet import bert_base
 from profiles.errors import UserError
 from profiles.files import Profile, save
-from profiles.shapes import bert_base
 
 
 def said(*arguments: str, columns: int = 200) -> str:

@@ -27,14 +27,13 @@ from deployments.models import load
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
 from profiles.curves import BACKENDS, DTYPES
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import datasheet_table, distilbert
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.files import load as load_profile
 from profiles.lengths import Lengths
 from profiles.model import Batch, Launched, SplitModel
-from profiles.shapes import distilbert
 from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()

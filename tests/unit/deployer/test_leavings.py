@@ -29,7 +29,7 @@ class Shop:
 
     def deployer(self, mark: str, devices: int = 1) -> Any:
         """One that has begun to lead replicas of this mark."""
-        from deployments.deployer.leadership import Leadership
+        from deployments.deployer.deployer import Leadership
 
         made = object.__new__(self._module.Deployer)
         fleet = SimpleNamespace(prefix=f"shop.{mark}", states=lambda: {"cpu": None}, scale_to=self.wanted.append)

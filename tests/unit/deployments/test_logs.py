@@ -8,9 +8,9 @@ from logging.handlers import MemoryHandler
 import pytest
 
 from cluster.controller.service import _log
-from deployments import logs
+from deployments import serve_process
 from deployments.config import AppConfig
-from deployments.logs import (
+from deployments.serve_process import (
     LINES_PER_KIND,
     OWN_LOGGERS,
     PERIOD_S,
@@ -38,8 +38,8 @@ class Lines(logging.Handler):
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     """The lines in the log of a Serve replica; afterwards all loggers are restored."""
-    monkeypatch.setattr(logs, "inside_replica", lambda: True)
-    loggers = [logging.getLogger(name) for name in (*OWN_LOGGERS, *logs.LIBRARY_LOGGERS, SERVE_LOGGER)]
+    monkeypatch.setattr(serve_process, "inside_replica", lambda: True)
+    loggers = [logging.getLogger(name) for name in (*OWN_LOGGERS, *serve_process.LIBRARY_LOGGERS, SERVE_LOGGER)]
     before = [(each.handlers[:], each.propagate, each.level) for each in loggers]
     made = Lines()
     loggers[-1].handlers = [made]

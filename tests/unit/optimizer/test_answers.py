@@ -8,12 +8,11 @@ import pytest
 
 from optimizer import Objective, Plan, optimize, problem
 from optimizer.early_answers import Times, answered_s, best_ramps, check_whole
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import bert_base, datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
-from profiles.shapes import bert_base
 
 KINDS = fleet("v100=2,k80=2")
 EXITS = ExitProfile(tuple(np.linspace(1.0, 0.1, 12)))

@@ -17,12 +17,11 @@ from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.plan import SimulatedTimes, read_plan
 from optimizer.problem import problem
 from profiles.curves import DTYPES, curve_table
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import datasheet_table, distilbert, encoder
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save
-from profiles.shapes import distilbert, encoder
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,12 @@ import pytest
 from deployments.dispatch.route import placements_of, route_of
 from optimizer import Objective, evaluate, optimize, problem
 from optimizer.plan import Placement, Plan, Promise, SimulatedTimes, Split, read_plan
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import datasheet_table, distilbert
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.lengths import Lengths
-from profiles.shapes import distilbert
 
 PLAN = Plan(
     (

@@ -12,7 +12,6 @@ import torch
 from deployments.models import load_served
 from deployments.models.levels import read_levels
 from deployments.models.ramps import read_rules
-from deployments.prepare import cascade_folder
 from deployments.prepare.cascades import (
     Combination,
     ComparisonTerms,
@@ -20,6 +19,7 @@ from deployments.prepare.cascades import (
     best_weight,
     calibrated,
     candidate,
+    write_cascade,
 )
 from deployments.prepare.measuring import PrepareOptions
 from deployments.prepare.pipeline import prepare
@@ -120,7 +120,7 @@ def test_a_directory_answers_as_was_told_of_it(
     terms = ComparisonTerms(truth, shape, rows.parts.test, POLICY, "accuracy", max_loss=0.4)
     made = calibrated(found, Combination(members, exits), [[1.0] * 4, [2.0] * 3], terms)
     chosen = np.array([len(made.evidence.test.candidates) // 2] * len(made.blocks), np.int64)
-    rules = cascade_folder.write(tmp_path / "out", made, chosen, POLICY, {"rows": COUNT})
+    rules = write_cascade(tmp_path / "out", made, chosen, POLICY, {"rows": COUNT})
 
     model = load_served(tmp_path / "out")
     answers = model.predict([rows.values[row] for row in rows.parts.test])
@@ -150,4 +150,4 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     made = calibrated(candidates, Combination((1,)), COSTS, terms)
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="--force"):
-        cascade_folder.write(tmp_path / "out", made, made.shown(), POLICY, {})
+        write_cascade(tmp_path / "out", made, made.shown(), POLICY, {})

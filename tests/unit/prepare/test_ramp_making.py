@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from deployments.folders import make_room, replacing
 from deployments.models.ramps import RampKind
-from deployments.prepare.calibration import calibration_error, temperature
+from deployments.prepare.thresholds import calibration_error, temperature
 from deployments.prepare.training import head_logits, penalised_loss, train
 
 ROWS = np.arange(400)

@@ -17,11 +17,10 @@ from cluster.cli import app
 from deployments import load
 from deployments.prepare import pipeline
 from deployments.prepare.data import rows, taken
-from deployments.prepare.entities import entity_f1
+from deployments.prepare.entities import entity_f1, of_texts
 from deployments.prepare.features import Features
 from deployments.prepare.measuring import PrepareOptions, make_ramps
 from deployments.prepare.sample import LabelNames, Parts, Sample, draw
-from deployments.prepare.words import of_texts
 from deployments.tasks import TOKENS
 from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence

@@ -3,10 +3,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.datasheet import BATCH_SIZES, Shape, datasheet_table
+from profiles.datasheet import (
+    BATCH_SIZES,
+    Shape,
+    bert_base,
+    bert_large,
+    datasheet_table,
+    distilbert,
+    resnet18,
+    resnet50,
+    vit_base,
+)
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
-from profiles.shapes import bert_base, bert_large, distilbert, resnet18, resnet50, vit_base
 
 # Parameters in millions and blocks, as their authors count them.
 KNOWN = [(bert_base(), 109, 12), (bert_large(), 335, 24), (distilbert(), 66, 6), (vit_base(), 86, 12)]

@@ -3,11 +3,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import datasheet_table, distilbert
 from profiles.exits import ExitProfile
 from profiles.files import Profile
 from profiles.picture import draw, plain_logarithmic, whole_numbers
-from profiles.shapes import distilbert
 
 
 def test_a_picture_is_drawn_with_and_without_exits(tmp_path: Path) -> None:

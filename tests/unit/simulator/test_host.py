@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.simulator.host import HostCosts
+from cluster.simulator.conditions import HostCosts
 from cluster.simulator.simulation import World, simulate
 from cluster.simulator.sustained import run
 from profiles.errors import UserError, read_model

@@ -9,11 +9,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.commands.simulate import ClassifierSimulationOptions
-from cluster.commands.simulate_options import outages_of, slow_of
-from cluster.commands.simulate_run import run, world_of
-from cluster.simulator.picture import draw
-from cluster.simulator.report import tables
-from cluster.simulator.troubles import Troubles
+from cluster.commands.simulate_run import outages_of, run, slow_of, world_of
+from cluster.simulator.conditions import Troubles
+from cluster.simulator.report import draw, tables
 from deployments.config import AppConfig
 from optimizer.plan import Placement, Plan, Promise, Split
 from profiles.errors import UserError

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.simulator.host import HostCosts
+from cluster.simulator.conditions import HostCosts, Outage, Troubles
 from cluster.simulator.simulation import Simulation, World, simulate
 from cluster.simulator.sustained import run, sustained
-from cluster.simulator.troubles import Outage, Troubles
 from deployments.dispatch.messages import Limits
 from experiments.bound.problems import playable
 from optimizer.model.evaluate import evaluate

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
+from deployments.transport.connection import MESSAGE_LIMIT_BYTES, frame
 from deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
-from deployments.transport.frames import MESSAGE_LIMIT_BYTES, frame
 from deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, pack, take
 from deployments.transport.wire import Wire

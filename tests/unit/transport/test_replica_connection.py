@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
-from deployments.transport.connection import SHARED_BUFFER_BYTES, MessageConnection
-from deployments.transport.frames import MESSAGE_LIMIT_BYTES, bytes_of, frame
+from deployments.transport.connection import (
+    MESSAGE_LIMIT_BYTES,
+    SHARED_BUFFER_BYTES,
+    MessageConnection,
+    bytes_of,
+    frame,
+)
 from deployments.transport.holdings import Claim, LostError, Share
 from deployments.transport.orders import Departed, Failed, LaunchError, NumberedOrder, NumberedReply, Order, Stayed
 from deployments.transport.packed import Packed, pack
