@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cascades.rows import AnswerTimes, Contender
+from cluster.cascades.contenders import AnswerTimes, Contender
 from deployments.models.ramps import ExitRules
 
 COLUMNS = (

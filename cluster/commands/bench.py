@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.options import READS, Labels, ReadingOptions, pairs_of, with_options
+from cluster.commands.shared_options import READS, Labels, ReadingOptions, pairs_of, with_options
 from deployments.named import known_backend
 
 

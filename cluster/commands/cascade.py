@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.commands import METRICS, Metric
-from cluster.commands.options import READS, Labels, ReadingOptions, label_names, with_options
 from cluster.commands.prepare import share
+from cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cluster.cascades.rows import Contender, Tryout
+    from cluster.cascades.contenders import Contender, Tryout
     from deployments.prepare.cascades import Candidate, ComparisonTerms
     from deployments.prepare.data import Columns
     from deployments.prepare.sample import Sample
@@ -173,7 +173,7 @@ def _trial(
     """Run every network over the data, then time it."""
     import torch
 
-    from cluster.cascades.rows import Tryout
+    from cluster.cascades.contenders import Tryout
     from cluster.cascades.timing import timed_candidate
     from deployments.models import checkpoint
     from deployments.prepare.cascades import candidate

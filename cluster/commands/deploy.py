@@ -33,8 +33,8 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
     from rich.console import Console
 
     from cluster.commands.serve import progress_printer, url
+    from cluster.serving.applications import deploy as put
     from cluster.serving.capacity import check_capacity
-    from cluster.serving.deploy import deploy as put
     from cluster.serving.local import attached
     from cluster.serving.readiness import check_nodes
     from cluster.serving.serve_file import beside, with_demo

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cluster.commands import Dtype, KeyVariable, key_headers
-from cluster.commands.options import READS, Labels, ReadingOptions, label_names, with_options
+from cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
 from profiles.errors import UserError
 
 
@@ -46,7 +46,7 @@ def evaluate(
         served,
         table,
     )
-    from cluster.load.bodies import predicts_at
+    from cluster.load.request_bodies import predicts_at
     from deployments.models import checkpoint
     from deployments.prepare.classes import class_table, warnings
     from deployments.prepare.data import rows, taken

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.commands import KeyVariable, key_headers
-from cluster.commands.options import READS, ArrivalOptions, ReadingOptions, with_options
+from cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
 from profiles.errors import UserError
 from profiles.lengths import read_lengths, text_of
 
@@ -86,9 +86,9 @@ def load(
 
     from cluster.commands import above_0, check_writable, server_at
     from cluster.load import generator, report
-    from cluster.load.bodies import bodies_of, predicts_at, promised_ms
     from cluster.load.http_connection import run_noting_polls
     from cluster.load.prompts import PromptLoad, prompts_in
+    from cluster.load.request_bodies import bodies_of, predicts_at, promised_ms
 
     if clients is not None and arriving.given:
         raise UserError(RATE_OR_CLIENTS)
@@ -172,7 +172,7 @@ def _bodies(
     bodies: Path | None,
     console: Console,
 ) -> list[bytes]:
-    from cluster.load.bodies import accepted_at, bodies_in, bodies_of, made_up
+    from cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up
 
     if bodies:
         return bodies_in(bodies)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cluster.commands import above_0
-from cluster.commands.options import GivenOptions, flag, of_kinds
+from cluster.commands.shared_options import GivenOptions, flag, of_kinds
 from profiles.errors import UserError
 
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cluster.commands import METRICS, Dtype, Metric
-from cluster.commands.options import READS, GivenOptions, Labels, ReadingOptions, TextFileOptions, label_names, of_kinds
+from cluster.commands.shared_options import (
+    READS,
+    GivenOptions,
+    Labels,
+    ReadingOptions,
+    TextFileOptions,
+    label_names,
+    of_kinds,
+)
 from profiles.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.options import READS, GivenOptions, ReadingOptions, of_kinds
+from cluster.commands.shared_options import READS, GivenOptions, ReadingOptions, of_kinds
 from deployments.named import known_backend
 
 

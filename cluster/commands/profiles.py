@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from profiles.curves import Published
     from profiles.latency import LatencyTable
-    from profiles.published import Published
 
 profiles = typer.Typer(
     no_args_is_help=True,
@@ -151,7 +151,7 @@ def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) ->
 
 def _facts(table: "LatencyTable", network: str) -> "list[Published]":
     """The published times of exactly this network at this length."""
-    from profiles.published import published
+    from profiles.curves import published
 
     wanted = (table.kind, table.backend, table.dtype, network, table.length)
     return [fact for fact in published() if (fact.kind, fact.backend, fact.dtype, fact.network, fact.length) == wanted]

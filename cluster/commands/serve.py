@@ -101,8 +101,8 @@ def write(content: dict[str, Any], out: Path) -> None:
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
     """Start the applications, serve until a signal comes, and stop."""
+    from cluster.serving.applications import deploy
     from cluster.serving.capacity import check_capacity, check_gpus, check_processors
-    from cluster.serving.deploy import deploy
     from cluster.serving.local import check_place, local_nodes, local_ray
     from cluster.serving.ports import check_port
     from cluster.serving.serve_file import (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.options import ArrivalOptions, GivenOptions, of_kinds
+from cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from cluster.serving.serve_file import ServeFile, classifiers, controllers
 from cluster.simulator.conditions import HostCosts, Outage, Troubles
 from cluster.simulator.report import Report, draw, tables
 from cluster.simulator.simulation import Chunk, World, simulate
-from cluster.simulator.texts import DecodingRun, TextArrival, simulate_texts, text_arrivals
+from cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
 from deployments.config import AppConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.dispatch.messages import EARLY_S

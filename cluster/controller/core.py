@@ -8,6 +8,7 @@ and refused inputs. At the end of a window, or at such an event, it decides whet
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
 from cluster.controller.config import Patience
 from cluster.controller.decide import (
     Trial,
@@ -19,7 +20,6 @@ from cluster.controller.decide import (
     plan_change,
     served_alike,
 )
-from cluster.controller.devices import DeviceRequests, PresentDevices, absent_devices
 from cluster.controller.knowledge import CurrentWindow, Knowledge
 from cluster.controller.peeks import Peek, PeekSchedule
 from cluster.controller.planning_problem import CostModel, PlanningProblem

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.controller.config import Patience
+from cluster.controller.control_loop import ControlLoop, Spent
 from cluster.controller.core import Controller
 from cluster.controller.decide import plan_change
 from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.loop import ControlLoop, Spent
 from cluster.controller.promise_keeper import PromiseKeeper
 from cluster.controller.record import Event, Events
 from cluster.simulator.report import Report

@@ -13,11 +13,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from cluster.controller.application import Application, RunningApplication, leader_of
+from cluster.controller.available_devices import Inventory
 from cluster.controller.config import ControllerConfig
+from cluster.controller.control_loop import ControlLoop
 from cluster.controller.core import Controller
-from cluster.controller.devices import Inventory
 from cluster.controller.input_planning import allowed, classifier_problem
-from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
 from cluster.controller.planning_problem import PlanningProblem
 from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper

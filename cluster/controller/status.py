@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cluster.controller.control_loop import ControlLoop
 from cluster.controller.core import Controller
-from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier
 from cluster.controller.record import Event
 from cluster.controller.schemas import STATUS_VERSION

@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from cluster.load.workloads import arrivals, highest
-from cluster.simulator.texts import DecodingRun, simulate_texts, text_arrivals
+from cluster.simulator.text_simulation import DecodingRun, simulate_texts, text_arrivals
 from deployments.decoding.config import DecoderConfig
 from optimizer.plan import Plan, Promise
 from optimizer.text_paces import (

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from profiles.curves import FILE, Curve, Fitted, estimated, peak
+from profiles.curves import FILE, Curve, Fitted, Published, estimated, peak, published
 from profiles.datasheet import Shape, published_shape
-from profiles.published import Published, published
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, str, str]  # kind, backend, dtype, family

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from experiments.curves.fit import errors, fit, key_of
 from experiments.curves.gains import gains
-from profiles.curves import BACKENDS, curve_of, fitted
-from profiles.published import Published, published
+from profiles.curves import BACKENDS, Published, curve_of, fitted, published
 
 Errors = dict[str, list[float]]  # by backend
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from cluster.controller.available_devices import Inventory
 from cluster.controller.config import Patience
-from cluster.controller.devices import Inventory
 from cluster.controller.input_planning import ClassifierPlanningProblem
 from cluster.controller.rehearsal import replan
 from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.serving.deploy import deploy
+from cluster.serving.applications import deploy
 from cluster.serving.local import LocalRay, local_ray
 from cluster.serving.ports import free_port
 from cluster.serving.processes import descendants

@@ -9,11 +9,11 @@ import numpy as np
 
 from cluster.controller.application import RolloutError
 from cluster.controller.config import Patience
+from cluster.controller.control_loop import ControlLoop, Offload, at_once
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import lost_devices, plan_change
 from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.loop import ControlLoop, Offload, at_once
 from cluster.controller.record import Event, Events
 from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from optimizer import Objective, Plan, evaluate

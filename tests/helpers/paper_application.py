@@ -6,11 +6,11 @@ from random import Random
 from typing import Any
 
 from cluster.controller.config import Patience
+from cluster.controller.control_loop import ControlLoop
 from cluster.controller.core import Controller
-from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events
 from cluster.controller.text_planning import DecoderPlanningProblem
-from cluster.simulator.texts import SimulatedReplica, TextArrival
+from cluster.simulator.text_simulation import SimulatedReplica, TextArrival
 from deployments.decoding.client_meter import ClientMeter, SequenceMeter
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.scheduler import NewTokens

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cluster.controller.application import RunningApplication
-from cluster.serving.deploy import deploy
+from cluster.serving.applications import deploy
 from cluster.serving.local import LocalRay, local_ray
 from cluster.serving.ports import free_port, held_ports
 from deployments.replica.virtual import FAULTS

@@ -39,7 +39,7 @@ def test_serve_has_a_client_that_deploys(local: Local) -> None:
     ray.serving.result()
     client = ray_facts.serve_client()
     for name in ("deploy_apps", "wait_for_proxies_serving", "_controller"):
-        assert hasattr(client, name), f"Serve's client has no {name} any more: mend cluster.serving.deploy, ray_facts"
+        assert hasattr(client, name), f"Serve's client has no {name} any more: mend serving.applications, ray_facts"
 
 
 def test_this_machine_has_an_address(local: Local) -> None:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cluster.cascades.contenders import Tryout, best
 from cluster.cascades.report import table
-from cluster.cascades.rows import Tryout, best
 from cluster.cascades.timing import Timed
 from cluster.cli import app
 from cluster.simulator.sustained import sustained

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from cluster.controller.application import KEEP_SILENT, News
 from cluster.controller.config import Patience
+from cluster.controller.control_loop import ControlLoop
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import Expectation, expected_best, served_alike
-from cluster.controller.loop import ControlLoop
 from cluster.controller.record import Events, TrackRecord
 from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from tests.helpers.fluid_application import (

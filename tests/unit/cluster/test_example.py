@@ -9,7 +9,7 @@ import pytest
 
 from cluster.commands.serve import example
 from cluster.serving import serve_file as files
-from cluster.serving.deploy import _reason
+from cluster.serving.applications import _reason
 from cluster.serving.serve_file import serve_file, with_demo
 
 

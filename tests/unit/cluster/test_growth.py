@@ -8,11 +8,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from cluster.controller.available_devices import DeviceRequests
 from cluster.controller.config import ControllerConfig
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import lost_devices
-from cluster.controller.devices import DeviceRequests
 from cluster.controller.status import status_of
 from deployments.config import checked
 from profiles.errors import UserError

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cluster.controller.config import Patience
+from cluster.controller.control_loop import ControlLoop
 from cluster.controller.core import Controller, NextStep
 from cluster.controller.corrections import Corrections
-from cluster.controller.loop import ControlLoop
 from cluster.controller.peeks import with_all_ramps
 from cluster.controller.promise_keeper import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
 from cluster.controller.record import Event, Events

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.serving import local, ports
-from cluster.serving.deploy import _wait_until_reachable
+from cluster.serving.applications import _wait_until_reachable
 from cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
 from cluster.serving.ports import check_port, free_port, held_ports, is_free
 from cluster.serving.processes import descendants

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cluster.commands import serve
 from cluster.commands.serve import progress_printer
-from cluster.serving import deploy
+from cluster.serving import applications
 from profiles.errors import UserError
 
 STEPS = ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 0/1", "Starting isobatch 1/1"]
@@ -32,11 +32,11 @@ def test_a_terminal_has_one_line_that_changes() -> None:
 
 
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy, "_applications", dict)
+    monkeypatch.setattr(applications, "_applications", dict)
     with pytest.raises(
         UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* have more time \(--patience-s\)"
     ):
-        deploy._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
+        applications._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
 
 
 @pytest.mark.parametrize("said", [b"hello", b'"hello"', b"{}", b"[1]", b'{"requests": {}}'])

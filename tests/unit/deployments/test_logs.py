@@ -79,7 +79,7 @@ def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     join_serves_log()  # again, as by another deployment in the same process
     for number in range(100):
         logging.getLogger("deployments.front.service").warning("inputs could not be encoded: %d", number)
-    logging.getLogger("cluster.controller.loop").warning("the controller could not look")
+    logging.getLogger("cluster.controller.control_loop").warning("the controller could not look")
     assert len(lines.said) == LINES_PER_KIND + 1
     assert lines.said[-1] == "the controller could not look"
 

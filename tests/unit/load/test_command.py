@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from cluster import cli
-from cluster.load.bodies import accepted_at, promised_ms
 from cluster.load.generator import LoadRecord
 from cluster.load.http_connection import BROKEN
 from cluster.load.report import _kinds, summary
+from cluster.load.request_bodies import accepted_at, promised_ms
 from profiles.errors import UserError
 from tests.helpers.other_protocol import grpc_port
 

@@ -5,12 +5,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_of, curve_table, estimated, fitted, pace, peak
+from profiles.curves import (
+    BACKENDS,
+    DTYPES,
+    Curve,
+    Fitted,
+    curve_of,
+    curve_table,
+    estimated,
+    fitted,
+    pace,
+    peak,
+    published,
+)
 from profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
 from profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed_backends_warning
-from profiles.published import published
 from profiles.sweep import whole_s
 
 GPUS = sorted(set(CATALOGUE) - {"cpu"})

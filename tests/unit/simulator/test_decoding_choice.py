@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.simulator.text_choice import BUSY, choose_plan, saturated, trial_at
-from cluster.simulator.texts import TextArrival, simulate_texts
+from cluster.simulator.text_simulation import TextArrival, simulate_texts
 from deployments.decoding.config import DecoderConfig
 from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay, expected_pace, ways
 from optimizer.text_plans import plan_of, shares_of, tokens_per_s
