@@ -66,12 +66,12 @@ def table(name: str, figures: Mapping[str, float]) -> Table:
     return result
 
 
-def smaller(told: Sequence[str]) -> dict[str, int | str]:
+def smaller(parts: Sequence[str]) -> dict[str, int | str]:
     """
     >>> smaller(["changes=6", "parts=changes"])
     {'changes': 6, 'parts': 'changes'}
     """
-    pairs = (each.split("=", 1) for each in told)
+    pairs = (each.split("=", 1) for each in parts)
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
@@ -83,20 +83,20 @@ def _end(number: int, _: object) -> None:
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _end)
-    name, *told = arguments or [""]
-    if name not in claims() or not all("=" in each for each in told):
+    name, *parts = arguments or [""]
+    if name not in claims() or not all("=" in each for each in parts):
         usage = "python -m experiments.bench NAME [WHAT=SMALLER ...], with NAME one of"
         print(f"usage: {usage}: {', '.join(claims())}", file=sys.stderr)
         return 2
     try:
-        figures = import_module(f"experiments.{name}.run").measure(**smaller(told))
+        figures = import_module(f"experiments.{name}.run").measure(**smaller(parts))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     console = Console()
     console.print(table(name, figures))
-    if told:
-        print(f"not written to {RESULTS.name}/{name}.json: {' '.join(told)} makes this a part of the benchmark")
+    if parts:
+        print(f"not written to {RESULTS.name}/{name}.json: {' '.join(parts)} makes this a part of the benchmark")
         return 0
     console.print(f"written to {write(name, figures)}")
     results_page.write()

@@ -187,7 +187,6 @@ def curve_table(
 
 
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
-COLUMNS = ("kind", "framework", "backend", "dtype", "network", "length", "clock", "ms_by_batch", "source")
 
 
 @dataclass(frozen=True)

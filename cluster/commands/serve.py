@@ -105,15 +105,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from cluster.serving.local import check_place, local_nodes, local_ray
     from cluster.serving.ports import check_port
-    from cluster.serving.serve_file import (
-        classifiers,
-        decoders,
-        grpc_addresses,
-        key_variable,
-        name_of,
-        prefix_of,
-        with_demo,
-    )
+    from cluster.serving.serve_file import grpc_addresses, key_variable, name_of, prefix_of, served, with_demo
 
     # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -140,10 +132,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             deploy(ray, complete, patience_s, show_progress)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
-            places = {
-                name_of(application): f"{base}{prefix_of(application)}"
-                for application in (*classifiers(complete), *decoders(complete))
-            }
+            places = {name_of(application): f"{base}{prefix_of(application)}" for application in served(complete)}
             for place in places.values() or [base]:
                 console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
             if places:

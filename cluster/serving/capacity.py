@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
-from cluster.serving.serve_file import ServeFile, classifiers, controllers, decoders, name_of
-from deployments.config import AppConfig, checked, parse
+from cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
+from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
 from deployments.graph import Graph, read_graph
 from deployments.resources import Resources, accelerators, declared, devices_on, replica_needs, requested_amounts, total
@@ -23,7 +23,8 @@ _ROUNDING = 1e-6
 
 def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     """Raise UserError about the first resource of which the nodes have too little."""
-    configs = {name_of(application): parse(application["args"]) for application in classifiers(content)}
+    all_configs = {name_of(application): config_of(application) for application in served(content)}
+    configs = {name: config for name, config in all_configs.items() if isinstance(config, AppConfig)}
     planned = {name: config for name, config in configs.items() if config.planned}
     budgets = _budgets(planned, content)
     _check_budgets(planned, budgets, nodes)
@@ -31,7 +32,7 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     has = total(nodes)
     needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
     needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
-    needs |= {name: _decoding(config, has) for name, config in _decoder_configs(content).items()}
+    needs |= {name: _decoding(config, has) for name, config in all_configs.items() if isinstance(config, DecoderConfig)}
     for config in configs.values():
         if not config.planned and config.device != "cpu" and not has.get("GPU"):
             raise UserError(_NO_GPU.format(device=config.device, owner=f"this Ray has {_as_text(has)}"))
@@ -41,30 +42,19 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
 
 def check_processors(content: ServeFile, cpus: float) -> None:
     """Raise UserError if the plan of a file needs more CPUs than the machine has, before Ray is started."""
-    planned = {each.plan: _planned_amounts(each) for each in _all_configs(content) if each.plan}
+    planned = {each.plan: _planned_amounts(each) for each in map(config_of, served(content)) if each.plan}
     for plan, amounts in planned.items():
         _check_enough(plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
 
 
 def check_gpus(content: ServeFile, count: Callable[[], int]) -> None:
     """Raise UserError if a file needs a GPU and the machine has none, before Ray is started."""
-    for config in _all_configs(content):
+    for config in map(config_of, served(content)):
         needed = _planned_amounts(config)["GPU"] if config.plan else float(config.device != "cpu")
         if needed and not count():
             if config.plan:
                 raise UserError(f"{config.plan} needs {needed:g} GPUs; this machine has none: plan for its processors")
             raise UserError(_NO_GPU.format(device=config.device, owner="this machine has no GPU"))
-
-
-def _all_configs(content: ServeFile) -> list[AppConfig | DecoderConfig]:
-    return [
-        *(parse(application["args"]) for application in classifiers(content)),
-        *_decoder_configs(content).values(),
-    ]
-
-
-def _decoder_configs(content: ServeFile) -> dict[str, DecoderConfig]:
-    return {name_of(each): checked(DecoderConfig, each["args"]) for each in decoders(content)}
 
 
 def _planned_amounts(config: AppConfig | DecoderConfig) -> dict[str, float]:

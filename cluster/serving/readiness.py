@@ -9,10 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cluster.serving.ports import is_free
-from cluster.serving.serve_file import ROOT, ServeFile, classifiers, decoders, grpc_addresses
+from cluster.serving.serve_file import ROOT, ServeFile, config_of, grpc_addresses, served
 from deployments.cluster_checks import PATHS, check_http
-from deployments.config import ServedConfig, checked, parse
-from deployments.decoding.config import DecoderConfig
 from deployments.folders import content_of
 from deployments.ray_facts import each_node, serve_client
 from deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
@@ -58,8 +56,7 @@ def check_nodes(content: ServeFile) -> None:
 
 
 def needs_of(content: ServeFile) -> NodeNeeds:
-    configs: list[ServedConfig] = [parse(application["args"]) for application in classifiers(content)]
-    configs += [checked(DecoderConfig, application["args"]) for application in decoders(content)]
+    configs = [config_of(application) for application in served(content)]
     files = [path for config in configs for name in PATHS if (path := getattr(config, name))]
     variables = [config.api_key_variable for config in configs if config.api_key_variable]
     ports = [int(content["http_options"]["port"]), *(port for _, port in grpc_addresses(content))]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
 from deployments.cluster_checks import PATHS, check_http
-from deployments.config import ServedConfig, checked, parse
+from deployments.config import AppConfig, ServedConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import check_decoder, is_decoder
 from deployments.folders import checkpoint_json, weights_of
@@ -133,8 +133,8 @@ def _check_apart(content: ServeFile) -> None:
     _no_two("name", [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
     _no_two("grpc_port", _grpc_ports(content))
+    names = [name_of(application) for application in served(content)]
     decoding = [name_of(application) for application in decoders(content)]
-    names = [*(name_of(application) for application in classifiers(content)), *decoding]
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
         controlled = config.application
@@ -168,14 +168,23 @@ def decoders(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == DECODER]
 
 
+def served(content: ServeFile) -> list[dict[str, Any]]:
+    """The applications of isobatch that answer clients."""
+    return classifiers(content) + decoders(content)
+
+
+def config_of(application: dict[str, Any]) -> AppConfig | DecoderConfig:
+    """The checked `args:` of an application that answers clients."""
+    return checked(AppConfig if application["import_path"] == APPLICATION else DecoderConfig, application["args"])
+
+
 def controllers(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
 
 
 def key_variable(content: ServeFile) -> str | None:
     """The environment variable with the first application's key, if it needs a key."""
-    applications = classifiers(content) + decoders(content)
-    return next((application["args"].get("api_key_variable") for application in applications), None)
+    return next((application["args"].get("api_key_variable") for application in served(content)), None)
 
 
 def with_demo(content: ServeFile) -> ServeFile:
@@ -194,7 +203,7 @@ def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: C
     taken, `check_port` raises later.
     """
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
-    for application in [*classifiers(complete), *decoders(complete)][:1]:
+    for application in served(complete)[:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
             taken = GRPC_PORT in _grpc_ports(complete) or not is_free(_grpc_host(arguments), GRPC_PORT)
@@ -225,7 +234,7 @@ def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None
 
 def grpc_addresses(content: ServeFile) -> list[tuple[str, int]]:
     """Host and port of each isobatch application that serves gRPC."""
-    arguments = [application["args"] for application in (*classifiers(content), *decoders(content))]
+    arguments = [application["args"] for application in served(content)]
     return [(_grpc_host(each), each["grpc_port"]) for each in arguments if each.get("grpc_port")]
 
 

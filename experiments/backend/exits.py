@@ -46,8 +46,8 @@ def of_demo() -> dict[str, float]:
 
 
 def of_minilm() -> dict[str, float]:
-    told = {"data": minilm.test_file(), "budget_s": BUDGET_S, "backend": "onnx", "largest": 32}
-    requests = {dtype: BenchRequest(str(minilm.prepared(dtype)), dtype=dtype, **told) for dtype in DTYPES}  # type: ignore[arg-type]
+    options = {"data": minilm.test_file(), "budget_s": BUDGET_S, "backend": "onnx", "largest": 32}
+    requests = {dtype: BenchRequest(str(minilm.prepared(dtype)), dtype=dtype, **options) for dtype in DTYPES}  # type: ignore[arg-type]
     return _compared("minilm", requests, MINILM_LOAD, minilm.prepared())
 
 

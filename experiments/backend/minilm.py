@@ -42,9 +42,9 @@ Labels = NDArray[np.int64]
 
 def source() -> Path:
     named = os.environ.get("ISOBATCH_MINILM")
-    found = find_spec(PACKAGE)
-    if not named and found and found.submodule_search_locations:
-        named = str(Path(found.submodule_search_locations[0]) / "model")
+    result = find_spec(PACKAGE)
+    if not named and result and result.submodule_search_locations:
+        named = str(Path(result.submodule_search_locations[0]) / "model")
     if not named:
         raise UserError("ISOBATCH_MINILM is not set")
     return checkpoint.locate(named)

@@ -59,19 +59,19 @@ class Watched:
 class InsistentDispatcher(Dispatcher):
     """Lets in one of those whom it refuses."""
 
-    def __init__(self, watched: Watched, clock: Callable[[], float], *told: Any) -> None:
-        super().__init__(*told)
+    def __init__(self, watched: Watched, clock: Callable[[], float], *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._watched, self._clock = watched, clock
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
     ) -> Ticket | Refusal:
-        found, watched = super().admit(now_s, deadline_s, place, weight, full), self._watched
-        if not isinstance(found, Refusal):
-            return found
+        result, watched = super().admit(now_s, deadline_s, place, weight, full), self._watched
+        if not isinstance(result, Refusal):
+            return result
         watched.refused += 1
         if watched.refused - 1 != watched.which:
-            return found
+            return result
         watched.due_s = deadline_s
         watched.ticket = self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
         return watched.ticket
@@ -85,10 +85,10 @@ class InsistentDispatcher(Dispatcher):
 
 def replayed(seed: int) -> Replayed:
     """The inputs of one problem."""
-    found = Replayed()
+    result = Replayed()
     for world, rate in _cases(seed):
-        _add(found, world, rate, seed)
-    return found
+        _add(result, world, rate, seed)
+    return result
 
 
 def _cases(seed: int) -> Iterator[tuple[World, float]]:
@@ -106,16 +106,16 @@ def _cases(seed: int) -> Iterator[tuple[World, float]]:
         yield World(plan, facts, slo_s), load * evaluate(plan, facts).goodput_per_s
 
 
-def _add(found: Replayed, world: World, rate: float, seed: int) -> None:
+def _add(result: Replayed, world: World, rate: float, seed: int) -> None:
     report, watched = _run(world, rate, seed)
-    found.admitted += report.arrived - report.refused
-    found.late += report.answered - report.good + report.expired
+    result.admitted += report.arrived - report.refused
+    result.late += report.answered - report.good + report.expired
     first, last = int(WARM * watched.refused), watched.refused - 1
     for which in np.unique(np.linspace(first, last, REPLAYED).astype(int)).tolist() if watched.refused else ():
         again, let_in = _run(world, rate, seed, which)
-        found.replayed += 1
-        found.in_time += let_in.in_time
-        found.gained += again.good - report.good
+        result.replayed += 1
+        result.in_time += let_in.in_time
+        result.gained += again.good - report.good
 
 
 def _run(world: World, rate: float, seed: int, which: int = -1) -> tuple[Report, Watched]:
@@ -125,6 +125,6 @@ def _run(world: World, rate: float, seed: int, which: int = -1) -> tuple[Report,
     depths = exit_blocks(ExitProfile(world.facts.survival), len(times_s), np.random.default_rng(seed))
     simulation = Simulation(
         world, [(times_s, depths)], seconds, seed,
-        dispatcher=lambda *told: InsistentDispatcher(watched, lambda: simulation.now_s, *told),
+        dispatcher=lambda *arguments: InsistentDispatcher(watched, lambda: simulation.now_s, *arguments),
     )  # fmt: skip
     return simulation.finish(), watched

@@ -46,25 +46,25 @@ def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> list[Ju
     code = sha256(json.dumps(code_behind("experiments/bound/judged.py")).encode()).hexdigest()[:16]
     kept = cache_directory() / "bench-bound" / f"{code}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    found = {each.seed: each for each in map(_read, json.loads(kept.read_text()) if kept.exists() else ())}
-    left = [seed for seed in seeds if seed not in found]
+    result = {each.seed: each for each in map(_read, json.loads(kept.read_text()) if kept.exists() else ())}
+    left = [seed for seed in seeds if seed not in result]
     judge_one = partial(_judge, out_of_time=out_of_time)
-    for each in track(cores.map(judge_one, left), f"problems ({len(found)} were judged before)", total=len(left)):
+    for each in track(cores.map(judge_one, left), f"problems ({len(result)} were judged before)", total=len(left)):
         if each:
-            found[each.seed] = each
-            kept.write_text(json.dumps([(*one[:2], astuple(one.replayed)) for one in found.values()]))
-    return [found[seed] for seed in seeds if seed in found]
+            result[each.seed] = each
+            kept.write_text(json.dumps([(*one[:2], astuple(one.replayed)) for one in result.values()]))
+    return [result[seed] for seed in seeds if seed in result]
 
 
-def figures(found: Sequence[JudgedProblem]) -> dict[str, float]:
+def figures(result: Sequence[JudgedProblem]) -> dict[str, float]:
     """Of all these problems."""
-    plans = [each.plan for each in found if each.plan]
+    plans = [each.plan for each in result if each.plan]
     errors = np.abs([plan.error for plan in plans])
     gains = [plan.neighbour_gain for plan in plans if plan.neighbour_gain is not None]
-    inputs = sum((each.replayed for each in found), Replayed())
-    gained, gained_error = _gained(each.replayed for each in found)
+    inputs = sum((each.replayed for each in result), Replayed())
+    gained, gained_error = _gained(each.replayed for each in result)
     return {
-        "problems": len(found),
+        "problems": len(result),
         "planned": len(plans),
         "promise_error_p50": float(np.quantile(errors, 0.5)),
         "promise_error_p90": float(np.quantile(errors, 0.9)),

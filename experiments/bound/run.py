@@ -16,8 +16,8 @@ PROBLEMS, MINUTES = 500, 8
 def measure(problems: int = PROBLEMS, minutes: int = MINUTES, oracle: int = 1) -> dict[str, float]:
     """So many problems, as far as the minutes go."""
     with ProcessPoolExecutor(os.cpu_count()) as cores:
-        found = figures(judged(range(problems), Until(time.time() + 60 * minutes), cores))
+        result = figures(judged(range(problems), Until(time.time() + 60 * minutes), cores))
         if oracle:
             one, mixed = cores.map(share_of_oracle, (ONE_KIND, MIXED))
-            found |= {"share_of_oracle_homogeneous": one, "share_of_oracle_mixed": mixed}
-    return found
+            result |= {"share_of_oracle_homogeneous": one, "share_of_oracle_mixed": mixed}
+    return result

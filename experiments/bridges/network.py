@@ -103,7 +103,7 @@ class Costs:
         return cls(blocks, head, tuple(_multiplied(each, (states[each.block], size)) for each in exits))
 
 
-def _multiplied(module: nn.Module, told: tuple[object, ...]) -> int:
+def _multiplied(module: nn.Module, arguments: tuple[object, ...]) -> int:
     """Multiplications of all convolutions that run, by their outputs."""
     counts, hooks = list[int](), list[Any]()
 
@@ -114,7 +114,7 @@ def _multiplied(module: nn.Module, told: tuple[object, ...]) -> int:
     for each in module.modules():
         if isinstance(each, nn.Conv2d):
             hooks.append(each.register_forward_hook(counted))
-    module(*told)
+    module(*arguments)
     for hook in hooks:
         hook.remove()
     return sum(counts)

@@ -68,26 +68,26 @@ def measure(steps: int = STEPS, exit_steps: int = EXIT_STEPS) -> dict[str, float
     backbone.eval().requires_grad_(False)
     exits = [Exit(backbone, block) for block in EXITS]
 
-    def said(rows: Tensor) -> list[Tensor]:
+    def labelled(rows: Tensor) -> list[Tensor]:
         states = list(backbone.features(learnt.pictures[rows]))
         return [each(states[each.block], (SIDE, SIDE)) for each in exits]
 
-    _train(nn.ModuleList(exits), said, learnt, exit_steps)
+    _train(nn.ModuleList(exits), labelled, learnt, exit_steps)
     for each in exits:
         each.eval()
     with torch.inference_mode():
         costs = Costs.of(backbone, exits, learnt.pictures[:1])
-        parts = [Labelled.of(backbone, exits, Scenes.drawn(*told)) for told in ((SHAPE, 1), (TEST, 2), (OTHERS, 3))]
+        parts = [Labelled.of(backbone, exits, Scenes.drawn(*part)) for part in ((SHAPE, 1), (TEST, 2), (OTHERS, 3))]
     return dict(_figures(costs, *parts))
 
 
-def _train(module: nn.Module, said: Callable[[Tensor], list[Tensor]], scenes: Scenes, steps: int) -> None:
+def _train(module: nn.Module, labelled: Callable[[Tensor], list[Tensor]], scenes: Scenes, steps: int) -> None:
     module.train()
     optimiser = torch.optim.AdamW(module.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps)
     for _ in show(range(steps), "training"):
         rows = torch.randint(len(scenes.labels), (BATCH,))
-        loss = torch.stack([functional.cross_entropy(logits, scenes.labels[rows]) for logits in said(rows)]).sum()
+        loss = torch.stack([functional.cross_entropy(logits, scenes.labels[rows]) for logits in labelled(rows)]).sum()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -98,36 +98,36 @@ def _train(module: nn.Module, said: Callable[[Tensor], list[Tensor]], scenes: Sc
 class Labelled:
     """Exits + 1 x pictures x pixels: what is answered, the full network last; how sure; and the labels."""
 
-    said: Indices
+    labelled: Indices
     sure: Floats
     labels: Indices
 
     @classmethod
     def of(cls, backbone: Backbone, exits: Sequence[Exit], scenes: Scenes) -> "Labelled":
-        said, sure = list[Tensor](), list[Tensor]()
+        labelled, sure = list[Tensor](), list[Tensor]()
         for some in torch.split(scenes.pictures, 250):
             states = list(backbone.features(some))
             logits = [*(each(states[each.block], (SIDE, SIDE)) for each in exits), backbone(some)]
             best = torch.stack([each.softmax(dim=1) for each in logits]).flatten(3).max(dim=2)
-            said.append(best.indices)
+            labelled.append(best.indices)
             sure.append(best.values)
         labels = scenes.labels.flatten(1).numpy()
-        return cls(torch.cat(said, dim=1).numpy(), torch.cat(sure, dim=1).double().numpy(), labels)
+        return cls(torch.cat(labelled, dim=1).numpy(), torch.cat(sure, dim=1).double().numpy(), labels)
 
     def table(self, unsure: float, costs: Floats) -> ExitTable:
         """Who would leave where, if so many pixels need not be sure: losses are shares of a picture's pixels."""
         few = int(unsure * self.sure.shape[2])
         least = np.partition(self.sure[:-1], few, axis=2)[:, :, few]  # all but so few are at least so sure
         first = np.array([np.searchsorted(-THRESHOLDS, -each) for each in least]).astype(np.uint8)
-        agreed = (self.said == self.said[-1]).mean(axis=2).astype(np.float32)
-        right = (self.said == self.labels).mean(axis=2).astype(np.float32)
-        nothing = np.zeros(self.said.shape[:2], np.uint16)
+        agreed = (self.labelled == self.labelled[-1]).mean(axis=2).astype(np.float32)
+        right = (self.labelled == self.labels).mean(axis=2).astype(np.float32)
+        nothing = np.zeros(self.labelled.shape[:2], np.uint16)
         return ExitTable(THRESHOLDS, first, right, nothing, nothing[-1].astype(np.int64), costs, None, agreed)
 
     def mean_iou(self, places: Indices) -> float:
         """The mean over labels of intersection over union, where pictures leave at these exits."""
-        said, labels = self.said[places, np.arange(len(places))].ravel(), self.labels.ravel()
-        both = np.bincount(labels * NUM_LABELS + said, minlength=NUM_LABELS**2).reshape(NUM_LABELS, NUM_LABELS)
+        labelled, labels = self.labelled[places, np.arange(len(places))].ravel(), self.labels.ravel()
+        both = np.bincount(labels * NUM_LABELS + labelled, minlength=NUM_LABELS**2).reshape(NUM_LABELS, NUM_LABELS)
         return float((np.diag(both) / (both.sum(axis=0) + both.sum(axis=1) - np.diag(both))).mean())
 
 
@@ -149,17 +149,17 @@ def costs_of(costs: Costs, opened: Sequence[int]) -> Floats:
     whole, before = sum(costs.blocks) + costs.head, np.cumsum(costs.blocks)
     looked = np.cumsum([costs.exits[each] if each in opened else 0 for each in range(len(EXITS))])
     at_exits = [before[block] + looked[number] for number, block in enumerate(EXITS)]
-    found: Floats = np.array([*at_exits, whole + looked[-1]]) / whole
-    return found
+    result: Floats = np.array([*at_exits, whole + looked[-1]]) / whole
+    return result
 
 
 def _figures(costs: Costs, shape: Labelled, test: Labelled, others: Labelled) -> Iterator[tuple[str, float]]:
     whole = sum(costs.blocks) + costs.head
     for number, block in enumerate(EXITS):
         yield f"exit_cost_{block}", costs.exits[number] / whole
-        yield f"exit_pixels_agreed_{block}", float((others.said[number] == others.said[-1]).mean())
+        yield f"exit_pixels_agreed_{block}", float((others.labelled[number] == others.labelled[-1]).mean())
     at_the_end = np.full(len(others.labels), len(EXITS))
-    yield "pixels_right_full", float((others.said[-1] == others.labels).mean())
+    yield "pixels_right_full", float((others.labelled[-1] == others.labels).mean())
     yield "mean_iou_full", others.mean_iou(at_the_end)
     hoped = [(_hoped(each, shape, test), each) for each in _choices(costs)]
     for most, name in ((1, "one_exit"), (2, "two_exits"), (len(EXITS), "any_exits")):

@@ -46,15 +46,15 @@ def _of(data_set: PublicSet) -> Iterator[tuple[str, float]]:
     sample = data_set.judged()
     folders = [classifier(data_set, LAYERS[0]), large_network(data_set)]
     labels = label_names(folders[-1])
-    found = [candidate(folder, folder.name, sample, labels) for folder in folders]
-    terms = _terms(sample, found[0].head.shape[1])
+    result = [candidate(folder, folder.name, sample, labels) for folder in folders]
+    terms = _terms(sample, result[0].head.shape[1])
     costs = [[1.0] * layers for layers in LAYERS]  # layers of one width
-    ways = {name: calibrated(found, way, costs, terms) for name, way in WAYS.items()}
+    ways = {name: calibrated(result, way, costs, terms) for name, way in WAYS.items()}
     for name, made in ways.items():
         figures = made.figures(made.shown())
         yield f"{name}_lost", figures.lost
         yield f"{name}_accuracy", figures.accuracy
-    for name, each in zip(("small", "large"), found, strict=True):
+    for name, each in zip(("small", "large"), result, strict=True):
         right = each.head[terms.test].argmax(dim=1) == terms.truth[terms.test].argmax(dim=1)
         yield f"{name}_accuracy", float(right.float().mean())
     large = load(folders[-1]).with_ramps(Ramps(ExitRules()))

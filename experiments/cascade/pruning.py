@@ -48,10 +48,10 @@ class Attentive:
     @torch.inference_mode()
     def pruned(self, texts: Sequence[str], shares: Sequence[float]) -> Iterator[tuple[list[str], float]]:
         """For each share, the texts without the words that receive too little, and what part of all words went."""
-        found = [each for batch in _batches(texts) for each in self._words(batch)]
+        result = [each for batch in _batches(texts) for each in self._words(batch)]
         for share in shares:
-            kept = [[word for word, received in words if received > share] for words in found]
-            gone = 1 - sum(map(len, kept)) / max(1, sum(map(len, found)))
+            kept = [[word for word, received in words if received > share] for words in result]
+            gone = 1 - sum(map(len, kept)) / max(1, sum(map(len, result)))
             yield [" ".join(words) or text for words, text in zip(kept, texts, strict=True)], gone
 
     def _tokens(self, texts: Sequence[str]) -> Any:

@@ -22,6 +22,6 @@ def measure(sets: int = 3) -> dict[str, float]:
         return figures
     for name, worst in (("over_large", min), ("lost", max)):
         for way in compute.WAYS:
-            found = [value for figure, value in figures.items() if figure.startswith(f"{way}_{name}_")]
-            figures[f"{way}_{name}"] = worst(found)
+            result = [value for figure, value in figures.items() if figure.startswith(f"{way}_{name}_")]
+            figures[f"{way}_{name}"] = worst(result)
     return figures

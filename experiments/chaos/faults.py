@@ -104,8 +104,8 @@ FAULTS: dict[str, Fault] = {
 
 async def restored(here: Live) -> None:
     """Make slow processes fast again, and lead the application back to its first plan."""
-    for told in here.faults.iterdir():
-        told.unlink()
+    for file in here.faults.iterdir():
+        file.unlink()
     application = RunningApplication(NAME)
     async with asyncio.timeout(WITHIN_S):
         while True:

@@ -52,7 +52,7 @@ class Round:
     recovery_s: float
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         counts = ", ".join(f"{value} {name}" for name in COUNTS if (value := getattr(self, name)))
         return f"{self.what}: {self.recovery_s:.1f} s to {ENOUGH:.0%}, {counts}"
 
@@ -74,9 +74,9 @@ def measure(rounds: int = ROUNDS, only: str = "") -> dict[str, float]:
     with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, lose_node):
         faults = {name: do for name, do in (FAULTS | {"a node is lost": lose_node}).items() if only in name}
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-            found = asyncio.run(struck_under_load(here, faults, rounds))
-        console.print(table(found))
-    return figures_of(found)
+            result = asyncio.run(struck_under_load(here, faults, rounds))
+        console.print(table(result))
+    return figures_of(result)
 
 
 @contextmanager

@@ -67,8 +67,8 @@ def _asked(url: str, due_s: np.ndarray, slo_ms: float) -> tuple[np.ndarray, np.n
 def _recovery_s(due_s: np.ndarray, good: np.ndarray) -> float:
     """The end of the last look in which too few of those that asked were answered in time; 0 where there was none."""
     edges = np.arange(0.0, due_s[-1] + LOOK_S, LOOK_S)
-    asked, answered = np.histogram(due_s, edges)[0], np.histogram(due_s[good], edges)[0]
-    poor = np.flatnonzero(answered < WELL * asked)
+    arrived, answered = np.histogram(due_s, edges)[0], np.histogram(due_s[good], edges)[0]
+    poor = np.flatnonzero(answered < WELL * arrived)
     return float(edges[poor[-1] + 1]) if len(poor) else 0.0
 
 
@@ -80,7 +80,7 @@ def promise_of(plan: Plan) -> float:
 def slow_link() -> dict[str, float]:
     """Both plans run where the link is slow, under what the second one sustains. The devices are simulated."""
     slow = {ACROSS: SLOW_GBIT_PER_S}
-    unaware, aware = (optimize(_profile(), DEVICES, _links(told), OBJECTIVE) for told in ({}, slow))
+    unaware, aware = (optimize(_profile(), DEVICES, _links(links), OBJECTIVE) for links in ({}, slow))
     facts = problem(_profile(), DEVICES, _links(slow))
     offered = OFFERED * evaluate(aware, facts).goodput_per_s
     assert ACROSS in crossed(unaware), "This is a bug: without the slow link, a plan uses it."

@@ -17,7 +17,7 @@ from rich.console import Console
 from cluster.load.workloads import arrivals
 from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.serve import fleet, measures
-from experiments.shared.live import Live, application, asked, bare
+from experiments.shared.live import Live, application, bare, stats_at
 from optimizer.plan import Plan
 from profiles.files import Profile
 
@@ -57,19 +57,19 @@ def measure(fronts: int) -> dict[str, dict[str, float]]:
     return {"filled": asdict(filled), "passed": asdict(passed)}
 
 
-def figures(found: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+def figures(result: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
     """By the number of fronts, compared with one."""
-    one = found[1]["filled"]
-    told = {"fill_one_front": one["fill"], "p99_one_front_ms": one["p99_ms"]}
-    for fronts, each in found.items():
+    one = result[1]["filled"]
+    figures_of_fronts = {"fill_one_front": one["fill"], "p99_one_front_ms": one["p99_ms"]}
+    for fronts, each in result.items():
         filled, passed = each["filled"], each["passed"]
-        told[f"good_share_{fronts}_fronts"] = filled["good_share"]
-        told |= {f"fronts_{fronts}_rps": passed["per_s"], f"fronts_{fronts}_cpu_ms": passed["cpu_ms"]}
+        figures_of_fronts[f"good_share_{fronts}_fronts"] = filled["good_share"]
+        figures_of_fronts |= {f"fronts_{fronts}_rps": passed["per_s"], f"fronts_{fronts}_cpu_ms": passed["cpu_ms"]}
         if fronts > 1:
-            told[f"fill_{fronts}_fronts_over_one"] = filled["fill"] / one["fill"]
-            told[f"p99_{fronts}_fronts_over_one"] = filled["p99_ms"] / one["p99_ms"]
-            told[f"busiest_share_{fronts}_fronts"] = filled["busiest_share"]
-    return told
+            figures_of_fronts[f"fill_{fronts}_fronts_over_one"] = filled["fill"] / one["fill"]
+            figures_of_fronts[f"p99_{fronts}_fronts_over_one"] = filled["p99_ms"] / one["p99_ms"]
+            figures_of_fronts[f"busiest_share_{fronts}_fronts"] = filled["busiest_share"]
+    return figures_of_fronts
 
 
 @contextmanager
@@ -88,9 +88,9 @@ async def _filled(here: Live) -> FrontsSeen:
 
 
 async def _turn(here: Live, seed: int) -> FrontsSeen:
-    before = asked(here.base)
+    before = stats_at(here.base)
     record = await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), SECONDS, seed))
-    after = asked(here.base)
+    after = stats_at(here.base)
     first = [stats["splits"][0] for stats in (before, after)]
     launches = [each["launches"] for each in first]
     full = [each["launches"] * each["fill"] for each in first]  # how many launches the inputs would have filled

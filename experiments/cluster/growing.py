@@ -90,8 +90,8 @@ async def grown_and_shrunk(cluster: Started) -> dict[str, float]:
     figures["scale_down_s"] = await until(base, lambda status: status["devices"][KIND] == 1) - falls_s
     status = await traffic.ended()
     figures |= {"growth_s": now_s() - begun_s, "growth_requests": float(len(status))}
-    told = {"answered": 200, "wrong": WRONG, "lost": BROKEN, "failed": 500}
-    return figures | {f"growth_{name}": float((status == code).sum()) for name, code in told.items()}
+    statuses = {"answered": 200, "wrong": WRONG, "lost": BROKEN, "failed": 500}
+    return figures | {f"growth_{name}": float((status == code).sum()) for name, code in statuses.items()}
 
 
 def enough(status: Status) -> bool:
@@ -112,8 +112,8 @@ async def until(base: str, holds: Callable[[Status], bool]) -> float:
 
 def _status(base: str) -> Status:
     with urlopen(f"{base}/controller/status", timeout=10) as reply:
-        found: Status = json.load(reply)
-    return found
+        result: Status = json.load(reply)
+    return result
 
 
 async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:

@@ -35,9 +35,9 @@ def main(out: str, faults: str, seed: str) -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with TemporaryDirectory() as folder, application_with_a_far_node(Path(folder)) as (here, kinds):
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-            found = asyncio.run(struck_under_load(here, kinds, int(faults), whole, FAULT_S, int(seed)))
-        console.print(table(found))
-    Path(out).write_text(json.dumps([asdict(each) for each in found]))
+            result = asyncio.run(struck_under_load(here, kinds, int(faults), whole, FAULT_S, int(seed)))
+        console.print(table(result))
+    Path(out).write_text(json.dumps([asdict(each) for each in result]))
 
 
 @contextmanager

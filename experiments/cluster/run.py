@@ -46,8 +46,8 @@ def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:
 
 
 def _fronts() -> dict[str, float]:
-    found = {each: _done(f"fronts {each}", partial(fronts.measure, each), "fronts") for each in fronts.FRONTS}
-    return fronts.figures(found)
+    result = {each: _done(f"fronts {each}", partial(fronts.measure, each), "fronts") for each in fronts.FRONTS}
+    return fronts.figures(result)
 
 
 def _nodes(faults: int) -> dict[str, float]:
@@ -56,7 +56,7 @@ def _nodes(faults: int) -> dict[str, float]:
         for seed in range(-(-faults // TOGETHER))
         for each in _done(f"nodes {seed}", partial(_struck, min(TOGETHER, faults - seed * TOGETHER), seed), "nodes")
     ]
-    if bad := [each.told for each in struck if each.lost or each.wrong or each.failed]:
+    if bad := [each.sentence for each in struck if each.lost or each.wrong or each.failed]:
         raise RuntimeError("requests were not answered as they should be: " + "; ".join(bad))
     figures = {f"node_{name}" if name == "faults" else name: value for name, value in figures_of(struck).items()}
     cut_s = [each.recovery_s for each in struck if each.what == CUT]
@@ -68,8 +68,8 @@ def _struck(faults: int, seed: int) -> list[dict[str, Any]]:
         out = Path(folder, "found.json")
         words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-m", "experiments.cluster.nodes"]
         subprocess.run([*words, str(out), str(faults), str(seed)], check=True)
-        found: list[dict[str, Any]] = json.loads(out.read_text())
-    return found
+        result: list[dict[str, Any]] = json.loads(out.read_text())
+    return result
 
 
 def _done(part: str, work: Callable[[], Any], module: str) -> Any:
@@ -79,9 +79,9 @@ def _done(part: str, work: Callable[[], Any], module: str) -> Any:
     kept = json.loads(path.read_text()) if path.exists() else {}
     if kept.get("code") == code:
         return kept["found"]
-    found = work()
+    result = work()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_text(json.dumps({"code": code, "found": found}))
+    beside.write_text(json.dumps({"code": code, "found": result}))
     beside.replace(path)  # whole, whenever the run is broken off
-    return found
+    return result

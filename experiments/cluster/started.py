@@ -42,8 +42,8 @@ class Started:
 
     def _environment(self) -> dict[str, str]:
         script = f'eval "$({sys.executable} -m cluster.cli environment --folder {self._folder}/node)"; env -0'
-        said = subprocess.check_output(["sh", "-c", script], cwd=ROOT, env=self.plain)
-        return dict(line.split("=", 1) for line in said.decode().split("\0") if "=" in line)
+        output = subprocess.check_output(["sh", "-c", script], cwd=ROOT, env=self.plain)
+        return dict(line.split("=", 1) for line in output.decode().split("\0") if "=" in line)
 
     def _cloud(self, kinds: Mapping[str, int], idle_s: float) -> Path:
         """The file by which Ray rents nodes, and the settings of its fake provider."""
@@ -51,13 +51,13 @@ class Started:
             "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             "RAY_CLOUD_INSTANCE_ID": HEAD_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
         }  # fmt: skip
-        told: dict[str, Any] = {
+        provider: dict[str, Any] = {
             "type": "external",
             "module": FAKE,
             "gcs_address": self.address,
             "head_node_id": HEAD_ID,
         }
-        told |= {"launch_multiple": True, "disable_node_updaters": True, "disable_launch_config_check": True}
+        provider |= {"launch_multiple": True, "disable_node_updaters": True, "disable_launch_config_check": True}
         groups: dict[str, Any] = {
             kind: {"resources": {"CPU": 0, kind: 1, "object_store_memory": STORE_BYTES}, "max_workers": most}
             for kind, most in kinds.items()
@@ -65,7 +65,7 @@ class Started:
         groups["ray.head.default"] = {"resources": {"CPU": 1}, "max_workers": 0}
         path = self._folder / "cloud.json"
         content = {
-            "cluster_name": "fake", "provider": told, "max_workers": sum(kinds.values()),
+            "cluster_name": "fake", "provider": provider, "max_workers": sum(kinds.values()),
             "idle_timeout_minutes": idle_s / 60, "head_node_type": "ray.head.default",
             "available_node_types": {name: {**each, "node_config": {}} for name, each in groups.items()},
         }  # fmt: skip
@@ -92,9 +92,9 @@ class Started:
 
     def is_up(self) -> bool:
         """Whether what was started last comes up; `ray start` notes the head's address when it has."""
-        told, until_s = self._folder / "ray" / "ray" / "ray_current_cluster", monotonic() + WITHIN_S
+        provider, until_s = self._folder / "ray" / "ray" / "ray_current_cluster", monotonic() + WITHIN_S
         while monotonic() < until_s and self._started[-1].poll() is None:
-            if told.exists():
+            if provider.exists():
                 return True
             sleep(0.1)
         return False
@@ -126,14 +126,14 @@ def started(devices: Mapping[str, int], cpus: int = 0, kinds: Mapping[str, int] 
     """A head with these devices. Everything ends with the block, and with this process if it is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ib", dir="/tmp"))  # short, as the paths of sockets must be
     (folder / "ray").mkdir()
-    found = Started(folder, kinds)
+    result = Started(folder, kinds)
     try:
         for _ in range(ATTEMPTS):  # on a busy machine Ray's processes give each other up while they start
-            found.start(HEAD, devices, cpus, found.prepared)
-            if found.is_up():
+            result.start(HEAD, devices, cpus, result.prepared)
+            if result.is_up():
                 break
-            found.end()
-        yield found
+            result.end()
+        yield result
     finally:
-        found.end()
+        result.end()
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from experiments.shared.public_data import data
-from profiles.curves import COLUMNS, FILE
+from profiles.curves import PUBLISHED_FILE
 
 FILES = ("tensorrt_demobert", "fastertransformer", "deeplearningexamples", "aitemplate", "pytorch_onnxruntime_misc")
 KINDS = {"A100": "a100", "A100-40GB": "a100", "A100-80GB": "a100", "L4": "l4", "RTX3090": "rtx3090", "T4": "t4"}
@@ -20,6 +20,7 @@ DTYPES = {"fp16": "float16", "fp32": "float32"}
 NETWORKS = {"bert-base": "bert-base", "bert-base-encoder": "bert-base", "bge-base (bert-base)": "bert-base"}
 NETWORKS |= {name: name for name in ("bert-large", "bert-6l-768h", "bert-4l-288h", "resnet50")}
 NETWORKS |= {"vit-b16-224": "vit-b", "vit-b16-384": "vit-b", "vit-l16-384": "vit-l", "vit-l16-224": "vit-l"}
+COLUMNS = ("kind", "framework", "backend", "dtype", "network", "length", "clock", "ms_by_batch", "source")
 LONGEST = 512  # beyond, what attention keeps decides
 # A host of 1.7 GHz took 1.0 to 1.4 ms for a layer where others take 0.5: its flat part says nothing of the framework.
 SLOW_HOST = "FasterTransformer"
@@ -53,16 +54,16 @@ class Carried(NamedTuple):
 
 
 def carry() -> None:
-    found: defaultdict[Carried, dict[int, float]] = defaultdict(dict)
+    result: defaultdict[Carried, dict[int, float]] = defaultdict(dict)
     for file in FILES:
         with data(f"profiles/published/{file}.csv").open(newline="") as rows:
             for series, batch, ms in _taken(csv.DictReader(rows)):
-                found[series].setdefault(batch, ms)
-    with FILE.open("w", newline="") as out:
+                result[series].setdefault(batch, ms)
+    with PUBLISHED_FILE.open("w", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for series in sorted(found):
-            if by_batch := _of_the_framework(series, found[series]):
+        for series in sorted(result):
+            if by_batch := _of_the_framework(series, result[series]):
                 pairs = " ".join(f"{batch}:{ms:g}" for batch, ms in sorted(by_batch.items()))
                 writer.writerow([*series[:7], pairs, series.source])
 

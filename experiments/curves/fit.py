@@ -85,14 +85,14 @@ def _fitted(key: Key, rows: Sequence[Published], near: Curve) -> Fitted:
 
     def misses(logs: Floats) -> Floats:
         curve = _curve(logs)
-        said = np.concatenate([expected_s(curve, series) for series in rows])
-        return np.concatenate([np.log(np.maximum(said, 1e-9)) - measured, FAR * (logs - prior) / NEAR])
+        predicted_s = np.concatenate([expected_s(curve, series) for series in rows])
+        return np.concatenate([np.log(np.maximum(predicted_s, 1e-9)) - measured, FAR * (logs - prior) / NEAR])
 
-    found = _curve(least_squares(misses, prior, loss="soft_l1", f_scale=FAR).x)
-    missed = np.concatenate([errors(found, series) for series in rows])
+    result = _curve(least_squares(misses, prior, loss="soft_l1", f_scale=FAR).x)
+    missed = np.concatenate([errors(result, series) for series in rows])
     return Fitted(
         *key,
-        found,
+        result,
         len(missed),
         float(np.median(missed)),
         " ".join(sorted({series.network for series in rows})),
@@ -104,17 +104,17 @@ def _curve(logs: Floats) -> Curve:
     return Curve(*(float(value) for value in np.exp(logs)))
 
 
-def write(found: Sequence[Fitted]) -> None:
+def write(result: Sequence[Fitted]) -> None:
     with FILE.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         names = ("kind", "backend", "dtype", "family", "call_us", "floor_us", "gbytes_per_s", "tflops")
         out.writerow([*names, "rows", "median_error", "networks", "frameworks"])
-        for each in found:
+        for each in result:
             curve = each.curve
             constants = (curve.call_s * 1e6, curve.floor_s * 1e6, curve.bytes_per_s / 1e9, curve.flops_per_s / 1e12)
             key = (each.kind, each.backend, each.dtype, each.family)
-            told = [f"{value:.4g}" for value in constants]
-            out.writerow([*key, *told, each.rows, f"{each.error:.3f}", each.networks, each.frameworks])
+            cells = [f"{value:.4g}" for value in constants]
+            out.writerow([*key, *cells, each.rows, f"{each.error:.3f}", each.networks, each.frameworks])
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ Errors = dict[str, list[float]]  # by backend
 
 
 def measure() -> dict[str, float]:
-    found = {
+    best = {
         "other_networks": _by_backend(_other_networks()),
         "other_devices": _by_backend(_other_devices()),
         "unseen_devices": _by_backend(_unseen_devices()),
     }
     # The two together; a device that nothing was seen on is harder, and told by itself.
-    found["held_out"] = {each: found["other_networks"][each] + found["other_devices"][each] for each in BACKENDS}
-    table = Table("framework", *found, title="held-out error: median, p95")
+    best["held_out"] = {each: best["other_networks"][each] + best["other_devices"][each] for each in BACKENDS}
+    table = Table("framework", *best, title="held-out error: median, p95")
     figures = {"rows": float(sum(len(series.seconds) for series in published())), "curves": float(len(fitted()))}
     for backend in (*BACKENDS, ""):
         cells = []
-        for name, by_backend in found.items():
+        for name, by_backend in best.items():
             missed = by_backend[backend] if backend else [error for each in by_backend.values() for error in each]
             if missed:
                 of = f"_{backend}" if backend else ""
@@ -43,9 +43,9 @@ def measure() -> dict[str, float]:
     return figures | gains()
 
 
-def _by_backend(found: Iterator[tuple[Published, list[float]]]) -> Errors:
+def _by_backend(best: Iterator[tuple[Published, list[float]]]) -> Errors:
     result: Errors = defaultdict(list)
-    for series, missed in found:
+    for series, missed in best:
         result[series.backend] += missed
     return result
 
@@ -75,8 +75,8 @@ def _of(key: tuple[str, ...], *names: str) -> list[Published]:
     return [series for series in published() if tuple(getattr(series, name) for name in names) == key]
 
 
-def _told(asked: Sequence[Published], rest: Sequence[Published]) -> Iterator[tuple[Published, list[float]]]:
+def _told(chosen: Sequence[Published], rest: Sequence[Published]) -> Iterator[tuple[Published, list[float]]]:
     curves = fit(rest)
-    for series in asked:
+    for series in chosen:
         if any(each.backend == series.backend for each in curves):
             yield series, errors(curve_of(*key_of(series), curves)[0], series).tolist()

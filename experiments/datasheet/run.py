@@ -67,9 +67,9 @@ def _mlperf(table: Table) -> dict[str, float]:
     figures = {}
     for model, shape in (("bert-99", bert_large(SQUAD_TOKENS)), ("resnet50", resnet50())):
         real = {device: _offline_rate(model, name) for device, name in MLPERF_NAMES.items()}
-        said = {device: _rate(shape, device, 64, "float16") for device in MLPERF_NAMES}
+        predicted = {device: _rate(shape, device, 64, "float16") for device in MLPERF_NAMES}
         for device in ("l4", "l40s", "h200"):
-            pair = said[device] / said["h100"], real[device] / real["h100"]
+            pair = predicted[device] / predicted["h100"], real[device] / real["h100"]
             figures[f"mlperf_{model}_{device}_over_h100"] = pair[0] / pair[1]
             table.add_row(model, f"{device} / h100", *(f"{value:.2f}" for value in pair))
     return figures
@@ -97,10 +97,10 @@ def _gavel(table: Table) -> dict[str, float]:
     for device in ("p100", "v100"):
         pairs = []
         for batch in (16, 32, 64):
-            said = _rate(resnet50(), device, batch, "float32") / _rate(resnet50(), "k80", batch, "float32")
-            pairs.append((said, rates[device, batch] / rates["k80", batch]))
+            predicted = _rate(resnet50(), device, batch, "float32") / _rate(resnet50(), "k80", batch, "float32")
+            pairs.append((predicted, rates[device, batch] / rates["k80", batch]))
             table.add_row(f"resnet-50, batch {batch}", f"{device} / k80", *(f"{value:.2f}" for value in pairs[-1]))
-        figures[f"gavel_resnet50_{device}_over_k80"] = float(np.median([said / real for said, real in pairs]))
+        figures[f"gavel_resnet50_{device}_over_k80"] = float(np.median([predicted / real for predicted, real in pairs]))
     return figures
 
 

@@ -68,11 +68,11 @@ def gains(setting: DecoderSetting) -> dict[str, float]:
     cut = setting.profile.workload.survival[0][0] + 1
     way = max((_way(cut, k) for k in RHYTHMS), key=lambda each: expected_pace(facts, each).tokens_per_s)
     at_once, full = _way(cut, 1), _way(num_blocks, 1)
-    found = {each: saturated(plan_of(each, facts, WIDE, 1), setting.profile, TEXTS) for each in {way, at_once, full}}
+    result = {each: saturated(plan_of(each, facts, WIDE, 1), setting.profile, TEXTS) for each in {way, at_once, full}}
     most = expected_pace(facts, way).tokens_per_s / expected_pace(facts, full).tokens_per_s
     return {
-        "over_full": found[way] / found[full],
-        "over_exits_at_once": found[way] / found[at_once],
+        "over_full": result[way] / result[full],
+        "over_exits_at_once": result[way] / result[at_once],
         "by_arithmetic": most,
     }
 
@@ -87,16 +87,16 @@ def promises(setting: DecoderSetting) -> dict[str, float]:
     cut = setting.profile.workload.survival[0][0] + 1
     tpot_s = SLOWER * expected_pace(facts, _way(cut, 2)).tpot_s
     goal = replace(WIDE, ttft_s=TTFT_S, tpot_s=tpot_s, kv_megabytes=_room(setting), texts=TEXTS)
-    found = choose_plan(setting.profile, [facts.device], goal)
-    promise = found.plan.promise
+    result = choose_plan(setting.profile, [facts.device], goal)
+    promise = result.plan.promise
     assert promise, "This is a bug: what is chosen makes a promise."
     whole = replace(goal, share_in_time=0.0)  # no run is given up
     runs = [
-        trial_at(found.plan, setting.profile, promise.goodput_per_s, whole, 10 + seed, times=3).run
+        trial_at(result.plan, setting.profile, promise.goodput_per_s, whole, 10 + seed, times=3).run
         for seed in range(OTHERS)
     ]
     return {
-        "streamed_over_promised": sum(run.tokens_per_s for run in runs) / OTHERS / tokens_per_s(found.plan),
+        "streamed_over_promised": sum(run.tokens_per_s for run in runs) / OTHERS / tokens_per_s(result.plan),
         "ttft_kept": sum(run.ttft_kept for run in runs) / OTHERS,
         "tpot_kept": sum(run.tpot_kept for run in runs) / OTHERS,
     }

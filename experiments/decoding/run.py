@@ -71,7 +71,7 @@ def measured(folder: Path, rounds: int, texts: int, others: list[WrittenWay]) ->
     for number in range(rounds):
         for way in ways:
             speeds[way.name].append(_tokens_per_s(way, _some(requests, way)))
-        console.print(number, {name: round(found[-1]) for name, found in speeds.items()})
+        console.print(number, {name: round(result[-1]) for name, result in speeds.items()})
     right = [[*words(answer_to(*pair))["input_ids"], words.eos_token_id] for pair in pairs]
     return _figures(speeds, written, right, rules)
 
@@ -87,8 +87,8 @@ def t5_directory() -> Path:
 
 
 def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
-    def ours(**told: Any) -> Callable[[Sequence[TextRequest]], Texts]:
-        return _ours(folder, rules, **told)
+    def ours(**settings: Any) -> Callable[[Sequence[TextRequest]], Texts]:
+        return _ours(folder, rules, **settings)
 
     return [
         WrittenWay("full", ours(exits="off")),
@@ -100,11 +100,11 @@ def _ways(folder: Path, rules: DecoderRules) -> list[WrittenWay]:
     ]
 
 
-def _ours(folder: Path, rules: DecoderRules, **told: Any) -> Callable[[Sequence[TextRequest]], Texts]:
+def _ours(folder: Path, rules: DecoderRules, **settings: Any) -> Callable[[Sequence[TextRequest]], Texts]:
     """An engine as a replica has it, without its thread."""
     base = {"model": "", "max_residents": RESIDENTS, "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
     base["kv_megabytes"] = KV_MEGABYTES
-    config = DecoderConfig.model_validate(base | told)
+    config = DecoderConfig.model_validate(base | settings)
     return engine_of(load_decoder(folder), rules, config).write_all
 
 
@@ -114,17 +114,17 @@ def _generate_batch() -> Callable[[Sequence[TextRequest]], Texts]:
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     model = load_decoder(llm_demo_directory())
-    told = GenerationConfig(max_new_tokens=MAX_TOKENS, eos_token_id=0, pad_token_id=0, do_sample=False)
+    settings = GenerationConfig(max_new_tokens=MAX_TOKENS, eos_token_id=0, pad_token_id=0, do_sample=False)
     batching = ContinuousBatchingConfig(
         page_size=16, num_blocks=512, max_batch_tokens=256, max_requests_per_batch=RESIDENTS
     )
 
     def write(requests: Sequence[TextRequest]) -> Texts:
         prompts = [list(each.prompt) for each in requests]
-        found = model.generate_batch(
-            prompts, generation_config=told, continuous_batching_config=batching, progress_bar=False
+        result = model.generate_batch(
+            prompts, generation_config=settings, continuous_batching_config=batching, progress_bar=False
         )
-        ordered = sorted(found.values(), key=lambda each: int(each.request_id.rpartition("_")[2]))
+        ordered = sorted(result.values(), key=lambda each: int(each.request_id.rpartition("_")[2]))
         return [list(each.generated_tokens) for each in ordered]
 
     return write
@@ -143,7 +143,7 @@ def _tokens_per_s(way: WrittenWay, requests: Sequence[TextRequest]) -> float:
 def _figures(
     speeds: dict[str, list[float]], written: dict[str, Texts], right: Texts, rules: DecoderRules
 ) -> dict[str, float]:
-    figures = {f"tokens_per_s_{name}": median(found) for name, found in speeds.items()}
+    figures = {f"tokens_per_s_{name}": median(result) for name, result in speeds.items()}
 
     def over(name: str, other: str) -> float:
         return median(one / two for one, two in zip(speeds[name], speeds[other], strict=True))

@@ -31,17 +31,17 @@ def measure(suite: Suite = SUITE, picture: Path | None = PICTURE) -> dict[str, f
     staying = _staying(suite, phases, plans, rates)
     if picture:
         draw(suite, controlled, staying, picture)
-    settled = [_settled(controlled.report, suite, phase) for phase in range(len(phases))]
+    steady = [_settled(controlled.report, suite, phase) for phase in range(len(phases))]
     spent = controlled.spent
     return {
         "adapt_share_after_2_windows": min(
-            mine / best for mine, best in zip(settled[1:], staying["best plan"][1:], strict=True)
+            mine / best for mine, best in zip(steady[1:], staying["best plan"][1:], strict=True)
         ),
         "changes": float(len(controlled.changes)),
         **{
             f"gain_over_{name.replace(' ', '_')}_{easy:.0%}_easy".replace("%", "_percent"): mine / theirs
             for name, per_s in staying.items()
-            for easy, mine, theirs in zip(suite.easy_shares, settled, per_s, strict=True)
+            for easy, mine, theirs in zip(suite.easy_shares, steady, per_s, strict=True)
         },
         "controller_cpu_share": (spent.window_s + spent.look_s) / suite.seconds,
         "ms_per_window": 1e3 * spent.window_s / spent.windows,

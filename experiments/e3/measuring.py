@@ -66,8 +66,8 @@ class BarValue:
 
 def goodput(setting: E3Setting, backend: str, system: str) -> BarValue:
     """The highest rate at which 99 % of Poisson arrivals are answered within the SLO."""
-    found = _sustained(_that_matters(setting, system), backend, system)
-    return BarValue(found, found / oracle_per_s(setting.facts(backend), setting.slo_s, setting.batch))
+    result = _sustained(_that_matters(setting, system), backend, system)
+    return BarValue(result, result / oracle_per_s(setting.facts(backend), setting.slo_s, setting.batch))
 
 
 def dollars(setting: E3Setting, backend: str, system: str) -> BarValue:

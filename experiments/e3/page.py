@@ -124,9 +124,9 @@ def _lost(figure: E3Figure, row: Row) -> str:
     facts = setting.facts(row["backend"])
     plan = planned(setting, facts, row["backend"], OURS)
     fixed = setting.batch if setting.fixed else None
-    asked = Objective(slo_s=setting.slo_s, max_batch=setting.batch, fixed_batch=fixed)
-    found = shortfalls.shortfalls(plan, facts, asked, row["value"]) if plan else ()
-    return ", ".join(f"{LOST[each.why]} {each.share:.0%}" for each in found if each.share >= LEAST)
+    terms = Objective(slo_s=setting.slo_s, max_batch=setting.batch, fixed_batch=fixed)
+    result = shortfalls.shortfalls(plan, facts, terms, row["value"]) if plan else ()
+    return ", ".join(f"{LOST[each.why]} {each.share:.0%}" for each in result if each.share >= LEAST)
 
 
 def _number(value: float) -> str:

@@ -33,24 +33,24 @@ def measure(only: str = "", cores: int = len(BACKENDS)) -> dict[str, float]:
     """`only`: one figure, or "kept" for those that are there, of whatever code: nothing is measured then."""
     code = sha256(json.dumps(code_behind(MEASURING)).encode()).hexdigest()
     if only == KEPT:
-        found = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
-        write(found, [figure for figure in found if not _kept(figure, code)], whole=True)
+        best = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
+        write(best, [figure for figure in best if not _kept(figure, code)], whole=True)
     else:
         with ExitStack() as stack:
             pools = [stack.enter_context(ProcessPoolExecutor(1)) for _ in range(min(cores, len(BACKENDS)))]
-            found = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pools))
-        write(found, (), whole=not only)
-    return {name: value for figure, rows in found.items() for name, value in _gains(figure, rows)}
+            best = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pools))
+        write(best, (), whole=not only)
+    return {name: value for figure, rows in best.items() for name, value in _gains(figure, rows)}
 
 
 def _all_of(figures: Sequence[E3Figure], code: str, pools: Sequence[Executor]) -> Iterator[tuple[E3Figure, Rows]]:
-    asked: dict[E3Figure, Rows | list[Future[Rows]]] = {}
+    rows_of: dict[E3Figure, Rows | list[Future[Rows]]] = {}
     for figure in figures:
         kept = _kept(figure, code)
-        asked[figure] = kept or [
+        rows_of[figure] = kept or [
             pool.submit(measured, figure, backend) for backend, pool in zip(BACKENDS, cycle(pools), strict=False)
         ]
-    for figure, rows in asked.items():
+    for figure, rows in rows_of.items():
         if isinstance(rows[0], Future):
             try:
                 rows = [row for each in rows for row in each.result()]
@@ -68,9 +68,9 @@ def measured(figure: E3Figure, backend: str) -> Rows:
 
 
 def _row(figure: E3Figure, x: str, setting: Any, backend: str, system: str) -> dict[str, Any]:
-    found = MEASURES[figure.unit](setting, backend, system)
-    share = None if found.share is None else float(f"{found.share:.3g}")
-    return {"x": x, "backend": backend, "system": system, "value": float(f"{found.value:.4g}"), "share": share}
+    best = MEASURES[figure.unit](setting, backend, system)
+    share = None if best.share is None else float(f"{best.share:.3g}")
+    return {"x": x, "backend": backend, "system": system, "value": float(f"{best.value:.4g}"), "share": share}
 
 
 def _mark(figure: E3Figure, code: str) -> str:

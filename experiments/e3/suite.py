@@ -81,11 +81,11 @@ def _misjudged(error: float) -> Network | None:
 
 
 def _quantiles() -> Points:
-    asked = (("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("99 %", 0.99))
+    labelled = (("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("99 %", 0.99))
     return tuple(
         (f"{fleet}, {name}", E3Setting(BERT_BASE, devices, 8, quantile=share))
         for fleet, devices in (("4 V100", QUARTER), ("mixed", MIXED))
-        for name, share in asked
+        for name, share in labelled
     )
 
 

@@ -91,15 +91,15 @@ def _turns_s(url: str, plan: Plan, facts: Profile, count: int = 8) -> list[float
 
 
 def _asked(url: str, due_s: Floats, body: bytes = measures.DRAWN) -> list[Account]:
-    told: dict[int, bytes] = {}
+    answers: dict[int, bytes] = {}
 
     def note(index: int, answer: bytes) -> bool:
-        told[index] = answer
+        answers[index] = answer
         return True
 
     record = asyncio.run(LoadGenerator(url, [body] * len(due_s), right=note).at(due_s))
     took_s = record.ended_s - record.due_s
-    return [_account(told[index], took_s[index]) for index in np.flatnonzero(record.status == 200).tolist()]
+    return [_account(answers[index], took_s[index]) for index in np.flatnonzero(record.status == 200).tolist()]
 
 
 def _account(answer: bytes, took_s: float) -> Account:
@@ -109,10 +109,10 @@ def _account(answer: bytes, took_s: float) -> Account:
 
 
 def _seen(url: str) -> FrontCounts:
-    told = measures.stats(url)
-    launches = sum(split["launches"] for split in told["splits"])
-    work_s = sum(front["cpu_s"] for front in told["fronts"])
-    return FrontCounts(told["requests"]["answered"], launches, work_s, time.monotonic())
+    answers = measures.stats(url)
+    launches = sum(split["launches"] for split in answers["splits"])
+    work_s = sum(front["cpu_s"] for front in answers["fronts"])
+    return FrontCounts(answers["requests"]["answered"], launches, work_s, time.monotonic())
 
 
 def calibration(servers: Sequence[ServerCosts]) -> Calibration:

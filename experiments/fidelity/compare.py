@@ -95,9 +95,9 @@ def _simulated(report: Report) -> RunFigures:
 
 def errors(rows: Sequence[ComparedCase]) -> dict[str, float]:
     """The largest and the median error of all cases, and the largest spread between runs of one case."""
-    found = {}
+    result = {}
     for name in TOLD:
         short, all_ = name.partition("_")[0], [abs(row.error(name)) for row in rows]
-        found[f"{short}_error_max"], found[f"{short}_error_median"] = max(all_), median(all_)
-        found[f"{short}_spread_max"] = max(row.spread(name) for row in rows)
-    return found
+        result[f"{short}_error_max"], result[f"{short}_error_median"] = max(all_), median(all_)
+        result[f"{short}_spread_max"] = max(row.spread(name) for row in rows)
+    return result

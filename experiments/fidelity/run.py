@@ -55,8 +55,8 @@ def compared(tried: Iterable[LiveCase], calibrated: Calibration) -> Iterator[Com
 def write(rows: Sequence[ComparedCase], path: Path) -> None:
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        told = (f"{who}_{what}" for what in TOLD for who in ("live", "simulated", "spread"))
-        out.writerow(("plan", "arrivals", "load", *told))
+        names = (f"{who}_{what}" for what in TOLD for who in ("live", "simulated", "spread"))
+        out.writerow(("plan", "arrivals", "load", *names))
         out.writerows(_cells(row) for row in rows)
 
 
@@ -67,13 +67,13 @@ def _cells(row: ComparedCase) -> Iterator[str]:
 
 
 def table(rows: Sequence[ComparedCase]) -> Table:
-    found = Table("plan", "arrivals", "load", title="live / simulated, by how much that is off ± from run to run")
+    result = Table("plan", "arrivals", "load", title="live / simulated, by how much that is off ± from run to run")
     for name in ("goodput per s", "p50 ms", "p99 ms", "sent late p99 ms"):
-        found.add_column(name, justify="right")
+        result.add_column(name, justify="right")
     for row in rows:
         cells = [
             f"{getattr(row.live, what):,.0f} / {row.median(what):,.0f}  {row.error(what):+.1%} ± {row.spread(what):.1%}"
             for what in TOLD
         ]
-        found.add_row(row.case.plan, row.case.process, f"{row.case.load:.0%}", *cells, f"{row.sent_late_ms:.1f}")
-    return found
+        result.add_row(row.case.plan, row.case.process, f"{row.case.load:.0%}", *cells, f"{row.sent_late_ms:.1f}")
+    return result

@@ -27,8 +27,8 @@ class Backtest:
     arrivals: Floats  # relative errors: forecast, last window, mean of ten
 
     def error(self, way: str) -> float:
-        said = self.singles[way] if way in self.singles else getattr(self, way)
-        return float(np.abs(said - self.actual).mean())
+        forecasts = self.singles[way] if way in self.singles else getattr(self, way)
+        return float(np.abs(forecasts - self.actual).mean())
 
 
 def backtest(trace: Trace) -> Backtest:
@@ -38,11 +38,11 @@ def backtest(trace: Trace) -> Backtest:
     rates = np.array([window.arrivals_per_s for window in windows])
     cuts = [block for block in range(1, seen.shape[1]) if (seen[:, block] != seen[:, block - 1]).any()]
     forecaster = Forecaster.after(windows[:WARM_UP], seen.shape[1], [cut - 1 for cut in cuts])
-    said, inside, arrivals = [], [], []
+    forecasts, inside, arrivals = [], [], []
     alone: dict[str, list[Floats]] = {}
     for index in range(WARM_UP, len(windows)):
         forecast = forecaster.forecast()
-        said.append(np.asarray(forecast.exits.survival)[cuts])
+        forecasts.append(np.asarray(forecast.exits.survival)[cuts])
         for way, values in _alone(forecaster).items():
             alone.setdefault(way, []).append(values)
         low, high = (np.asarray(curve)[cuts] for curve in (forecast.survival_low, forecast.survival_high))
@@ -54,11 +54,13 @@ def backtest(trace: Trace) -> Backtest:
     means = np.stack([seen[index - 10 : index, cuts].mean(axis=0) for index in range(WARM_UP, len(seen))])
     last = seen[WARM_UP - 1 : -1, cuts]
     singles = {way: np.array(values) for way, values in alone.items()}
-    return Backtest(trace, actual, np.array(said), last, means, singles, float(np.mean(inside)), np.array(arrivals))
+    return Backtest(
+        trace, actual, np.array(forecasts), last, means, singles, float(np.mean(inside)), np.array(arrivals)
+    )
 
 
 def _alone(forecaster: Forecaster) -> dict[str, Floats]:
     """By method: what it says of every cut, and the last value where it says nothing."""
     cuts = forecaster.singles()
-    said = {way: np.array([cut[way] for cut in cuts]) for way in cuts[0]}
-    return {way: np.where(np.isnan(values), said[Last.name], values) for way, values in said.items()}
+    forecasts = {way: np.array([cut[way] for cut in cuts]) for way in cuts[0]}
+    return {way: np.where(np.isnan(values), forecasts[Last.name], values) for way, values in forecasts.items()}

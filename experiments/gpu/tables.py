@@ -71,8 +71,8 @@ def measure(name: str, setting: TableSetting) -> Iterator[LatencyTable]:
     for length in lengths_of(name, setting):
         given = [inputs(model, name, length)]
         model.prepare(timed_block_ranges(model), given[0].batch(1))
-        (found,) = timed(model, given, setting.kind, setting.dtype, setting.budget_s, setting.largest)
-        yield found.table
+        (result,) = timed(model, given, setting.kind, setting.dtype, setting.budget_s, setting.largest)
+        yield result.table
 
 
 def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:

@@ -62,8 +62,8 @@ def _watched(file: Path) -> Path:
 
 def _told(costs: Path) -> Mapping[str, Any]:
     time.sleep(2 * TOLD_EVERY_S)  # so that the file covers the last seconds, too
-    told: Mapping[str, Any] = json.loads(costs.read_text())
-    return told
+    costs_of_run: Mapping[str, Any] = json.loads(costs.read_text())
+    return costs_of_run
 
 
 def _spent(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:

@@ -49,9 +49,9 @@ def layer(files: Sequence[str]) -> str:
     if any(mark in file for file in files for mark in CALLS):
         return "orders and replies"
     for file in files:
-        found = [name for name, marks in LAYERS.items() if any(mark in file for mark in marks)]
-        if found:
-            return found[-1] if found[0] == "our handler" else found[0]
+        result = [name for name, marks in LAYERS.items() if any(mark in file for mark in marks)]
+        if result:
+            return result[-1] if result[0] == "our handler" else result[0]
     return IDLE
 
 
@@ -84,9 +84,9 @@ class Sampler(threading.Thread):
         return time.clock_gettime(self._clock) > before_s
 
     def _tell(self) -> None:
-        told = {"looks": self._looks, "thread_s": time.clock_gettime(self._clock), "process_s": time.process_time()}
+        spent = {"looks": self._looks, "thread_s": time.clock_gettime(self._clock), "process_s": time.process_time()}
         beside = self._file.with_suffix(".new")
-        beside.write_text(json.dumps(told))
+        beside.write_text(json.dumps(spent))
         beside.rename(self._file)
 
 

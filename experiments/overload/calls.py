@@ -47,9 +47,9 @@ class CallLoad(LoadGenerator):
         super().__init__(f"http://{target}/", [], connections * CALLS)
         self._connections = connections
         headers = b"\x83\x86"  # POST, http
-        told = [(b":path", f"/{SERVICE}/ModelInfer".encode()), (b":authority", target.encode()), (b"te", b"trailers")]
-        told += [(b"content-type", b"application/grpc"), (b"grpc-timeout", b"%dm" % timeout_ms)]
-        self._headers = headers + b"".join(_said(name, value) for name, value in told)
+        fields = [(b":path", f"/{SERVICE}/ModelInfer".encode()), (b":authority", target.encode()), (b"te", b"trailers")]
+        fields += [(b"content-type", b"application/grpc"), (b"grpc-timeout", b"%dm" % timeout_ms)]
+        self._headers = headers + b"".join(_said(name, value) for name, value in fields)
         self._requests = [b"\0" + struct.pack("!I", len(each)) + each for each in messages]
 
     async def _connect(self, count: int) -> None:

@@ -53,8 +53,8 @@ def measure(batches: int = 8, rounds: int = 3, layers: int = 6) -> dict[str, flo
     with TemporaryDirectory() as folder:
         for backend in BACKENDS:
             console.print(backend)
-            found = _of(pair_on(backend, layers, Path(folder)), sst2, mixed, batches, rounds)
-            figures |= {name if backend == "torch" else f"{name}_{backend}": value for name, value in found.items()}
+            result = _of(pair_on(backend, layers, Path(folder)), sst2, mixed, batches, rounds)
+            figures |= {name if backend == "torch" else f"{name}_{backend}": value for name, value in result.items()}
     return figures
 
 
@@ -100,8 +100,8 @@ def packed_over_padded(pair: Pair, batches: Sequence[Batch], rounds: int) -> flo
 
 
 def _in_turns(pair: Pair, batch: Batch, rounds: int) -> tuple[float, float]:
-    found, expected = (_run(model, batch)[0] for model in (pair.packed, pair.padded))
-    if pair.is_exact and not np.abs(found - expected).max() < APART:
+    result, expected = (_run(model, batch)[0] for model in (pair.packed, pair.padded))
+    if pair.is_exact and not np.abs(result - expected).max() < APART:
         raise ValueError("packed and padded logits differ: there is nothing to compare")
     took_s = [(_run(pair.packed, batch)[1], _run(pair.padded, batch)[1]) for _ in range(rounds)]
     return median(ours for ours, _ in took_s), median(theirs for _, theirs in took_s)
@@ -143,8 +143,8 @@ class PackedTimes:
     def error(self, counted: Counted) -> float:
         """How far a launch's time is from such a line, on average, where the line was not fitted."""
         line, others = self.line(counted, slice(None, None, 2)), slice(1, None, 2)
-        told = [line(lengths) for lengths in self.lengths[others]]
-        return float(np.abs(np.array(told) / np.array(self.took_s[others]) - 1).mean())
+        predicted = [line(lengths) for lengths in self.lengths[others]]
+        return float(np.abs(np.array(predicted) / np.array(self.took_s[others]) - 1).mean())
 
 
 def packed_over_sorted(packed: PackedTimes, padded: PackedTimes, lengths: Integers, launches: int = SOON) -> float:

@@ -46,8 +46,8 @@ def cut(network: Any) -> TorchModel:
 def lengths_of(data_set: str) -> Integers:
     """In words and marks, since MiniLM's tokenizer comes with its weights only: a little below its tokens."""
     path, columns = FILES[data_set]
-    found = [_tokens(row.value) for row, _ in zip(rows(data(path), columns), range(ROWS), strict=False)]
-    lengths: Integers = np.minimum(np.array(found), POSITIONS)
+    result = [_tokens(row.value) for row, _ in zip(rows(data(path), columns), range(ROWS), strict=False)]
+    lengths: Integers = np.minimum(np.array(result), POSITIONS)
     return lengths
 
 

@@ -98,23 +98,23 @@ def _tell_missing(missing: Sequence[Peer]) -> None:
 def _compared(
     workload: PeerWorkload, systems: Sequence[Peer], folder: Path, rounds: int, seconds: float
 ) -> dict[str, float]:
-    found: defaultdict[str, list[PeerRound]] = defaultdict(list)
+    result: defaultdict[str, list[PeerRound]] = defaultdict(list)
     for number in range(rounds):
         for system in systems:
             seen = _seen(workload, system, folder, seconds)
-            found[system.name].append(seen)
+            result[system.name].append(seen)
             console.print(
                 f"{workload.name}, round {number + 1} of {rounds}, {system.name}: {seen.best.goodput_per_s:,.0f}/s in "
                 f"time, lone {seen.lone_ms:.1f} ms, {seen.memory_mb:,.0f} MB, started in {seen.start_s:.1f} s"
             )
-    return _figures(workload, found, _pass_ms(workload))
+    return _figures(workload, result, _pass_ms(workload))
 
 
-def _figures(workload: PeerWorkload, found: Mapping[str, Sequence[PeerRound]], pass_ms: float) -> dict[str, float]:
+def _figures(workload: PeerWorkload, result: Mapping[str, Sequence[PeerRound]], pass_ms: float) -> dict[str, float]:
     figures = {f"pass_ms_{workload.name}": pass_ms}
-    goodput = {name: median(seen.best.goodput_per_s for seen in rounds) for name, rounds in found.items()}
-    lone_ms = {name: median(seen.lone_ms for seen in rounds) for name, rounds in found.items()}
-    for name, rounds in found.items():
+    goodput = {name: median(seen.best.goodput_per_s for seen in rounds) for name, rounds in result.items()}
+    lone_ms = {name: median(seen.lone_ms for seen in rounds) for name, rounds in result.items()}
+    for name, rounds in result.items():
         here = f"{name}_{workload.name}"
         figures[f"goodput_per_s_{here}"] = goodput[name]
         figures[f"lone_ms_{here}"] = lone_ms[name]
@@ -127,7 +127,7 @@ def _figures(workload: PeerWorkload, found: Mapping[str, Sequence[PeerRound]], p
     others = [ms for name, ms in lone_ms.items() if name != OURS.name]
     if others:
         figures[f"lone_over_leanest_{workload.name}"] = lone_ms[OURS.name] / min(others)
-    light = median(seen.light_p50_ms for seen in found[OURS.name])
+    light = median(seen.light_p50_ms for seen in result[OURS.name])
     return figures | {f"p50_extra_ms_at_30_percent_{workload.name}": light - pass_ms}
 
 

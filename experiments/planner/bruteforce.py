@@ -170,18 +170,18 @@ def _counts(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[tuple[int, ...
 @cache
 def _groupings(kinds: tuple[int, ...], has: tuple[int, ...]) -> list[Groups]:
     """Every way to share placements among splits of one kind, as far as the devices go."""
-    found: list[Groups] = [()]
+    result: list[Groups] = [()]
     for split, kind in enumerate(kinds):
-        found = [
+        result = [
             grown
-            for groups in found
+            for groups in result
             for grown in (
                 (*groups, (split,)),
                 *((*groups[:i], (*groups[i], split), *groups[i + 1 :]) for i in range(len(groups))),
             )
             if all(kinds[each] == kind for group in grown if split in group for each in group)
         ]
-    return [g for g in found if all(sum(kinds[each[0]] == kind for each in g) <= has[kind] for kind in set(kinds))]
+    return [g for g in result if all(sum(kinds[each[0]] == kind for each in g) <= has[kind] for kind in set(kinds))]
 
 
 def _values(goodput: Floats, price: Floats, work_s: Floats, fill: Floats, wait: Floats, objective: Objective) -> Floats:

@@ -84,7 +84,7 @@ def agrees(seed: int) -> bool:
 def _sharing() -> dict[str, float]:
     """What plans fall short of the best pipelines on any devices, where kinds may be shared and where they may not."""
     several = [seed for seed in range(SEVERAL_KINDS) if len(random_problem(seed).devices) > 1]
-    short = [found for seed in track(several, "kinds that are shared") if (found := short_of_best(seed))]
+    short = [results for seed in track(several, "kinds that are shared") if (results := short_of_best(seed))]
     shared, apart = zip(*short, strict=True)
     return {
         "sharing_problems": len(short),

@@ -46,10 +46,10 @@ WINDOW_S, DAY_S = LOOK_S * LOOKS, 8 * 3600.0
 class RecordedDevices(TableDevices):
     """Devices on which an input is a row of an exit table, and leaves where the thresholds of its launch say."""
 
-    def __init__(self, *told: Any, table: ExitTable, evidence: Evidence, prepared: Indices) -> None:
+    def __init__(self, *chosen_now: Any, table: ExitTable, evidence: Evidence, prepared: Indices) -> None:
         self._table, self._evidence, self._prepared = table, evidence, prepared
         self._chosen: dict[object, Indices] = {}
-        super().__init__(*told)
+        super().__init__(*chosen_now)
 
     def _leaving(self, places: Sequence[Place], inside: Sequence[int], stop: int, launch: Launch) -> list[int]:
         if stop == self.facts.num_blocks:
@@ -58,17 +58,17 @@ class RecordedDevices(TableDevices):
         return [row for row in inside if first[places[row].row - 1] <= candidate]
 
     def _answers(self, places: Sequence[Place], rows: Sequence[int], stop: int) -> list[object]:
-        said = self._table.labels[stop - 1]
-        return [int(said[places[row].row - 1]) for row in rows]
+        row_labels = self._table.labels[stop - 1]
+        return [int(row_labels[places[row].row - 1]) for row in rows]
 
     def _candidates(self, launch: Launch) -> Indices:
         thresholds = launch.ramps if isinstance(launch.ramps, Mapping) else {}
         key = tuple(thresholds.items())
         if key not in self._chosen:
-            told = self._evidence.nearest({ramp: each for ramp, each in thresholds.items() if each is not None})
+            chosen_now = self._evidence.nearest({ramp: each for ramp, each in thresholds.items() if each is not None})
             own = [ramp for ramp in range(len(self._prepared)) if thresholds.get(ramp) is None]
-            told[own] = self._prepared[own]
-            self._chosen[key] = told
+            chosen_now[own] = self._prepared[own]
+            self._chosen[key] = chosen_now
         return self._chosen[key]
 
 
@@ -97,8 +97,8 @@ class Fit:
 
     def off(self, chosen: Indices) -> NDArray[np.bool_]:
         """Who is answered otherwise than by the full network."""
-        said: NDArray[np.bool_] = self.table.answers(self.places(chosen)) != self.table.labels[-1]
-        return said
+        row_labels: NDArray[np.bool_] = self.table.answers(self.places(chosen)) != self.table.labels[-1]
+        return row_labels
 
     @property
     def usual(self) -> float:
@@ -147,7 +147,7 @@ class Setting:
 
     evidence: Evidence
     others: ExitTable
-    asked: ClassifierPlanningProblem
+    problem: ClassifierPlanningProblem
     plan: Plan
     promised: float
 
@@ -155,8 +155,10 @@ class Setting:
     def of(cls, evidence: Evidence, others: ExitTable, promised: float = PROMISED) -> "Setting":
         served, survival = fleet_of("demo"), evidence.survival(evidence.prepared)
         profile, kinds = replace(served.profile, exits=ExitProfile(survival)), tuple(fleet(served.devices))
-        asked = ClassifierPlanningProblem(profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True)
-        return cls(evidence, others, asked, asked.best(survival, Corrections(), {}), promised)
+        problem = ClassifierPlanningProblem(
+            profile, kinds, Objective(slo_s=SLO_S, max_batch=MAX_BATCH), one_machine=True
+        )
+        return cls(evidence, others, problem, problem.best(survival, Corrections(), {}), promised)
 
     @property
     def prepared(self) -> dict[int, float]:
@@ -165,8 +167,8 @@ class Setting:
 
     def chosen(self, plan: Plan) -> Indices:
         """The candidates at the ramps of a plan; the others are shut."""
-        told = self.prepared | dict(plan.thresholds)
-        return self.evidence.nearest({ramp: told[ramp] for ramp in opened(plan)})
+        chosen_now = self.prepared | dict(plan.thresholds)
+        return self.evidence.nearest({ramp: chosen_now[ramp] for ramp in opened(plan)})
 
     @cached_property
     def fit(self) -> Fit:
@@ -182,11 +184,11 @@ class Setting:
             for some in np.array_split(times_s, max(1, len(times_s) >> 16)):
                 yield some, fit.drawn(misfits(some), random)
 
-        facts = self.asked.facts(self.evidence.survival(self.evidence.prepared), Corrections())
+        facts = self.problem.facts(self.evidence.survival(self.evidence.prepared), Corrections())
         world = World(self.plan, facts, SLO_S, Limits(audit_share=SHARE, audit_cost=COST))
         devices = partial(RecordedDevices, table=self.others, evidence=self.evidence, prepared=self.evidence.prepared)
         patience = Patience(look_every_s=LOOK_S)
-        return replan(world, self.asked, inputs(), seconds, patience=patience, keeper=keeper, devices=devices)
+        return replan(world, self.problem, inputs(), seconds, patience=patience, keeper=keeper, devices=devices)
 
 
 def mended(setting: Setting) -> Iterator[tuple[str, float]]:
@@ -239,7 +241,7 @@ def _kept(setting: Setting, ends_s: Floats, shares: Floats) -> Iterator[tuple[fl
     """Of each look the disagreement, the depth, and whether thresholds changed after it."""
     fit, plan, random = setting.fit, setting.plan, np.random.default_rng(0)
     keeper = PromiseKeeper(AgreementTerms(setting.promised, setting.evidence, setting.prepared), least_gain=9.0)
-    facts = setting.asked.facts(setting.evidence.survival(setting.evidence.prepared), Corrections())
+    facts = setting.problem.facts(setting.evidence.survival(setting.evidence.prepared), Corrections())
     changed_s, tightened, count = 0.0, 0, round(RATE_PER_S * LOOK_S)
     for number, (now_s, share) in enumerate(zip(ends_s, shares, strict=True), 1):
         chosen = setting.chosen(plan)

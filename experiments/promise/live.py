@@ -52,13 +52,13 @@ class NoisyDigits:
         bodies = [json.dumps({"inputs": each.tolist()}).encode() for each in several]
         return cls(bodies, full.reshape(-1, TOGETHER), float((own != full).mean()))
 
-    def asked(self, base: str) -> float:
+    def answered_at(self, base: str) -> float:
         """The share of what a server answers that is not the full network's."""
         missed = list[float]()
 
         def compared(request: int, answer: bytes) -> bool:
-            said = [each["label"] for each in json.loads(answer)["outputs"]]
-            missed.append(float((said != self.full[request]).mean()))
+            labels = [each["label"] for each in json.loads(answer)["outputs"]]
+            missed.append(float((labels != self.full[request]).mean()))
             return True
 
         due_s = np.arange(0.0, STEP_S, 1 / REQUESTS_PER_S)
@@ -74,8 +74,8 @@ def noises(steps: int) -> list[float]:
     (True, True)
     """
     grown = np.clip((np.linspace(0.0, 1.0, steps) - 0.2) / 0.3, 0.0, 1.0)
-    found: list[float] = (NOISE + (NOISIEST - NOISE) * grown).tolist()
-    return found
+    result: list[float] = (NOISE + (NOISIEST - NOISE) * grown).tolist()
+    return result
 
 
 def live(minutes: int) -> dict[str, float]:
@@ -83,7 +83,7 @@ def live(minutes: int) -> dict[str, float]:
     network = load(demo_directory())
     steps = [NoisyDigits.of(network, noise, seed) for seed, noise in enumerate(noises(minutes * A_MINUTE))]
     with servers.demo(AUDITS, STEERING) as base:
-        kept = [step.asked(base) for step in steps]
+        kept = [step.answered_at(base) for step in steps]
         events = _told(f"{base}/controller/status")["events"]
         stats = _told(f"{base}/stats")
     for each in events:
@@ -101,8 +101,8 @@ def live(minutes: int) -> dict[str, float]:
 
 
 def _minutes(shares: Sequence[float]) -> list[float]:
-    found: list[float] = np.reshape(shares, (-1, A_MINUTE)).mean(axis=1).tolist()
-    return found
+    result: list[float] = np.reshape(shares, (-1, A_MINUTE)).mean(axis=1).tolist()
+    return result
 
 
 def _kept_share(shares: Sequence[float]) -> float:

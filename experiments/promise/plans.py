@@ -45,8 +45,8 @@ def fleet_of(name: str) -> Served:
 
 
 def plans(name: str, recording: str) -> dict[str, float]:
-    found = gained(name, *drawn(name, recording, "accuracy"))
-    return {f"{figure}_{name}": value for figure, value in found}
+    result = gained(name, *drawn(name, recording, "accuracy"))
+    return {f"{figure}_{name}": value for figure, value in result}
 
 
 def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[str, float]]:
@@ -59,12 +59,12 @@ def gained(name: str, evidence: Evidence, others: Recorded) -> Iterator[tuple[st
     offs, offs_closed = [0.0], [0.0]
     for max_batch in BATCHES:
         objective = Objective(slo_s=SLO_S, max_batch=max_batch)
-        found = tuned(facts, objective, evidence, partial(side_by_side, objective=objective))
-        gains.append(_gain(found, facts, objective, evidence, others.known) if found else 1.0)
-        losses.append(outcome(others.known, found.chosen if found else evidence.prepared, evidence.metric).lost.mean)
-        if found:
-            offs.append(_off(found.plan, found.chosen, evidence, others.known))
-            offs_closed.append(_off(found.before, evidence.prepared, evidence, others.known))
+        result = tuned(facts, objective, evidence, partial(side_by_side, objective=objective))
+        gains.append(_gain(result, facts, objective, evidence, others.known) if result else 1.0)
+        losses.append(outcome(others.known, result.chosen if result else evidence.prepared, evidence.metric).lost.mean)
+        if result:
+            offs.append(_off(result.plan, result.chosen, evidence, others.known))
+            offs_closed.append(_off(result.before, evidence.prepared, evidence, others.known))
     yield "plan_thresholds_gain", geometric_mean(gains)
     yield "plan_thresholds_most_lost", max(losses)
     yield "survivors_off", max(offs)
@@ -84,10 +84,10 @@ def _shut(chosen: Indices, ramps: Sequence[int]) -> Indices:
     return np.where(np.isin(np.arange(len(chosen)), ramps), chosen, 0)
 
 
-def _gain(found: Tuned, facts: Problem, objective: Objective, evidence: Evidence, others: ExitTable) -> float:
+def _gain(result: Tuned, facts: Problem, objective: Objective, evidence: Evidence, others: ExitTable) -> float:
     def goodput_per_s(plan: Plan, chosen: Indices) -> float:
         places = others.places(_shut(chosen, opened(plan)))
         survival = [float((places >= block).mean()) for block in range(facts.num_blocks)]
         return evaluate(plan, facts.surviving(survival), objective).goodput_per_s
 
-    return goodput_per_s(found.plan, found.chosen) / goodput_per_s(found.before, evidence.prepared)
+    return goodput_per_s(result.plan, result.chosen) / goodput_per_s(result.before, evidence.prepared)

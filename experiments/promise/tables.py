@@ -42,13 +42,13 @@ class Texts:
 
     def read(self) -> tuple[list[str], Labels]:
         """All texts, shuffled, always in the same way."""
-        found = [
+        result = [
             (str(row.value), names.index(str(row.label)))
             for name, columns, names in self.files
             for row in rows(data(name), columns)
         ]
-        order = np.random.default_rng(0).permutation(len(found))
-        return [found[place][0] for place in order], np.array([found[place][1] for place in order])
+        order = np.random.default_rng(0).permutation(len(result))
+        return [result[place][0] for place in order], np.array([result[place][1] for place in order])
 
 
 _TOPICS = ("World", "Sports", "Business", "Sci/Tech")

@@ -46,12 +46,12 @@ def tail(name: str, recording: str) -> dict[str, float]:
         return Simulation(world, [(times_s, rows)], INPUTS / rate, 0, devices).finish().tally.quantile_s(0.99)
 
     limited, free = planned(no_later(facts, most)), planned(most)
-    found = {"tail_goodput_ratio": _goodput_per_s(*limited) / _goodput_per_s(*stock)}
+    result = {"tail_goodput_ratio": _goodput_per_s(*limited) / _goodput_per_s(*stock)}
     for load in LOADS:
         without_s, kept_s, free_s = (p99_s(*each, load) for each in (stock, limited, free))
-        found[f"tail_p99_ratio_at_{load}"] = kept_s / without_s
-        found[f"tail_p99_ratio_free_at_{load}"] = free_s / without_s
-    return {f"{figure}_{name}": value for figure, value in found.items()}
+        result[f"tail_p99_ratio_at_{load}"] = kept_s / without_s
+        result[f"tail_p99_ratio_free_at_{load}"] = free_s / without_s
+    return {f"{figure}_{name}": value for figure, value in result.items()}
 
 
 def _goodput_per_s(plan: Plan, facts: Problem) -> float:

@@ -29,8 +29,8 @@ def tried(name: str, recording: str, metric: Metric, start: int, stop: int) -> d
         order = np.random.default_rng(seed).permutation(table.known.num_inputs)
         others = table.known.of(order[rows:])
         for method, chosen in _chosen(table.of(order[:rows]), metric).items():
-            found = outcome(others, chosen, metric)
-            seen[method].append((float(found.lost.mean), float(found.cost)))
+            result = outcome(others, chosen, metric)
+            seen[method].append((float(result.lost.mean), float(result.cost)))
     return dict(seen)
 
 

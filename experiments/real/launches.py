@@ -83,15 +83,15 @@ def _run(replica: SplitReplica, order: Order) -> Packed | Claim | None:
 
 
 def _ms(replica: SplitReplica, order: Order) -> float:
-    found = []
+    result = []
     for number in range(WARM + TIMES):
         began_s = time.thread_time()
         kept = _run(replica, order)
         if number >= WARM:
-            found.append(time.thread_time() - began_s)
+            result.append(time.thread_time() - began_s)
         if isinstance(kept, Claim):
             replica.holdings.drop([kept.key])
-    return 1e3 * median(found)
+    return 1e3 * median(result)
 
 
 def _new_shapes(model: TorchModel) -> dict[str, float]:

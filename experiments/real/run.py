@@ -38,21 +38,21 @@ def measure(
 def _live(dtype: str, slo_ms: float, rounds: int, seconds: float) -> dict[str, float]:
     with TemporaryDirectory() as folder:
         known = profiled(checkpoint(), Path(folder), dtype=dtype)
-        found = systems(known, slo_ms / 1e3)
+        result = systems(known, slo_ms / 1e3)
         with bare() as here:
-            return asyncio.run(_measured(here, Path(folder), known, found, dtype, slo_ms, rounds, seconds))
+            return asyncio.run(_measured(here, Path(folder), known, result, dtype, slo_ms, rounds, seconds))
 
 
 async def _measured(
-    here: Live, folder: Path, known: Profile, found: list[PlannedSystem], dtype: str, slo_ms: float, rounds: int,
+    here: Live, folder: Path, known: Profile, result: list[PlannedSystem], dtype: str, slo_ms: float, rounds: int,
     seconds: float,
 ) -> dict[str, float]:  # fmt: skip
-    served = await ServedNetwork.deployed(here, folder, known, found[0].plan, dtype, slo_ms)
-    rates: dict[str, list[float]] = {system.name: [] for system in found}
-    looks: dict[str, list[Nearly]] = {system.name: [] for system in found}
+    served = await ServedNetwork.deployed(here, folder, known, result[0].plan, dtype, slo_ms)
+    rates: dict[str, list[float]] = {system.name: [] for system in result}
+    looks: dict[str, list[Nearly]] = {system.name: [] for system in result}
     stolen, total = core_times()
     for number in range(rounds):
-        for system in found if number % 2 == 0 else found[::-1]:
+        for system in result if number % 2 == 0 else result[::-1]:
             await served.follow(system)
             looks[system.name].append(await served.nearly(system, 2 * seconds))
             rates[system.name].append(await served.sustained_per_s(system, seconds, seed=number))
@@ -61,7 +61,7 @@ async def _measured(
                 f"{system.promised_per_s:.1f}/s, sustains {rates[system.name][-1]:.1f}/s; {looks[system.name][-1]}"
             )
     stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
-    return figures_of(found, rates, looks) | {"stolen_share": stolen / total}
+    return figures_of(result, rates, looks) | {"stolen_share": stolen / total}
 
 
 def _told(plan: Plan) -> str:
@@ -69,12 +69,12 @@ def _told(plan: Plan) -> str:
 
 
 def figures_of(
-    found: list[PlannedSystem], rates: dict[str, list[float]], looks: dict[str, list[Nearly]]
+    result: list[PlannedSystem], rates: dict[str, list[float]], looks: dict[str, list[Nearly]]
 ) -> dict[str, float]:
     live = {name: median(each) for name, each in rates.items()}
-    figures = {f"promised_per_s_{system.name}": system.promised_per_s for system in found}
+    figures = {f"promised_per_s_{system.name}": system.promised_per_s for system in result}
     figures |= {f"live_per_s_{name}": value for name, value in live.items()}
-    figures |= {f"live_over_promise_{each.name}": live[each.name] / each.promised_per_s for each in found}
+    figures |= {f"live_over_promise_{each.name}": live[each.name] / each.promised_per_s for each in result}
     simple = {name: value for name, value in live.items() if name != CONSTANT}
     figures |= {f"constant_over_{name}": live[CONSTANT] / value for name, value in simple.items() if value}
     nearly = looks[CONSTANT]

@@ -15,7 +15,7 @@ from cluster.load.workloads import arrivals
 from cluster.simulator.plan_choice import LIMITS, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
-from experiments.shared.live import NAME, Live, application, asked, named
+from experiments.shared.live import NAME, Live, application, named, stats_at
 from experiments.shared.real_network import KIND, LARGEST_BATCH, checkpoint, texts
 from optimizer import Objective, Plan, Problem
 from optimizer.model.work import work
@@ -48,10 +48,10 @@ class PlannedSystem:
         """What a launch takes by the tables; 0 for one that is not of this plan."""
         reach = 1.0
         for split in self.plan.splits:
-            found = work(split, self.facts, KIND, None, reach, shape.size)
+            result = work(split, self.facts, KIND, None, reach, shape.size)
             if (split.start, split.stop) == (shape.start, shape.stop):
-                return found.launch_s
-            reach = found.survivors
+                return result.launch_s
+            reach = result.survivors
         return 0.0
 
 
@@ -72,14 +72,14 @@ def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]
     objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=LARGEST_BATCH)
     facts = problem(known, devices, links_between(devices), length=known.length)
     chosen = best_simulated(_planned(facts, objective), facts, objective, side_by_side)
-    found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, facts)]
+    result = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, facts)]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
         rates = {plan: sustained(plan, facts, slo_s).goodput_per_s for plan in plans}
         best = max(rates, key=lambda plan: rates[plan])
-        found.append(PlannedSystem(short, best, rates[best], facts))
-    return found
+        result.append(PlannedSystem(short, best, rates[best], facts))
+    return result
 
 
 def _planned(facts: Problem, objective: Objective) -> Plan:
@@ -99,9 +99,9 @@ class ServedNetwork:
     async def deployed(
         here: Live, folder: Path, known: Profile, plan: Plan, dtype: str, slo_ms: float
     ) -> "ServedNetwork":
-        told = {"dtype": dtype, "slo_ms": slo_ms, "cpus_per_replica": 1}
+        fields = {"dtype": dtype, "slo_ms": slo_ms, "cpus_per_replica": 1}
         front = application(
-            plan, known, folder, model=str(checkpoint()), backend="onnx" if dtype == "int8" else "torch", **told
+            plan, known, folder, model=str(checkpoint()), backend="onnx" if dtype == "int8" else "torch", **fields
         )
         await asyncio.to_thread(here.deploy, front)
         return ServedNetwork(here, slo_ms)
@@ -132,10 +132,10 @@ class ServedNetwork:
         """Ask for most of what the plan promises, and look at its replica."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
-        before, clock = asked(self.here.base)["splits"], ReplicaClock.now()
+        before, clock = stats_at(self.here.base)["splits"], ReplicaClock.now()
         record = await self.ask(NEARLY * system.promised_per_s, seconds, seed=9)
         spent, seen = clock.spent(), await application.observe(devices=False)
-        fills = filled(before, asked(self.here.base)["splits"])
+        fills = filled(before, stats_at(self.here.base)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
         known = {shape: took for shape, took in seen.launches.items() if system.expected_s(shape)}
         expected_s = sum(took.times * system.expected_s(shape) for shape, took in known.items())

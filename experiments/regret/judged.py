@@ -64,13 +64,13 @@ class Replay:
     @cached_property
     def judged(self) -> dict[int, int]:
         """The windows that a change is responsible for, and the plan that ran before that change."""
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
         for number, change in enumerate(self.changes):
             later = self.changes[number + 1].at_s if number + 1 < len(self.changes) else np.inf
             first, until_s = int(change.at_s // self.window_s), min(later, change.at_s + self.hold_s)
             for window in range(first, min(len(self.arrived), int(np.ceil(until_s / self.window_s)))):
-                found[window] = change.before
-        return found
+                result[window] = change.before
+        return result
 
     @cached_property
     def harmed(self) -> tuple[int, ...]:

@@ -90,10 +90,10 @@ class ServedBert:
 
     async def _is_steered(self) -> bool:
         with suppress(HTTPError):  # 503: the controller waits for the application
-            return "forecast" in await self.told("status")
+            return "forecast" in await self.answer_of("status")
         return False
 
-    async def told(self, what: str, data: bytes | None = None) -> dict[str, Any]:
+    async def answer_of(self, what: str, data: bytes | None = None) -> dict[str, Any]:
         return await asyncio.to_thread(_asked, f"{self.here.base}/controller/{what}", data)
 
     async def roll_out(self, plan: Plan) -> None:
@@ -101,15 +101,15 @@ class ServedBert:
 
     async def stays(self, plan: Plan) -> None:
         """From now on the controller only watches, and this plan runs."""
-        await self.told("pause", b"")
+        await self.answer_of("pause", b"")
         await self.roll_out(plan)
         await self.ask(self.calm_per_s, SETTLES_S)
 
     async def steered(self) -> None:
-        await self.told("resume", b"")
+        await self.answer_of("resume", b"")
 
     async def events_since(self, at_s: float) -> list[dict[str, Any]]:
-        events = (await self.told("status"))["events"]
+        events = (await self.answer_of("status"))["events"]
         return [each for each in events if each["at_s"] >= at_s and each["what"] in ("rolled out", "rolled back")]
 
     async def runs_small(self) -> bool:
@@ -195,7 +195,7 @@ async def _mixed(served: ServedBert, timing: Timing) -> dict[str, float]:
 
 
 async def _survival(served: ServedBert) -> Sequence[float]:
-    forecast = (await served.told("status"))["forecast"]
+    forecast = (await served.answer_of("status"))["forecast"]
     return forecast["survival"] if forecast else ()
 
 
@@ -205,14 +205,14 @@ async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
     for number in range(timing.rounds):
         order = list(TIMES)[:: 1 if number % 2 == 0 else -1]
         await served.ask(served.calm_per_s, timing.calm_s)
-        for found in (steered, stayed):
-            if found is stayed:
+        for result in (steered, stayed):
+            if result is stayed:
                 await served.stays(served.most)
             for name in order:
-                found[name].append(await served.burst(TIMES[name], timing.burst_s))
+                result[name].append(await served.burst(TIMES[name], timing.burst_s))
                 await served.ask(served.calm_per_s, REST_S)
         await served.steered()
-        spent = (await served.told("status"))["effort"]
+        spent = (await served.answer_of("status"))["effort"]
         console.print(f"the controller took {spent}")
         for name in TIMES:
             one, other = steered[name][-1], stayed[name][-1]
@@ -228,22 +228,22 @@ async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
 
 async def _react(served: ServedBert, timing: Timing) -> dict[str, float]:
     """A burst that comes just after somebody has rolled out the quick plan, which cannot carry it."""
-    found = list[float]()
+    result = list[float]()
     for _ in range(timing.rounds):
         await served.roll_out(served.quick)
         await served.ask(served.calm_per_s, SETTLES_S)
         if not await served.runs_small():  # a window has ended meanwhile
             await served.roll_out(served.quick)
         burst = await served.burst(TIMES["burst_10x"], timing.burst_s)
-        found.append(reacted_s(burst))
+        result.append(reacted_s(burst))
         console.print(
-            f"from the first refusal to another plan: {found[-1]:.1f} s{'' if burst.rolled_out_s else ' at least'}"
+            f"from the first refusal to another plan: {result[-1]:.1f} s{'' if burst.rolled_out_s else ' at least'}"
         )
         await served.ask(served.calm_per_s, REST_S)
-    return {"seconds_to_react": max(found)}
+    return {"seconds_to_react": max(result)}
 
 
 def _asked(url: str, data: bytes | None) -> dict[str, Any]:
     with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as reply:
-        told: dict[str, Any] = json.load(reply)
-    return told
+        answer_of: dict[str, Any] = json.load(reply)
+    return answer_of

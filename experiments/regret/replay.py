@@ -31,7 +31,7 @@ class Led:
     good: Ints
     changes: tuple[PlayedChange, ...]
     plans: tuple[Plan, ...]
-    told: tuple[str, ...]  # the changes in words
+    sentences: tuple[str, ...]  # the changes in words
 
 
 def play(cases: Sequence[ReplayedTrace], cores: Executor) -> dict[str, Replay]:
@@ -43,7 +43,7 @@ def play(cases: Sequence[ReplayedTrace], cores: Executor) -> dict[str, Replay]:
 def _beside(case: ReplayedTrace, run: Led, cores: Executor) -> Replay:
     fixed = np.array(list(cores.map(stays, repeat(case), run.plans)))
     replay = Replay(run.window_s, run.arrived, run.good, fixed, run.changes, HOLD_S)
-    for each in run.told:
+    for each in run.sentences:
         console.print(f"{case.name}, {each}")
     console.print(
         f"{case.name}: {run.arrived.sum():,} inputs, {len(run.plans)} fixed plans, {len(run.changes)} changes; regret "
@@ -55,14 +55,14 @@ def _beside(case: ReplayedTrace, run: Led, cores: Executor) -> Replay:
 
 def led(case: ReplayedTrace) -> Led:
     """One case with the controller."""
-    asked, (first, facts) = question(), start()
-    run = replan(World(first, facts, SLO_S), asked, [inputs(case)], case.seconds, patience=Patience())
+    problem, (first, facts) = question(), start()
+    run = replan(World(first, facts, SLO_S), problem, [inputs(case)], case.seconds, patience=Patience())
     ran = [each for event in run.changes for each in (event.before, event.after) if each]
-    plans = played([first, *ran], asked.considered)
+    plans = played([first, *ran], problem.considered)
     changes = tuple(PlayedChange(event.at_s, plans.index(event.before.unpromised)) for event in run.changes)
     tally = run.report.tally
-    told = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
-    return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, told)
+    sentences = tuple(f"{event.at_s:.0f} s, {event.what}: {event.why}" for event in run.changes)
+    return Led(case.seconds / len(tally.good), tally.arrived, tally.good, changes, plans, sentences)
 
 
 def played(ran: Iterable[Plan], considered: Sequence[Plan]) -> tuple[Plan, ...]:
@@ -70,11 +70,11 @@ def played(ran: Iterable[Plan], considered: Sequence[Plan]) -> tuple[Plan, ...]:
 
     Each is played for as long as the controller's own run, and a controller considers dozens that hardly differ.
     """
-    found = dict.fromkeys(plan.unpromised for plan in ran)
-    shapes = Counter(shape(each) for each in considered if shape(each) not in set(map(shape, found)))
+    result = dict.fromkeys(plan.unpromised for plan in ran)
+    shapes = Counter(shape(each) for each in considered if shape(each) not in set(map(shape, result)))
     for often, _ in shapes.most_common(MOST_BESIDE):
-        found[next(each for each in considered if shape(each) == often).unpromised] = None
-    return tuple(found)
+        result[next(each for each in considered if shape(each) == often).unpromised] = None
+    return tuple(result)
 
 
 def shape(plan: Plan) -> Hashable:

@@ -89,9 +89,9 @@ class ReplayedTrace:
 
 def start() -> tuple[Plan, Problem]:
     """The plan that runs first: the best for half of the inputs easy, half hard."""
-    asked = question()
-    facts = asked.facts(HALF, Corrections())
-    return asked.best(HALF, Corrections(), {}), facts
+    problem = question()
+    facts = problem.facts(HALF, Corrections())
+    return problem.best(HALF, Corrections(), {}), facts
 
 
 @lru_cache(2)

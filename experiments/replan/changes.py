@@ -79,8 +79,8 @@ class Kind:
 
     def figures(self) -> dict[str, float]:
         name = self.what.replace(" ", "_")
-        found = {"s": self.seconds, "min_goodput_share": self.share, "p99_ms": self.p99_ms}
-        return {f"{name}_{what}": value for what, value in found.items()}
+        result = {"s": self.seconds, "min_goodput_share": self.share, "p99_ms": self.p99_ms}
+        return {f"{name}_{what}": value for what, value in result.items()}
 
 
 def kinds(record: LoadRecord, changes: Sequence[Change]) -> list[Kind]:
@@ -104,10 +104,10 @@ def _kind(record: LoadRecord, times: Timeline, steady_per_s: float, same: Sequen
 
 def figures(record: LoadRecord, changes: Sequence[Change]) -> dict[str, float]:
     """The figures of each kind of change; a change that must free devices first costs more, so it has its own."""
-    found, times = kinds(record, changes), timeline(record, SLO_MS)
+    result, times = kinds(record, changes), timeline(record, SLO_MS)
     steady = _steady(times, changes)
     calm = times.outside(*(change.stretch for change in changes))
-    gently = [kind for kind in found if kind.what != NO_ROOM]
+    gently = [kind for kind in result if kind.what != NO_ROOM]
     return {
         "changes": float(len(changes)),
         "failed": float((~np.isin(record.status, (200, WRONG))).sum()),
@@ -119,15 +119,15 @@ def figures(record: LoadRecord, changes: Sequence[Change]) -> dict[str, float]:
         "min_goodput_share_between_changes": float(calm.min()) / steady,
         "p99_ms": max(kind.p99_ms for kind in gently),
         "slo_ms": SLO_MS,
-        "missing_s": max(kind.missing_s for kind in found),
-        **{name: value for kind in found for name, value in kind.figures().items()},
+        "missing_s": max(kind.missing_s for kind in result),
+        **{name: value for kind in result for name, value in kind.figures().items()},
     }
 
 
-def table(found: Sequence[Kind]) -> Table:
+def table(result: Sequence[Kind]) -> Table:
     columns = ("change", "times", "s", "s, worst", "devices missing, s", "least goodput in any second", "p99, ms")
     rows = Table(*columns, title=f"changes under load, SLO {SLO_MS:g} ms")
-    for kind in found:
+    for kind in result:
         numbers = (f"{kind.seconds:.2f}", f"{kind.worst_s:.2f}", f"{kind.missing_s:.1f}")
         rows.add_row(kind.what, str(kind.times), *numbers, f"{kind.share:.0%}", f"{kind.p99_ms:.0f}")
     return rows

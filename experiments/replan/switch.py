@@ -106,18 +106,18 @@ async def measure(here: Live, folder: Path, windows: int = WINDOWS) -> Switch:
 
 
 async def _staying(here: Live) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in COLOURS}
+    result: dict[str, list[float]] = {name: [] for name in COLOURS}
     for easy in SHARES:
         known = facts(easy)
         others = [baseline_plan(name, known, OBJECTIVE) for name in (EARLY_EXIT, NO_EXITS)]
         plans = (best(easy), best(SHARES[0]), *others)
-        for name, plan in zip(found, plans, strict=True):
+        for name, plan in zip(result, plans, strict=True):
             await RunningApplication(NAME).roll_out(plan)
             record = await _load(here, _bodies(easy, 1000)).at(_arrivals(easy, STAY_S, plan), patience_s=SLO_MS / 1e3)
-            found[name].append(float(_good(record, STAY_S)[SETTLE_S:].mean()))
-            console.print(f"{easy:.0%} easy, {name}: {found[name][-1]:.0f} in time per second")
+            result[name].append(float(_good(record, STAY_S)[SETTLE_S:].mean()))
+            console.print(f"{easy:.0%} easy, {name}: {result[name][-1]:.0f} in time per second")
     await RunningApplication(NAME).roll_out(best(SHARES[0]))
-    return found
+    return result
 
 
 async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]], phase_s: int) -> Switch:
@@ -136,8 +136,8 @@ async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]],
 def _effort(here: Live) -> dict[str, float]:
     """The controller's own report of its cost."""
     with urllib.request.urlopen(f"{here.base}/controller/status", timeout=30) as reply:
-        told: dict[str, float] = json.load(reply)["effort"]
-    return told
+        spent: dict[str, float] = json.load(reply)["effort"]
+    return spent
 
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:
@@ -187,8 +187,10 @@ def _cpu_s(process: int) -> float:
 
 def figures(switch: Switch) -> dict[str, float]:
     """The figures of a switch; gains are those of the last windows of each mix."""
-    phase, settled = switch.phase_s, int(AFTER_WINDOWS * WINDOW_S)
-    ours = [float(np.mean(switch.controlled_per_s[n * phase + settled : (n + 1) * phase])) for n in range(len(SHARES))]
+    phase, settled_s = switch.phase_s, int(AFTER_WINDOWS * WINDOW_S)
+    ours = [
+        float(np.mean(switch.controlled_per_s[n * phase + settled_s : (n + 1) * phase])) for n in range(len(SHARES))
+    ]
     shares = [mine / known for mine, known in zip(ours, switch.staying_per_s["best plan"], strict=True)]
     return {
         "adapt_share_after_2_windows": min(shares[1:]),

@@ -89,10 +89,10 @@ class Timeline:
         return self.good_per_s[~self._overlap(stretches)]
 
     def _overlap(self, stretches: Iterable[tuple[float, float]]) -> NDArray[np.bool_]:
-        found = np.zeros(len(self.starts_s), bool)
+        result = np.zeros(len(self.starts_s), bool)
         for start_s, stop_s in stretches:
-            found |= (self.starts_s + WINDOW_S > start_s) & (self.starts_s < stop_s)
-        return found
+            result |= (self.starts_s + WINDOW_S > start_s) & (self.starts_s < stop_s)
+        return result
 
     def recovered_s(self, at_s: float, until_s: float, enough_per_s: float) -> float:
         """Seconds from this moment to the end of the window from which on all, up to `until_s`, have enough goodput."""

@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 def measure(sizes: str = "46,1000,10000", most_per_s: int = 1_000_000) -> dict[str, float]:
     """`most_per_s`: no more requests a second are simulated, whatever the plan promises."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for gpus in map(int, str(sizes).split(",")):
-        found |= {f"{name}_{gpus}": value for name, value in at(evenly(gpus, KINDS), most_per_s).items()}
-    return found
+        result |= {f"{name}_{gpus}": value for name, value in at(evenly(gpus, KINDS), most_per_s).items()}
+    return result
 
 
 def at(devices: str, most_per_s: float) -> dict[str, float]:
@@ -110,10 +110,10 @@ def inventory(devices: tuple[Device, ...]) -> Inventory:
 def steered(plan: Plan, facts: Problem, question: ClassifierPlanningProblem, rate: float) -> dict[str, float]:
     """The controller over some windows of few requests: what it does depends on devices and blocks, not on them."""
     seconds = WINDOWS * PATIENCE.replan_every_s + 1
-    found = replan(
+    result = replan(
         World(plan, facts, OBJECTIVE.slo_s or 0.0), question, _inputs(facts, rate, seconds), seconds, patience=PATIENCE
     )
-    spent = found.spent
+    spent = result.spent
     return {"look_s": spent.look_s / max(1, spent.looks), "window_s": spent.window_s / max(1, spent.windows)}
 
 

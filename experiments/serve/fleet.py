@@ -50,7 +50,7 @@ def _table(kind: str, pass_s: float, sizes: tuple[int, ...]) -> LatencyTable:
 
 
 def serve_file(
-    folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms: float = 1000.0, **told: object
+    folder: Path, chosen: Plan, facts: Profile | None = None, slo_ms: float = 1000.0, **fields: object
 ) -> Path:
     """Write a Serve file for `isobatch serve`, with the plan and the profile beside it."""
     (folder / "plan.json").write_text(chosen.to_json())
@@ -62,7 +62,7 @@ def serve_file(
         "plan": str(folder / "plan.json"),
         "profile": str(folder / "profile.json"),
         "slo_ms": slo_ms,
-        **told,
+        **fields,
     }
     application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
     file = folder / "serve.yaml"

@@ -19,11 +19,11 @@ WAYS: dict[str, dict[str, object]] = {"": {}, "_by_value": {"by_value_bytes": 2*
 
 def hops() -> dict[str, float]:
     figures: dict[str, float] = {}
-    for suffix, told in WAYS.items():
+    for suffix, fields in WAYS.items():
         chosen = plan(Part(2, 1), Part(4, 1), Part(BLOCKS, 1))
-        with served(chosen, profile(hidden_bytes=WEIGHTS), slo_ms=5000.0, **told) as url:
-            found = _latencies(url) | _front(url)
-        figures |= {name + suffix: value for name, value in found.items()}
+        with served(chosen, profile(hidden_bytes=WEIGHTS), slo_ms=5000.0, **fields) as url:
+            result = _latencies(url) | _front(url)
+        figures |= {name + suffix: value for name, value in result.items()}
     return figures
 
 

@@ -43,14 +43,14 @@ def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, *bodies: b
 def stats(url: str) -> dict[str, Any]:
     """The content of /stats of the application at this address."""
     with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=30) as reply:
-        told: dict[str, Any] = json.load(reply)
-    return told
+        content: dict[str, Any] = json.load(reply)
+    return content
 
 
 def fronts(url: str) -> dict[str, float]:
     """The usage of all fronts together: `cpu_s`, `memory_mb`."""
-    found = stats(url)["fronts"]
-    return {name: sum(front[name] for front in found) for name in ("cpu_s", "memory_mb")}
+    result = stats(url)["fronts"]
+    return {name: sum(front[name] for front in result) for name in ("cpu_s", "memory_mb")}
 
 
 def p50s_ms(record: LoadRecord, bodies: int) -> Sequence[float]:
@@ -63,7 +63,7 @@ def p50s_ms(record: LoadRecord, bodies: int) -> Sequence[float]:
 
 def _latencies_ms(record: LoadRecord) -> Sequence[float]:
     answered = record.status == 200
-    found: list[float] = (1e3 * (record.ended_s - record.sent_s))[answered].tolist()
-    if not found:
+    result: list[float] = (1e3 * (record.ended_s - record.sent_s))[answered].tolist()
+    if not result:
         raise RuntimeError(f"none of {len(record.status)} requests was answered")
-    return found
+    return result

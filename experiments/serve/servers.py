@@ -41,7 +41,7 @@ def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str
 
 @contextmanager
 def demo(
-    told: Mapping[str, object],
+    settings: Mapping[str, object],
     steering: Mapping[str, object] | None = None,
     grpc_port: int = 0,
     environment: Mapping[str, str] = _NONE,
@@ -51,7 +51,7 @@ def demo(
     `steering`: of the controller beside it, which remembers nothing of other days; None: there is none.
     """
     files = {name: str(ROOT / f"cluster/demo/{name}.json") for name in ("plan", "profile")}
-    args = {"cpus_per_replica": 0, "replan": steering is not None, **files, **told}
+    args = {"cpus_per_replica": 0, "replan": steering is not None, **files, **settings}
     with TemporaryDirectory() as folder:
         applications: list[dict[str, object]] = [
             {"name": "isobatch", "import_path": "deployments.app:build", "route_prefix": "/", "args": args}
@@ -72,9 +72,12 @@ def demo(
 
 
 @contextmanager
-def served(chosen: Plan, facts: Profile, slo_ms: float, **told: object) -> Iterator[str]:
+def served(chosen: Plan, facts: Profile, slo_ms: float, **settings: object) -> Iterator[str]:
     """Serve this plan on virtual devices, with further settings of the configuration."""
-    with TemporaryDirectory() as folder, isobatch(serve_file(Path(folder), chosen, facts, slo_ms, **told)) as url:
+    with (
+        TemporaryDirectory() as folder,
+        isobatch(serve_file(Path(folder), chosen, facts, slo_ms, **settings)) as url,
+    ):
         yield url
 
 

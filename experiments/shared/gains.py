@@ -124,8 +124,8 @@ def _row(claim: PaperFigure, facts: Problem, batch: int, system: str) -> SystemG
     plan = _plan(claim, facts, batch, system)
     if plan is None:
         return SystemGoodput(system, batch, 0.0, 0.0, 0.0)
-    found, bound = sustained(plan, facts, claim.slo_s), oracle_per_s(facts, claim.slo_s, batch)
-    return SystemGoodput(system, batch, found.promised_per_s, found.goodput_per_s, found.goodput_per_s / bound)
+    result, bound = sustained(plan, facts, claim.slo_s), oracle_per_s(facts, claim.slo_s, batch)
+    return SystemGoodput(system, batch, result.promised_per_s, result.goodput_per_s, result.goodput_per_s / bound)
 
 
 def _plan(claim: PaperFigure, facts: Problem, batch: int, system: str) -> Plan | None:

@@ -47,14 +47,14 @@ class Live:
 
     def processes(self, deployment: str) -> dict[str, int]:
         """The process of every running replica of deployments of this name, of the application and its controller."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for name, application in serve_client().get_serve_details()["applications"].items():
             if name.partition(".")[0] not in (NAME, "controller"):
                 continue
             for each in application["deployments"].get(deployment, {}).get("replicas", ()):
                 if each["state"] == "RUNNING":
-                    found[each["replica_id"]] = each["pid"]
-        return found
+                    result[each["replica_id"]] = each["pid"]
+        return result
 
     def slow_down(self, process: int, times: float) -> None:
         """Make this device take so many times as long, from its next launch on."""
@@ -79,7 +79,7 @@ def bare(host: str = "127.0.0.1") -> Iterator[Live]:
     os.environ.update(before)
 
 
-def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[str, Any]:
+def application(plan: Plan, facts: Profile, folder: Path, **fields: Any) -> dict[str, Any]:
     """The application's entry in a Serve file; its plan and its profile are written into the folder."""
     (folder / "plan.json").write_text(plan.to_json())
     save(facts, folder / "profile.json")
@@ -90,14 +90,14 @@ def application(plan: Plan, facts: Profile, folder: Path, **told: Any) -> dict[s
         "replan": True,
         "profile": str(folder / "profile.json"),
         "drain_s": 10.0,
-        **told,
+        **fields,
     }
     return {"name": NAME, "import_path": "deployments.app:build", "args": arguments}
 
 
-def controller(folder: Path, **told: Any) -> dict[str, Any]:
+def controller(folder: Path, **fields: Any) -> dict[str, Any]:
     """The controller's entry in a Serve file; what it remembers is kept in the folder."""
-    arguments = {"application": NAME, "memory": str(folder / "memory"), **told}
+    arguments = {"application": NAME, "memory": str(folder / "memory"), **fields}
     path = "cluster.controller.app:build"
     return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
 
@@ -146,21 +146,21 @@ def kill_node(process: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def asked(base: str) -> dict[str, Any]:
+def stats_at(base: str) -> dict[str, Any]:
     """What /stats says."""
     with urllib.request.urlopen(f"{base}/stats", timeout=30) as reply:
-        found: dict[str, Any] = json.load(reply)
-    return found
+        result: dict[str, Any] = json.load(reply)
+    return result
 
 
 def named(what: str) -> list[int]:
     """The processes below this one whose command line contains this."""
-    found = []
+    result = []
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             if what in Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                found.append(process)
-    return found
+                result.append(process)
+    return result
 
 
 def _alive() -> set[str]:

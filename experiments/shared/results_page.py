@@ -61,8 +61,8 @@ def _ages() -> Iterator[str]:
         kept = json.loads(path.read_text())
         marks = dict(each.rsplit("=", 1) for each in kept.get("code", "").split())
         now = code_of(path.stem)
-        told = f"{len(changed(marks, now))}/{len(now)}" if marks else "not noted"
-        yield f"| `{command(path.stem)}` | {kept['date']} | {told} |"
+        changes = f"{len(changed(marks, now))}/{len(now)}" if marks else "not noted"
+        yield f"| `{command(path.stem)}` | {kept['date']} | {changes} |"
     yield "\n"
 
 

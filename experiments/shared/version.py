@@ -33,18 +33,18 @@ def code_of(claim: str, read: Read = from_tree) -> dict[str, str]:
 
 def code_behind(*paths: str, read: Read = from_tree) -> dict[str, str]:
     """The hash of each of these modules, and of those that they depend on, by its path."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     waiting = list(paths)
     while waiting:
         path = waiting.pop()
-        if path in found or (text := read(path)) is None:
+        if path in result or (text := read(path)) is None:
             continue
         if not path.endswith(".py"):
-            found[path] = _hash(text)
+            result[path] = _hash(text)
             continue
-        found[path], reached = _module(path, text)
+        result[path], reached = _module(path, text)
         waiting += reached
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def changed(kept: dict[str, str], now: dict[str, str]) -> list[str]:

@@ -65,9 +65,9 @@ def served(folder: Path) -> Iterator[tuple[Live, int]]:
     grpc_port = free_port(0)
     with bare() as here:
         beside = controller(folder, devices=DEVICES, max_batch=BATCH, slo_ms=DEADLINE_MS, **PATIENCE)
-        told = {"slo_ms": DEADLINE_MS, "front_replicas": 2, "grpc_port": grpc_port, "name": NAME}
-        told |= {"cpus_per_replica": 0.0}  # each front reserves a core
-        here.deploy(application(START, profile({FAST: BLOCK_S}), folder, **told), beside, patience_s=STARTS_WITHIN_S)
+        fields = {"slo_ms": DEADLINE_MS, "front_replicas": 2, "grpc_port": grpc_port, "name": NAME}
+        fields |= {"cpus_per_replica": 0.0}  # each front reserves a core
+        here.deploy(application(START, profile({FAST: BLOCK_S}), folder, **fields), beside, patience_s=STARTS_WITHIN_S)
         yield here, grpc_port
 
 
@@ -145,20 +145,20 @@ class Soak:
 
     def figures(self) -> dict[str, float]:
         traffic, lives = self.traffic, self.lives()
-        found = {"minutes": self._now_s / 60, "requests": traffic.requests, "faults": self._faults}
-        found |= {name: traffic.outcomes[name] for name in OUTCOMES} | {"resent": traffic.resent}
-        found["longest_repeated_s"] = traffic.repeated_s
-        found |= {"plan_changes": self._changes, "processes": len(lives)}
-        found |= {f"requests_{kind.replace(' ', '_')}": count for kind, count in traffic.kinds.items()}
-        found["growing"] = sum(life.memory.grows for life in lives)
-        found["growing_much"] = sum(life.memory.grows_by(MUCH_MIB_PER_H) for life in lives)
-        found["handles_growing"] = sum(life.handles.grows for life in lives)
-        found["threads_growing"] = sum(life.threads.grows for life in lives)
+        result = {"minutes": self._now_s / 60, "requests": traffic.requests, "faults": self._faults}
+        result |= {name: traffic.outcomes[name] for name in OUTCOMES} | {"resent": traffic.resent}
+        result["longest_repeated_s"] = traffic.repeated_s
+        result |= {"plan_changes": self._changes, "processes": len(lives)}
+        result |= {f"requests_{kind.replace(' ', '_')}": count for kind, count in traffic.kinds.items()}
+        result["growing"] = sum(life.memory.grows for life in lives)
+        result["growing_much"] = sum(life.memory.grows_by(MUCH_MIB_PER_H) for life in lives)
+        result["handles_growing"] = sum(life.handles.grows for life in lives)
+        result["threads_growing"] = sum(life.threads.grows for life in lives)
         for name in sorted({life.name for life in lives}):
             for number, life in enumerate(each for each in lives if each.name == name):
-                found[f"{name}_{number}_mib_per_h"] = life.memory.per_hour
-                found[f"{name}_{number}_mib_per_h_error"] = life.memory.error
-        return {name: float(value) for name, value in found.items()}
+                result[f"{name}_{number}_mib_per_h"] = life.memory.per_hour
+                result[f"{name}_{number}_mib_per_h_error"] = life.memory.error
+        return {name: float(value) for name, value in result.items()}
 
 
 @asynccontextmanager

@@ -86,14 +86,14 @@ class Traffic:
         async with grpc.aio.insecure_channel(self._grpc, options) as channel:
             while self._going:
                 again_s = loop.time() + every_s * 2 * chance.random()
-                asked = self._next(chance)
-                ask = partial(_call, channel) if asked.kind.startswith("grpc") else http.ask
-                status, answer = await self._until_answered(ask, asked.what)
-                outcome = asked.outcome(status, answer)
+                drawn = self._next(chance)
+                ask = partial(_call, channel) if drawn.kind.startswith("grpc") else http.ask
+                status, answer = await self._until_answered(ask, drawn.what)
+                outcome = drawn.outcome(status, answer)
                 self.outcomes[outcome] += 1
-                self.kinds[asked.kind] += 1
+                self.kinds[drawn.kind] += 1
                 if outcome in ("wrong", "failed", "lost") and len(self.surprises) < 20:
-                    self.surprises.append(f"{outcome}, {asked.kind}: {status} {answer!r:.200}")
+                    self.surprises.append(f"{outcome}, {drawn.kind}: {status} {answer!r:.200}")
                 pause_s = max(again_s - loop.time(), PAUSE_S if outcome == "refused" else 0.0)
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
@@ -148,8 +148,8 @@ class Traffic:
 
 def _predict(kind: str, depths: list[int]) -> SoakRequest:
     def right(answer: bytes) -> bool:
-        found = [output["exit_block"] for output in json.loads(answer)["outputs"]]
-        return len(found) == len(depths) and all(block >= depth for block, depth in zip(found, depths, strict=True))
+        result = [output["exit_block"] for output in json.loads(answer)["outputs"]]
+        return len(result) == len(depths) and all(block >= depth for block, depth in zip(result, depths, strict=True))
 
     return SoakRequest(kind, _http("/predict", {"inputs": [{"exit_block": depth} for depth in depths]}), right=right)
 
@@ -225,6 +225,6 @@ async def _call(channel: grpc.aio.Channel, sent: bytes) -> tuple[int, bytes]:
     try:
         return 200, await channel.unary_unary(f"/{SERVICE}/ModelInfer")(sent, timeout=DEADLINE_MS / 1e3)
     except grpc.aio.AioRpcError as error:
-        told = error.details() or ""
-        refused = error.code() == grpc.StatusCode.UNAVAILABLE and told.startswith("refused")
-        return 503 if refused else _STATUSES.get(error.code(), BROKEN), told.encode()
+        reply_text = error.details() or ""
+        refused = error.code() == grpc.StatusCode.UNAVAILABLE and reply_text.startswith("refused")
+        return 503 if refused else _STATUSES.get(error.code(), BROKEN), reply_text.encode()

@@ -40,11 +40,11 @@ def slope_of(times_s: Sequence[float], values: Sequence[float]) -> Slope:
     >>> slope_of([0.0, 1800.0, 3600.0], [1.0, 2.0, 3.0])
     Slope(per_hour=2.0, error=0.0)
     """
-    hours, found = np.array(times_s) / 3600.0, np.array(values, np.float64) - values[0]
+    hours, result = np.array(times_s) / 3600.0, np.array(values, np.float64) - values[0]
     centred = hours - hours.mean()
     spread = float((centred**2).sum())
-    per_hour = float((centred * found).sum()) / spread
-    rest = found - found.mean() - per_hour * centred
+    per_hour = float((centred * result).sum()) / spread
+    rest = result - result.mean() - per_hour * centred
     error = float(np.sqrt((rest**2).sum() / max(1, len(rest) - 2) / spread))
     alike = min(0.99, max(0.0, _lag_1(rest)))
     return Slope(per_hour, error * float(np.sqrt((1 + alike) / (1 - alike))))
@@ -87,8 +87,8 @@ class Watch:
 
     def lives(self, settled_s: float = 0.0) -> list[Life]:
         """Of the processes that lived for so long once they had settled, and at least some samples."""
-        found = [_life(self._named(process), process, each, settled_s) for process, each in self._samples.items()]
-        return sorted((life for life in found if life), key=lambda life: life.name)
+        result = [_life(self._named(process), process, each, settled_s) for process, each in self._samples.items()]
+        return sorted((life for life in result if life), key=lambda life: life.name)
 
     def _named(self, process: int) -> str:
         """What it was called most."""
@@ -96,13 +96,13 @@ class Watch:
 
 
 def _life(name: str, process: int, samples: list[Sample], settled_s: float) -> Life | None:
-    settled = samples[round(SETTLING * len(samples)) :]
-    if len(settled) < LEAST_SAMPLES or settled[-1][0] - settled[0][0] < settled_s:
+    steady = samples[round(SETTLING * len(samples)) :]
+    if len(steady) < LEAST_SAMPLES or steady[-1][0] - steady[0][0] < settled_s:
         return None
-    times_s, memory, handles, threads = zip(*settled, strict=True)
+    times_s, memory, handles, threads = zip(*steady, strict=True)
     slopes = (slope_of(times_s, each) for each in (memory, handles, threads))
     quarters = tuple(float(part.mean()) for part in np.array_split([sample[1] for sample in samples], 4))
-    return Life(name, process, len(settled), quarters, *slopes)
+    return Life(name, process, len(steady), quarters, *slopes)
 
 
 def _name(process: int) -> str:
@@ -114,8 +114,8 @@ def _name(process: int) -> str:
     line = b" ".join(words).decode(errors="replace")
     if process == os.getpid():
         return "load"
-    if found := re.search(r"ray::ServeReplica:[^:]+:(\w+)", line) or re.search(r"ray::(\w+)", line):
-        return found[1].lower()
+    if result := re.search(r"ray::ServeReplica:[^:]+:(\w+)", line) or re.search(r"ray::(\w+)", line):
+        return result[1].lower()
     script = next((word for word in words if word.endswith(b".py")), words[0])
     return re.sub(r"\W", "_", Path(script.decode(errors="replace")).stem)
 

@@ -100,8 +100,8 @@ class Counted:
     def answer(self, now_s: float, launch: Launch, departure: Departure, ends_s: Sequence[float] | None) -> None:
         if now_s <= self.until_s:
             self.launched += launch.weights
-        told = zip(launch.weights, launch.places, strict=True)
-        self.in_time += [weight for weight, place in told if now_s <= place.payload.deadline_s + 1e-9]
+        pairs = zip(launch.weights, launch.places, strict=True)
+        self.in_time += [weight for weight, place in pairs if now_s <= place.payload.deadline_s + 1e-9]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Outcomes:
     """A run of so many seconds: the tokens of all texts, of those launched, and of those answered in time."""
 
     seconds: float
-    asked: Ints
+    arrived: Ints
     launched: Ints
     in_time: Ints
 
@@ -129,18 +129,20 @@ class Outcomes:
     @property
     def least_share(self) -> float:
         """Of the quarters of texts by length, the one that got least: its share in time over that of all texts."""
-        edges = np.quantile(self.asked, (0.25, 0.5, 0.75))
-        asked, in_time = (np.bincount(np.searchsorted(edges, each), minlength=4) for each in (self.asked, self.in_time))
-        return float((in_time / asked).min() / (len(self.in_time) / len(self.asked)))
+        edges = np.quantile(self.arrived, (0.25, 0.5, 0.75))
+        arrived, in_time = (
+            np.bincount(np.searchsorted(edges, each), minlength=4) for each in (self.arrived, self.in_time)
+        )
+        return float((in_time / arrived).min() / (len(self.in_time) / len(self.arrived)))
 
 
 def lengths(count: int, variance: float, random: np.random.Generator) -> Ints:
     """Normally distributed, and drawn again where that is below or above what there is."""
-    found = np.empty(0, np.int64)
-    while len(found) < count:
+    result = np.empty(0, np.int64)
+    while len(result) < count:
         drawn = np.round(random.normal(MEAN, variance**0.5, count)).astype(np.int64)
-        found = np.append(found, drawn[(drawn >= SHORTEST_TEXT) & (drawn <= LONGEST_TEXT)])
-    return found[:count]
+        result = np.append(result, drawn[(drawn >= SHORTEST_TEXT) & (drawn <= LONGEST_TEXT)])
+    return result[:count]
 
 
 def played(system: System, rate: float, duration_s: float, variance: float = VARIANCE) -> Outcomes:

@@ -56,13 +56,13 @@ def measure(seconds: int = 20, layers: int = 6, budget: int = 60, texts: int = 2
         ways = _ways(profile)
         assert ways[0].plan.promise, "This is a bug: the planner makes promises."
         promised_per_s = ways[0].plan.promise.goodput_per_s
-        found = {way.name: _asked(way, folder, tokens, promised_per_s, float(seconds)) for way in ways}
-    return _figures(found, promised_per_s)
+        result = {way.name: _asked(way, folder, tokens, promised_per_s, float(seconds)) for way in ways}
+    return _figures(result, promised_per_s)
 
 
-def _figures(found: dict[str, list[Summary]], promised_per_s: float) -> dict[str, float]:
+def _figures(result: dict[str, list[Summary]], promised_per_s: float) -> dict[str, float]:
     figures = {"promised_per_s": promised_per_s}
-    for name, runs in found.items():
+    for name, runs in result.items():
         best = max(runs, key=lambda run: run.goodput_per_s)
         figures[f"goodput_per_s_{name}"] = best.goodput_per_s
         figures[f"good_tokens_per_s_{name}"] = best.good_tokens_per_s or 0.0
@@ -103,13 +103,13 @@ def _profiled(folder: Path, tokens: Sequence[int], layers: int, budget: int) -> 
 
 
 def _asked(way: Way, folder: Path, tokens: Sequence[int], promised_per_s: float, seconds: float) -> list[Summary]:
-    found = []
+    result = []
     with servers.isobatch(_serve_file(way, folder)) as url:
         for number, share in enumerate((SHARES[0], *SHARES)):  # the first only warms up
             rate = share * promised_per_s
-            found.append(asyncio.run(_one(url, tokens, rate, seconds if number else min(seconds, 5.0))))
-            console.print(f"{way.name}: {rate:,.0f}/s offered, {found[-1].goodput_per_s:,.0f}/s in time")
-    return found[1:]
+            result.append(asyncio.run(_one(url, tokens, rate, seconds if number else min(seconds, 5.0))))
+            console.print(f"{way.name}: {rate:,.0f}/s offered, {result[-1].goodput_per_s:,.0f}/s in time")
+    return result[1:]
 
 
 async def _one(url: str, tokens: Sequence[int], rate: float, seconds: float) -> Summary:

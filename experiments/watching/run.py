@@ -92,16 +92,16 @@ def measure(seconds: int = 560) -> dict[str, float]:
     until_s, ways = time.monotonic() + seconds, measurable()
     with collector() as (collecting, spans), demo(_traced(collecting) if "tracing" in ways else {}) as url:
         turn(NOBODY, url, WARM_S)
-        found, before = {name: list[Turn]() for name in ways}, turn(NOBODY, url)
+        result, before = {name: list[Turn]() for name in ways}, turn(NOBODY, url)
         while time.monotonic() + 2 * sum(TURN_S + way.settles_s for way in ways.values()) < until_s:
             for name in random.sample(sorted(ways), len(ways)):
                 watched, after = (turn(each, url, settles_s=ways[name].settles_s) for each in (ways[name], NOBODY))
-                found[name].append(compared(before, watched, after, OFTEN))
+                result[name].append(compared(before, watched, after, OFTEN))
                 before = after
-            console.print(", ".join(f"{name} {each[-1].rps:.3f}" for name, each in found.items()))
+            console.print(", ".join(f"{name} {each[-1].rps:.3f}" for name, each in result.items()))
         if "tracing" in ways and not spans:
             raise RuntimeError("no trace came to the collector")
-    return {name: value for way, each in found.items() for name, value in ratios(way, each).items()}
+    return {name: value for way, each in result.items() for name, value in ratios(way, each).items()}
 
 
 def measurable() -> dict[str, Watcher]:
@@ -136,15 +136,15 @@ def _await(url: str) -> None:
 
 
 def turn(way: Watcher, url: str, seconds: float = TURN_S, settles_s: float = 0.0) -> Turn:
-    def asked(for_s: float) -> float:
+    def requests_in(for_s: float) -> float:
         load = LoadGenerator(f"{url}/predict", _digits(), CLIENTS, way.headers)
         return summary(asyncio.run(load.by_clients(CLIENTS, for_s)), float("inf")).answered_per_s
 
     with way.watching(url):
         if settles_s:
-            asked(settles_s)
+            requests_in(settles_s)
         began_s = servers.processor_s()
-        rps = asked(seconds)
+        rps = requests_in(seconds)
         work_s = servers.processor_s() - began_s
     return Turn(rps, work_s / (rps * seconds))
 
