@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
 from deployments.cluster_checks import PATHS, check_http
-from deployments.config import AppConfig, ServedConfig, checked, parse
+from deployments.config import AppConfig, checked
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import check_decoder, is_decoder
 from deployments.folders import checkpoint_json, weights_of
@@ -74,9 +74,9 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
         _check_import_path(application.get("import_path"))
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
-        application["args"] = _checked((application.get("args") or {}) | overrides, root)
-    for application in decoders(content):
-        application["args"] = _checked_decoder((application.get("args") or {}) | overrides, root)
+    for application in served(content):
+        application["args"] = (application.get("args") or {}) | overrides
+        application["args"] = _checked(application, root)
     _check_apart(content)
     for application in controllers(content):
         key_in(checked(ControllerConfig, application.get("args") or {}).api_key_variable)
@@ -289,52 +289,43 @@ def _check_import_path(path: Any) -> None:
         raise UserError(f"import_path = {path!r}: there is no such application; is {similar[0]!r} meant?")
 
 
-def _checked(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Check a classifier's fields and its directory before anything starts, and make its paths absolute."""
-    fields = _with_absolute_paths(arguments, root)
-    config = parse(fields)
-    fields |= _as_parsed(config, fields)
+def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Check an application's fields and its directory before anything starts, and make its paths absolute."""
+    fields = _with_absolute_paths(application["args"], root)
+    config = config_of(application | {"args": fields})
+    # A YAML file may contain numbers as texts.
+    fields |= {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in fields}
     if config.model and not Path(config.model).is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
-    if config.model and config.loader == LOADER:
-        check_one_label(Path(config.model), checkpoint_json(Path(config.model)).get("problem_type"))
-    check_weights(config)
+    if isinstance(config, DecoderConfig):
+        _check_decoder(config)
+    else:
+        _check_classifier(config)
     key_in(config.api_key_variable)
-    if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
-        read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible
     return fields
 
 
-def _checked_decoder(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
-    """As `_checked`, for a decoder."""
-    fields = _with_absolute_paths(arguments, root)
-    config = checked(DecoderConfig, fields)
-    fields |= _as_parsed(config, fields)
-    if not Path(config.model).is_dir():
-        raise UserError(f"args: model = {config.model!r}: no such directory")
+def _check_classifier(config: AppConfig) -> None:
+    if config.model and config.loader == LOADER:
+        check_one_label(Path(config.model), checkpoint_json(Path(config.model)).get("problem_type"))
+    check_weights(config)
+    if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
+        read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible
+
+
+def _check_decoder(config: DecoderConfig) -> None:
     for planned in config.per_kind().values():
         check_decoder(Path(config.model), planned.cuts, planned.exits == PROJECT)
     if config.profile:
         load_text_profile(Path(config.profile))
-    _check_plans_weights(config)
-    key_in(config.api_key_variable)
-    return fields
+    made_for = read_plan(Path(config.plan)).weights if config.plan else ""
+    if made_for and differ(made_for, weights_of(Path(config.model))):
+        raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
 
 
 def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     fields = {name: value for name, value in arguments.items() if value is not None}
     return fields | {name: _absolute(root, name, fields[name]) for name in PATHS if isinstance(fields.get(name), str)}
-
-
-def _as_parsed(config: ServedConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """The parsed values of the gRPC fields: a YAML file may contain numbers as texts."""
-    return {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in fields}
-
-
-def _check_plans_weights(config: DecoderConfig) -> None:
-    made_for = read_plan(Path(config.plan)).weights if config.plan else ""
-    if made_for and differ(made_for, weights_of(Path(config.model))):
-        raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
 
 
 def _absolute(root: Path, name: str, path: str) -> str:
