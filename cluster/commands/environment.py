@@ -28,6 +28,6 @@ def environment(
         raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} characters")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     program = write_script(place, (PORTS_OF_PROXY["stats"], PORTS_OF_PROXY["metrics"]))
-    ready(place)  # a cluster's node is not told when an application is ready
+    ready(place)  # a cluster's node does not know when an application is ready
     for name, value in node_settings(str(place), program, MAX_CONNECTIONS).items():
         print(f"export {name}={shlex.quote(value)}")

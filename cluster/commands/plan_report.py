@@ -26,7 +26,7 @@ class PlanResult:
     plan: Plan
     score: Score
     baselines: tuple[Baseline, ...]
-    simulated: "SimulatedChoice | None" = None  # what the simulator says of it
+    simulated: "SimulatedChoice | None" = None  # the result of the simulation
     not_simulated: str = ""  # why it was not simulated
     batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
 

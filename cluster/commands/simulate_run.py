@@ -175,7 +175,7 @@ def decisions(replanned: Replanned) -> Table:
 
 @contextmanager
 def progress_of(load: "ClassifierSimulationOptions") -> Iterator[Callable[[float], None]]:
-    """A bar over simulated time, which is told how far the run is."""
+    """A bar over simulated time; the function that it yields moves it."""
     with Progress(transient=True) as bar:
         task = bar.add_task("simulating", total=load.seconds)
         yield lambda at_s: bar.update(task, completed=at_s)

@@ -1,8 +1,9 @@
 """The controller: observations go in, decisions come out. Pure code: no Ray, no clock, no threads.
 
-Its driver (`loop.py`, for live and for simulated applications) passes observations with their times, rolls out what a
-decision asks for, and reports how the roll-out went. Inside a window the controller looks for lost devices, surprises
-and refused inputs. At the end of a window, or at such an event, it decides whether another plan is worth a change.
+Its driver (`control_loop.py`, for live and for simulated applications) passes observations with their times, rolls out
+the plan of a decision, and reports how the roll-out went. Inside a window the controller looks for lost devices,
+surprises and refused inputs. At the end of a window, or at such an event, it decides whether another plan is worth a
+change.
 """
 
 from collections.abc import Collection, Mapping

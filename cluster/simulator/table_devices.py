@@ -204,6 +204,6 @@ class TableDevices:
 
 def _of_texts(seconds: Sequence[float], launch: Launch, inside: Sequence[int]) -> float:
     """The time of a launch of texts, by their tokens."""
-    assert launch.length, "This is a bug: texts are told apart only where an input has a length."
+    assert launch.length, "This is a bug: a text has a length."
     weight = launch.weight if len(inside) == len(launch.weights) else sum([launch.weights[row] for row in inside])
     return seconds_at(weight / launch.length, seconds[0], seconds[1:])

@@ -21,7 +21,6 @@ CALLS = (
     "/transport/replica_connection.py",
     "/transport/connection.py",
     "/transport/orders.py",
-    "/transport/frames.py",
     "/front/workers.py",
 )
 LAYERS = {
