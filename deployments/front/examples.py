@@ -18,7 +18,7 @@ USUAL = 224
 
 @dataclass(frozen=True)
 class Example:
-    """An input; None where the checkpoint does not describe its inputs. `shape` is (height, width[, channels]) of an image."""
+    """An input; None where the checkpoint does not describe it. `shape` is (height, width[, channels]) of an image."""
 
     value: Any = None
     shape: tuple[int, ...] | None = None
