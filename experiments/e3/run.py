@@ -33,14 +33,14 @@ def measure(only: str = "", cores: int = len(BACKENDS)) -> dict[str, float]:
     """`only`: one figure, or "kept" for those that are there, of whatever code: nothing is measured then."""
     code = sha256(json.dumps(code_behind(MEASURING)).encode()).hexdigest()
     if only == KEPT:
-        best = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
-        write(best, [figure for figure in best if not _kept(figure, code)], whole=True)
+        rows_by_figure = {figure: rows for figure in FIGURES if (rows := _kept(figure))}
+        write(rows_by_figure, [figure for figure in rows_by_figure if not _kept(figure, code)], whole=True)
     else:
         with ExitStack() as stack:
             pools = [stack.enter_context(ProcessPoolExecutor(1)) for _ in range(min(cores, len(BACKENDS)))]
-            best = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pools))
-        write(best, (), whole=not only)
-    return {name: value for figure, rows in best.items() for name, value in _gains(figure, rows)}
+            rows_by_figure = dict(_all_of([figure for figure in FIGURES if only in ("", figure.name)], code, pools))
+        write(rows_by_figure, (), whole=not only)
+    return {name: value for figure, rows in rows_by_figure.items() for name, value in _gains(figure, rows)}
 
 
 def _all_of(figures: Sequence[E3Figure], code: str, pools: Sequence[Executor]) -> Iterator[tuple[E3Figure, Rows]]:
@@ -68,9 +68,9 @@ def measured(figure: E3Figure, backend: str) -> Rows:
 
 
 def _row(figure: E3Figure, x: str, setting: Any, backend: str, system: str) -> dict[str, Any]:
-    best = MEASURES[figure.unit](setting, backend, system)
-    share = None if best.share is None else float(f"{best.share:.3g}")
-    return {"x": x, "backend": backend, "system": system, "value": float(f"{best.value:.4g}"), "share": share}
+    rows_by_figure = MEASURES[figure.unit](setting, backend, system)
+    share = None if rows_by_figure.share is None else float(f"{rows_by_figure.share:.3g}")
+    return {"x": x, "backend": backend, "system": system, "value": float(f"{rows_by_figure.value:.4g}"), "share": share}
 
 
 def _mark(figure: E3Figure, code: str) -> str:

@@ -66,14 +66,14 @@ def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
     others += [("tail", name, recordings[name]) for name in ROWS]
     tries = dict(_tries(splits, recordings))
     alone: Part = ("live", minutes)
-    best = kept.done([*(part for some in tries.values() for part in some), *others]) | kept.done([alone])
+    finished = kept.done([*(part for some in tries.values() for part in some), *others]) | kept.done([alone])
     kept.forget(alone)  # another run would find something else: it depends on more than the code
     figures = dict[str, float]()
     for part in (*others, alone):
-        figures |= best[part]
+        figures |= finished[part]
     figures["plan_thresholds_gain"] = geometric_mean([figures[f"plan_thresholds_gain_{name}"] for name in ROWS])
     for suffix, some in tries.items():
-        figures |= {f"{figure}_{suffix}": value for figure, value in summed([best[part] for part in some])}
+        figures |= {f"{figure}_{suffix}": value for figure, value in summed([finished[part] for part in some])}
     return figures
 
 
@@ -98,29 +98,29 @@ class Kept:
     def __init__(self, path: Path) -> None:
         self._path, self._before = path, list[tuple[Part, str, Any]]()
         if path.exists():
-            self._before = [(tuple(part), code, best) for part, code, best in json.loads(path.read_text())]
+            self._before = [(tuple(part), code, finished) for part, code, finished in json.loads(path.read_text())]
 
     def done(self, parts: Sequence[Part]) -> dict[Part, Any]:
         """What each part found, now or before."""
-        before = {(part, code): best for part, code, best in self._before}
-        best = {part: before[part, _code(part[0])] for part in parts if (part, _code(part[0])) in before}
-        missing, failed = [part for part in parts if part not in best], list[BaseException]()
+        before = {(part, code): finished for part, code, finished in self._before}
+        finished = {part: before[part, _code(part[0])] for part in parts if (part, _code(part[0])) in before}
+        missing, failed = [part for part in parts if part not in finished], list[BaseException]()
         with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _one_thread) as workers:
             futures = {workers.submit(_work, part): part for part in missing}
-            for future in show(as_completed(futures), f"parts ({len(best)} were done before)", len(missing)):
+            for future in show(as_completed(futures), f"parts ({len(finished)} were done before)", len(missing)):
                 if error := future.exception():  # the others go on, and are kept
                     failed.append(error)
                     continue
                 part = futures[future]
-                best[part] = future.result()
-                self._keep(part, best[part])
+                finished[part] = future.result()
+                self._keep(part, finished[part])
         if failed:
             raise failed[0]
-        return best
+        return finished
 
-    def _keep(self, part: Part, best: Any) -> None:
+    def _keep(self, part: Part, finished: Any) -> None:
         """In place of what the same part has found with other code."""
-        self._before = [*(each for each in self._before if each[0] != part), (part, _code(part[0]), best)]
+        self._before = [*(each for each in self._before if each[0] != part), (part, _code(part[0]), finished)]
         self._write()
 
     def forget(self, part: Part) -> None:
