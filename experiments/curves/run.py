@@ -20,18 +20,20 @@ Errors = dict[str, list[float]]  # by backend
 
 
 def measure() -> dict[str, float]:
-    best = {
+    missed_by = {
         "other_networks": _by_backend(_other_networks()),
         "other_devices": _by_backend(_other_devices()),
         "unseen_devices": _by_backend(_unseen_devices()),
     }
     # The two together; a device that nothing was seen on is harder, and told by itself.
-    best["held_out"] = {each: best["other_networks"][each] + best["other_devices"][each] for each in BACKENDS}
-    table = Table("framework", *best, title="held-out error: median, p95")
+    missed_by["held_out"] = {
+        each: missed_by["other_networks"][each] + missed_by["other_devices"][each] for each in BACKENDS
+    }
+    table = Table("framework", *missed_by, title="held-out error: median, p95")
     figures = {"rows": float(sum(len(series.seconds) for series in published())), "curves": float(len(fitted()))}
     for backend in (*BACKENDS, ""):
         cells = []
-        for name, by_backend in best.items():
+        for name, by_backend in missed_by.items():
             missed = by_backend[backend] if backend else [error for each in by_backend.values() for error in each]
             if missed:
                 of = f"_{backend}" if backend else ""
@@ -43,9 +45,9 @@ def measure() -> dict[str, float]:
     return figures | gains()
 
 
-def _by_backend(best: Iterator[tuple[Published, list[float]]]) -> Errors:
+def _by_backend(missed_by: Iterator[tuple[Published, list[float]]]) -> Errors:
     result: Errors = defaultdict(list)
-    for series, missed in best:
+    for series, missed in missed_by:
         result[series.backend] += missed
     return result
 

@@ -40,7 +40,7 @@ def _measure(wish: argparse.Namespace) -> None:
     if wish.small:
         setting = replace(setting, lengths=(16,), largest=4, budget_s=0.5, layers=2)
         seconds, slos_ms, survivals = 0.05, [1000.0], survivals[:1]
-    best: dict[str, Any] = {
+    measured_by_name: dict[str, Any] = {
         "device": device_name(setting.device),
         "dtype": setting.dtype,
         "backend": setting.backend,
@@ -52,8 +52,8 @@ def _measure(wish: argparse.Namespace) -> None:
             console.print(name)
             made = list(tables.measure(name, setting))
             tables.keep(name, made, wish.out)
-            best[name] = _of_one(name, made, setting, slos_ms, survivals, seconds)
-            (wish.out / f"results-{setting.kind}.json").write_text(json.dumps(best, indent=2) + "\n")
+            measured_by_name[name] = _of_one(name, made, setting, slos_ms, survivals, seconds)
+            (wish.out / f"results-{setting.kind}.json").write_text(json.dumps(measured_by_name, indent=2) + "\n")
 
 
 def _of_one(

@@ -24,10 +24,10 @@ def searched(table: ExitTable, metric: Metric, max_loss: float) -> Indices:
         return not allowed, result.cost if allowed else result.lost.mean
 
     shared = [np.full(table.num_ramps, candidate) for candidate in range(len(table.candidates))]
-    best = [table.strictest, min(shared, key=judge)]
+    tries = [table.strictest, min(shared, key=judge)]
     for multiplier in MULTIPLIERS:
-        best.append(improved(table, best[-1], table.costs[:, None] + multiplier * table.losses(metric)))
-    return _spent(table, min(best, key=judge), metric, max_loss)
+        tries.append(improved(table, tries[-1], table.costs[:, None] + multiplier * table.losses(metric)))
+    return _spent(table, min(tries, key=judge), metric, max_loss)
 
 
 def _spent(table: ExitTable, chosen: Indices, metric: Metric, max_loss: float) -> Indices:
