@@ -175,7 +175,9 @@ def served(content: ServeFile) -> list[dict[str, Any]]:
 
 def config_of(application: dict[str, Any]) -> AppConfig | DecoderConfig:
     """The checked `args:` of an application that answers clients."""
-    return checked(AppConfig if application["import_path"] == APPLICATION else DecoderConfig, application["args"])
+    if application["import_path"] == APPLICATION:
+        return checked(AppConfig, application["args"])
+    return checked(DecoderConfig, application["args"])
 
 
 def controllers(content: ServeFile) -> list[dict[str, Any]]:

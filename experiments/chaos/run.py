@@ -115,7 +115,7 @@ async def struck_under_load(
             await heal(here)
             struck.append(Struck(name, at_s, requests.now_s()))
             (seen,) = _rounds(requests.so_far(), struck[-1:], requests.resent)
-            console.print(f"{len(struck)} of {len(names)}, {seen.told}")
+            console.print(f"{len(struck)} of {len(names)}, {seen.sentence}")
     finally:
         requests.stop()
     return _rounds(await running, struck, requests.resent)
