@@ -241,4 +241,4 @@ def test_one_copy_to_the_host_per_launch(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(torch.Tensor, forbidden, lambda *_: pytest.fail("a hidden copy to the host"))
     exits = model.run(batch, 4, model.ramp_blocks).exits
     assert isinstance(exits, Exits)
-    assert copies == [torch.Size([9, 1 + 3])]
+    assert copies == [torch.Size([9, len(model.ramp_blocks) * (1 + 3)])]
