@@ -8,6 +8,7 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,17 +53,21 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(WORDS[word] for word in row) for row in drawn]
 
 
-def checkpoint() -> Path:
-    """The directory of the network with its ramps: made at first use, then kept in the cache."""
-    target = cache_directory() / f"real-bert-{BLOCKS}-{DTYPE}"
+def checkpoint(survival: Sequence[float] = SURVIVAL) -> Path:
+    """The directory of the network with its ramps: made at first use, then kept in the cache.
+
+    `survival`: the share of inputs that enter each block, one for each block.
+    """
+    shares = "" if survival == SURVIVAL else "-" + "-".join(f"{share:.3g}" for share in survival)
+    target = cache_directory() / f"real-bert-{len(survival)}-{DTYPE}{shares}"
     with locked(target):
         if not target.is_dir():
             with replacing(target) as draft:
-                _make(draft)
+                _make(draft, survival)
     return target
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, survival: Sequence[float]) -> None:
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     torch.manual_seed(0)
@@ -70,14 +75,15 @@ def _make(folder: Path) -> None:
     tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=512)
     names = dict(enumerate(LABELS))
     config = BertConfig(
-        vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), num_hidden_layers=BLOCKS, hidden_size=WIDTH,
+        vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), hidden_size=WIDTH,
+        num_hidden_layers=len(survival),
         id2label=names, label2id={name: number for number, name in names.items()},
     )  # fmt: skip
     BertForSequenceClassification(config).eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     rules = tuple(
         RampRule(block=block, threshold=1 - after / here, survival=after)
-        for block, (here, after) in enumerate(pairwise(SURVIVAL))
+        for block, (here, after) in enumerate(pairwise(survival))
     )
     heads = {rule.block: make_head("light", POOLED, len(LABELS)) for rule in rules}
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
