@@ -20,6 +20,7 @@ LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
 HOST = "127.0.0.1"
 DRIVER_ANSWERS_WITHIN_S = 20.0
+ONLY_FATAL = 4  # of ONNX Runtime's severities
 CUDA_PROVIDER = "CUDAExecutionProvider"
 PORTS = {8000: "--port", 8001: "--grpc-port"}
 
@@ -155,6 +156,7 @@ def _onnx_runtime() -> CheckResult:
         return installed, ""
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         return installed, "this is a CPU build, but there is a GPU: install onnxruntime-gpu in its place"
+    onnxruntime.set_default_logger_severity(ONLY_FATAL)  # what does not load is this check's result
     loaded = onnxruntime.InferenceSession(_smallest_graph(), providers=[CUDA_PROVIDER]).get_providers()
     return installed, "" if CUDA_PROVIDER in loaded else "its CUDA libraries do not load: backend onnx has no GPU"
 

@@ -5,6 +5,7 @@ import socket
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
@@ -82,6 +83,8 @@ def test_gpus_are_read_from_the_driver_and_a_driver_that_fails_is_told(
     driver("echo 'NVIDIA L4, 570.86.15, 8.9'")
     assert doctor.gpus_by_driver() == [doctor.Gpu("NVIDIA L4", "570.86.15", "8.9")]
     assert "NVIDIA L4 is here, but this torch is a CPU build" in found("devices").wrong
+    assert found("onnx runtime").wrong == "its CUDA libraries do not load: backend onnx has no GPU"
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert "this is a CPU build, but there is a GPU" in found("onnx runtime").wrong
     driver("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert found("devices").wrong == "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"
