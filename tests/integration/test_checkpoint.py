@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.helpers.asking import ask
 from tests.helpers.uncut import answers_as_uncut
 
 
@@ -21,16 +19,3 @@ def test_answers_equal_those_of_each_input_alone(front: str, checkpoint: Path) -
     images = np.random.default_rng(3).normal(size=(120, 8, 8)).tolist()
     answers = answers_as_uncut(front, checkpoint, images, 16)
     assert len({answer["exit_block"] for answer in answers}) > 1
-
-
-@pytest.mark.parametrize(
-    ("inputs", "sentence"),
-    [
-        ([[0.0] * 7] * 8, "image 0 is 8 x 7, it must be 8 x 8"),
-        ("text", "an image must be an array of numbers"),
-        ([[["x"] * 8] * 8], "an image must be an array of numbers"),
-    ],
-)
-def test_what_is_no_image_is_refused(front: str, inputs: Any, sentence: str) -> None:
-    status, reply = ask(front, "POST", "/predict", {"inputs": inputs})
-    assert (status, sentence in reply["error"]) == (422, True), reply

@@ -33,12 +33,6 @@ def test_hundreds_in_flight_each_get_their_own_answer(graph: str) -> None:
     assert ask(graph, "GET", "/readyz")[0] == 200
 
 
-def test_the_open_inference_protocol_answers_through_the_graph_too(graph: str) -> None:
-    tensor = {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[3, 7], [0, 3]]}
-    status, reply = ask(graph, "POST", "/v2/models/toy/infer", {"inputs": [tensor]})
-    assert (status, reply["outputs"][0]["data"]) == (200, [7, 3])
-
-
 def test_what_happens_is_told_to_prometheus(graph: str) -> None:
     predict(graph, [[3, 7], [0, 3]])
     of_some = {"isobatch_level_answers", "isobatch_degraded_answers", "isobatch_audits", "isobatch_disagreement",

@@ -120,15 +120,3 @@ def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
     assert not any(
         event.gain_seen is not None and event.gain_seen < -0.1 for event in loop.controller.record.events.all
     )
-
-
-def test_a_rush_is_not_waited_out_on_few_devices():
-    asked = replace(question(MEDIUM, v100=4), goal="cost")
-    app = Fluid(asked, first_plan(asked))
-    app.rate = lambda at_s: 20.0
-    loop = control_loop(app)
-    run(app, loop, 1200)
-    assert app.sustained_per_s(app.running) < 300
-    app.rate = lambda at_s: 300.0
-    run(app, loop, 60)
-    assert app.sustained_per_s(app.running) > 300

@@ -1,7 +1,5 @@
 """A controller's memory belongs to one deployment of its application, and shows in brief what others left."""
 
-import errno
-import fcntl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -88,21 +86,6 @@ def test_a_second_controller_of_one_deployment_waits_and_one_on_another_ray_does
             assert not beside.earlier, "the other has not ended"
     with deployed(tmp_path, "a", 1e9 + 90) as again:
         assert [each.began_s for each in again.earlier] == [1e9]
-
-
-def test_where_nothing_can_be_locked_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(file: Any, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refused)
-    with pytest.raises(UserError, match=r"no file can be locked there \(No locks available\); name a folder"):
-        Memory(str(tmp_path), "shop", "first")
-
-
-def test_it_lies_in_the_cache_that_the_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with closing(Memory(ControllerConfig().memory, "shop", "first")) as memory:
-        assert memory.folder.is_relative_to(tmp_path)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,6 +1,5 @@
 """What Ray's autoscaler is asked for, with an application that does as the cost model says and a cloud that may not."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from hypothesis import strategies as st
 
 from cluster.controller.autoscaling import DeviceRequests
 from cluster.controller.config import ControllerConfig
-from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
 from cluster.controller.decide import lost_devices
 from cluster.controller.status import status_of
 from deployments.config import checked
 from profiles.errors import UserError
-from tests.helpers.fluid_application import MEDIUM, Cloud, Fluid, batches, control_loop, moves, question, run
+from tests.helpers.fluid_application import MEDIUM, Cloud, Fluid, control_loop, moves, question, run
 
 OWN, GROW_TO = {"k80": 1}, {"k80": 5}
 QUIET_PER_S, MANY_PER_S = 20.0, 125.0  # of which one device sustains 52, three 158
@@ -140,38 +138,6 @@ def test_a_restart_goes_on_asking(tmp_path: Path) -> None:
     assert status_of(again, app.now_s)["asked"] == f"requested {missing} k80 (0 of {missing} arrived in 0 s)"
 
 
-def test_who_pauses_keeps_what_was_asked_for() -> None:
-    app, cloud = application(stock=0, after_s=0.0)
-    app.rate = lambda at_s: MANY_PER_S
-    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
-    run(app, loop, 300)
-    asked = cloud.asked
-    asyncio.run(loop.pause(True))
-    run(app, loop, 240)
-    assert cloud.asked == asked
-
-
-def test_an_autoscaler_that_cannot_be_asked_holds_nothing_up() -> None:
-    app, cloud = application(stock=0, after_s=0.0)
-    app.rate = lambda at_s: MANY_PER_S
-    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
-
-    def fails(devices: object) -> None:
-        raise ConnectionError("no autoscaler")
-
-    loop._request = fails
-
-    async def steps() -> None:
-        for _ in range(6):
-            app.now_s += 30
-            with pytest.raises(ConnectionError):
-                await loop.step()
-
-    app.running = loop.controller.running = batches(app.running, 1)
-    asyncio.run(steps())
-    assert {split.batch_size for split in app.running.splits} == {8}, "the plan was rolled out all the same"
-
-
 @settings(deadline=None, max_examples=2, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.lists(st.floats(1, 400), min_size=3, max_size=3), st.integers(0, 6), st.floats(0, 500))
 def test_whatever_comes_plans_run_on_what_is_there(rates: list[float], stock: int, after_s: float) -> None:
@@ -220,15 +186,6 @@ def test_who_wants_the_most_goodput_cannot_grow() -> None:
     with pytest.raises(UserError, match="grow_to needs goal: cost"):
         checked(ControllerConfig, {"grow_to": {"k80": 2}})
     assert checked(ControllerConfig, {"grow_to": {"k80": 2}, "goal": "cost"}).grow_to == {"k80": 2}
-
-
-def test_a_controller_that_may_not_grow_asks_for_nothing() -> None:
-    app, cloud = application(stock=4, after_s=0.0)
-    app.rate = lambda at_s: MANY_PER_S
-    loop = control_loop(app, cloud=cloud)
-    run(app, loop, 240)
-    assert isinstance(loop.controller, Controller)
-    assert cloud.asked == {}
 
 
 def test_where_no_plan_sustains_what_is_expected_the_decision_says_so() -> None:

@@ -112,29 +112,6 @@ def test_replicas_that_another_deployer_begins_to_use_again_outlive_the_first(mo
     assert shop.deleted == ["shop.000002.cpu"]
 
 
-def test_only_the_last_leader_stores_that_all_fronts_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(monkeypatch, "000001")
-    first, second = shop.deployer("000001"), shop.deployer("000001")
-    remember(second)
-    first.__del__()
-    assert not shop.ended, "fronts of the second still listen"
-    second.__del__()
-    assert shop.ended
-    assert shop.deleted == []
-
-
-def test_replicas_end_with_their_last_front_if_others_may_wait_for_their_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next deployer has started, and stores no plan before its replicas run."""
-    shop = Shop(monkeypatch, "000001")
-    first = shop.deployer("000001")
-    remember(first)
-    shop.deployer("000002")
-    first.__del__()
-    assert shop.deleted == ["shop.000001.cpu"]
-
-
 def test_a_deleted_application_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments import ray_facts
 
@@ -146,33 +123,6 @@ def test_a_deleted_application_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
     first.__del__()
     assert shop.deleted == ["shop.000001.cpu", "shop.000002.cpu"]
     assert shop.texts == {}
-
-
-def test_a_deployer_that_was_replaced_in_a_roll_out_does_not_store_its_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from deployments.deployer import deployer
-
-    shop = Shop(monkeypatch, "000001")
-    first, second = shop.deployer("000001", devices=1), shop.deployer("000001", devices=2)
-    remember(second)
-    remember(first)
-    memory = deployer.stored_plan("shop")
-    assert memory
-    assert Plan.from_json(memory.plan).devices() == {"cpu": 2}
-
-
-def test_unused_replicas_end_before_the_next_deployer_has_a_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That front may wait for the devices of these replicas."""
-    shop = Shop(monkeypatch, "000001", "000002")
-    first = shop.deployer("000001")
-    remember(first)
-    first.__del__()
-    assert shop.ended
-    second = shop.deployer("000002")
-    assert shop.deleted == ["shop.000001.cpu"]
-    remember(second)
-    assert not shop.ended
 
 
 @pytest.mark.parametrize(("mark", "deleted"), [("000001", []), ("000002", ["shop.000001.cpu"])])

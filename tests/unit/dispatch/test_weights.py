@@ -144,17 +144,6 @@ def test_heavy_inputs_do_not_starve_in_a_flood_of_light_ones() -> None:
     assert heavy <= 1.5 * max(seconds for ticket, seconds in waits_s.items() if world.weights[ticket] == 3)
 
 
-def test_texts_of_equal_length_are_launched_like_inputs_without_length() -> None:
-    alike = Route(tuple(replace(stage, length=None) for stage in TEXTS.stages))
-    found = []
-    for route, weight in ((TEXTS, LENGTH), (alike, 1)):
-        world = World(route, {"a": ["a0", "a1"], "b": ["b0"]})
-        world.arrive(*(replace(each, weight=weight) for each in texts(5, 1000, 900)))
-        world.run()
-        found.append([numbers(launch) for launch in world.launches])
-    assert found[0] == found[1]
-
-
 def test_a_request_is_weighed_as_a_whole() -> None:
     dispatcher = Dispatcher(TEXTS, {"a": ["a0"], "b": ["b0"]})
     assert dispatcher.needed_s(0.0, inf, 400) > 3 * dispatcher.needed_s(0.0, inf, 40)

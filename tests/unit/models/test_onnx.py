@@ -81,17 +81,6 @@ def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pyt
     assert again.exported.get(BlockRange(1, 2))
 
 
-def test_a_piece_that_had_to_go_can_be_ordered_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_ranges, "MAX_SESSIONS", 1)
-    model = network("vit")
-    served, batch = OnnxModel(model, "vit, few", cache=cache), batch_for(model, "vit")
-    for stop in (1, 2, 1):
-        served.run(batch, stop, ())
-        served.exported.wait()
-        assert served.exported.get(BlockRange(0, stop))
-    assert not served.exported.get(BlockRange(0, 2))
-
-
 def test_other_weights_are_another_piece() -> None:
     tensors = {"hidden": torch.zeros(1, 2)}
     cpu = torch.device("cpu")
@@ -159,13 +148,3 @@ def test_ramps_are_made_from_what_the_backend_gives(name: str, cache: Path) -> N
         assert len(found) == exact.num_blocks - 1
         pairs = zip([*expected, logits], [*found, head], strict=True)
         assert (max(float((one - other).abs().max()) for one, other in pairs) < 1e-4) != int8
-
-
-def test_networks_of_one_process_export_one_after_the_other(cache: Path) -> None:
-    """Torch's exporter has global state: while a moved cut is exported beside, another network may be loaded."""
-    models = {name: OnnxModel(network(name), f"{name}, together", cache=cache) for name in ("bert", "vit", "electra")}
-    for name, model in models.items():
-        model.run(batch_for(model, name), 1, ())
-    for model in models.values():
-        model.exported.wait()
-        assert model.exported.get(BlockRange(0, 1))

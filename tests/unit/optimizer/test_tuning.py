@@ -7,7 +7,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
+from optimizer import Objective, Plan, Problem, evaluate, problem
 from optimizer.search.exact import search
 from optimizer.tuning import costs_of, opened, plan_for_its_ramps, tuned
 from profiles.devices import fleet, links_between
@@ -53,11 +53,6 @@ def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     assert set(reached.places.tolist()) <= {*opened(found.plan), 3}
     everybody = exit_table(50, count=50_000)
     assert outcome(everybody, found.chosen, "accuracy").lost.mean < 0.03
-
-
-def test_some_plans_are_better_with_thresholds_of_their_own() -> None:
-    objective = Objective(max_batch=8)
-    assert any(tuned(facts(), objective, evidence(seed), partial(search, objective=objective)) for seed in range(4))
 
 
 def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
@@ -106,12 +101,3 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
         ):
             best = max(best, score.goodput_per_s)
     assert truth.goodput_per_s >= 0.9 * best
-
-
-def test_the_planner_settles_wherever_the_profile_knows_who_is_sure_where() -> None:
-    known = Profile("toy", (_table("v100", 1e-3),), exits(3))
-    devices = fleet("v100=2")
-    plan = optimize(known, devices, links_between(devices), Objective(max_batch=8))
-    assert plan.promise is not None
-    truth = problem(known, devices, links_between(devices), exits(3).survival_with(opened(plan)))
-    assert plan.promise.goodput_per_s == pytest.approx(evaluate(plan, truth).goodput_per_s)
