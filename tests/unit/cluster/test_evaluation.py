@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 from cluster import evaluation
 from cluster.cli import app
-from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept, served
+from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_inputs
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.predict import PredictedAnswer
 from deployments.models.ramps import save_ramps
-from deployments.tasks import CLASSIFICATION, TOKENS, Task
 from profiles.errors import UserError
 from profiles.model import Words
 from profiles.promise import ExitPromise
@@ -140,23 +139,6 @@ def test_a_server_of_another_network_is_not_measured(
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
         run(*told)
-
-
-@pytest.mark.parametrize(
-    ("task", "output"),
-    [
-        (TOKENS, {"label": 0, "name": "good", "score": 0.9, "exit_block": 1}),
-        (CLASSIFICATION, {"tokens": [], "entities": [], "exit_block": 1}),
-        (CLASSIFICATION, {"label": 0, "name": "good", "score": 0.9}),
-        (TOKENS, ["good"]),
-    ],
-)
-def test_a_server_that_answers_otherwise_is_not_measured(
-    monkeypatch: pytest.MonkeyPatch, task: Task, output: object
-) -> None:
-    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [output] * len(inputs))
-    with pytest.raises(UserError, match=f"http://x:1 serves another network: .* not those of {task.name}"):
-        served("http://x:1", ["good"], {}, task)
 
 
 @pytest.mark.parametrize(

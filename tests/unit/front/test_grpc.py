@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from deployments.front import grpc_proxy
-from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.service import Service
 from tests.helpers.grpc_client import Client, play
@@ -276,18 +275,6 @@ def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() ->
     assert "there is no model" in third.error_message
     assert max(len(third.error_message), len(third.infer_response.id)) <= 1024
     assert labels(fourth.infer_response) == [1, 1]
-
-
-def test_without_the_key_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOY_KEY", "open sesame")
-    monkeypatch.setattr(rpc, "read_message", lambda *_: pytest.fail("it was decoded"))
-
-    async def scene(client: Client) -> None:
-        for refused in (client.say("ModelInfer", GARBAGE), client.stream(GARBAGE)):
-            with pytest.raises(grpc.aio.AioRpcError, match="asks for a key"):
-                await refused
-
-    play(scene, api_key_variable="TOY_KEY")
 
 
 def test_refused_requests_are_counted() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from deployments.replica.loading import load_front_model, load_model
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.replica.virtual import VirtualModel
-from deployments.transport.holdings import LostError
-from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import pack
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
@@ -92,36 +89,6 @@ def test_without_degrading_such_inputs_are_refused() -> None:
     assert [one.status for one in refused] == [504] * len(refused)
     assert refused
     assert [level["degraded"] for level in stats["levels"]] == [0, 0]
-
-
-class Failing(LocalWorkers):
-    """The first launch of the second level fails."""
-
-    def __init__(self, replicas: dict[str, SplitReplica], error: Exception) -> None:
-        super().__init__(replicas)
-        self._errors = [error]
-
-    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        if replica.startswith("large") and self._errors:
-            raise self._errors.pop()
-        async for reply in super().run(replica, order):
-            yield reply
-
-
-@pytest.mark.parametrize(
-    ("error", "blocks"), [(ConnectionError("it has ended"), [0, EDGE]), (LostError("survivors"), [0, 0, EDGE])]
-)
-def test_inputs_that_are_lost_between_stages_get_the_same_answer(error: Exception, blocks: list[int]) -> None:
-    """Another replica of the level goes on; or, where survivors are gone, all begins again from the request's text."""
-    replicas = {name: SplitReplica(model(1e-3)) for name in ("small", "large-0", "large-1")}
-    groups = {"all": ["small"], "large": ["large-0", "large-1"]}
-    made = Driver(
-        Dispatcher(driver(degrades=False).dispatcher.route, groups), Failing(replicas, error), time.perf_counter
-    )
-    (hard,), _ = asked(made, HARD, within_s=20.0)
-    assert isinstance(hard, Answer)
-    assert (hard.level, hard.exit_block) == (1, 3)
-    assert [step.block for step in hard.steps] == blocks
 
 
 def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:

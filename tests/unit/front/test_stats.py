@@ -15,15 +15,10 @@ from deployments.front.messages import FrontState, Usage
 from deployments.front.metrics import FrontSeries
 from deployments.front.open_inference.protocol import statistics
 from deployments.front.service import Content, Service
-from deployments.front.stats import state_of, stats_of
+from deployments.front.stats import stats_of
 from deployments.metrics import FRONT, MetricSeries
 from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from deployments.replica.virtual import VirtualModel
-from deployments.transport.packed import pack
-from profiles.exits import ExitProfile
 from tests.helpers.noted_metrics import NotedMetrics
-from tests.helpers.virtual_device import SURVIVAL, table
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
 
@@ -91,29 +86,5 @@ def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> No
         (model,) = (await statistics(service))["model_stats"]
         assert model["inference_stats"]["success"]["count"] == 2
         await service.close()
-
-    asyncio.run(scene())
-
-
-def test_a_front_that_counts_tokens_tells_both() -> None:
-    model = VirtualModel(table(), ExitProfile(SURVIVAL), sleep=lambda _: None, length=10)
-    route = Route((Stage(0, 4, 2, "all", (0.001, 0.002), ramps=frozenset({1}), length=10),))
-
-    async def scene() -> None:
-        workers = LocalWorkers({"r": SplitReplica(model)})
-        driver = Driver(Dispatcher(route, {"all": ["r"]}), workers, time.perf_counter)
-        texts = [{"exit_block": 0, "tokens": 8}, {"exit_block": 3, "tokens": 12}, {"exit_block": 3}, {"exit_block": 0}]
-        await driver.answer(pack(model.encode(texts)), 5.0)
-        stats = stats_of([state_of(driver)])
-        assert stats["tokens"] == {
-            "length": 10, "arrived": 40, "per_input": 10.0, "answered": 40, "survival": [1.0, 1.0, 0.55, 0.55],
-        }  # fmt: skip
-        assert stats["survival"] == [1.0, 1.0, 0.5, 0.5]
-        (split,) = stats["splits"]
-        assert (split["batch"], split["room"], split["launches"], split["fill"]) == (2, 20, 2, 1.0)
-        seen = driver.counts.observed(4).counted_in(10)
-        assert (seen.arrivals, seen.in_time, seen.exits, seen.tokens_per_text) == (4, 4, (0, 2, 0, 2), 10.0)
-        assert {shape.size for shape in seen.launches} == {2}
-        await driver.close()
 
     asyncio.run(scene())

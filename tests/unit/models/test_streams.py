@@ -15,7 +15,7 @@ from deployments.models.served_model import BlockRange
 from tests.helpers.backend_parity import assert_same, batch_for
 from tests.helpers.tiny_networks import network
 
-CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
+CUDA = torch.device("cuda:1")
 
 
 class Stream:

@@ -66,18 +66,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
 
 
-def test_the_promise_is_what_was_played_and_not_what_devices_compute(
-    profile: Path, tmp_path: Path, small: tuple[str, ...]
-) -> None:
-    output = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
-    promise = read_plan(tmp_path / "plan.json").promise
-    assert promise is not None
-    assert promise.goodput_per_s == output["played"]["after_per_s"] != output["score"]["goodput_per_s"]
-    assert json.loads(run(profile, *small, "--json"))["played"] is None
-    for slow in (["--one-pipeline"], ["--seconds", "1"], ["--max-splits", "1"], ["--rate", "10"]):
-        assert json.loads(run_played(profile, *small, *slow, "--json"))["played"] is None
-
-
 def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     profile: Path, tmp_path: Path, small: tuple[str, ...]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer import Objective, Plan, Problem, evaluate, problem
 from optimizer.search.exact import search
-from optimizer.tuning import costs_of, opened, plan_for_its_ramps, tuned
+from optimizer.tuning import opened, plan_for_its_ramps, tuned
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
 from profiles.exit_table import outcome
@@ -59,15 +59,6 @@ def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
     objective = Objective(max_batch=8)
     few = Evidence(exit_table(0, count=2000), exit_table(1, count=50), "accuracy", 0.01, 0.95)
     assert tuned(facts(), objective, few, partial(search, objective=objective)) is None
-
-
-def test_what_an_input_costs_grows_from_block_to_block_and_follows_prices() -> None:
-    asked, objective = facts("v100=1@10,k80=1@1"), Objective(max_batch=8)
-    plan = search(asked, objective)
-    assert plan is not None
-    costs = costs_of(plan, asked)
-    assert costs[-1] == 1.0
-    assert (np.diff(costs) > 0).all()
 
 
 def exits(seed: int) -> ExitProfile:

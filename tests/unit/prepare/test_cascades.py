@@ -16,7 +16,6 @@ from deployments.prepare import cascade_folder
 from deployments.prepare.cascades import (
     Combination,
     ComparisonTerms,
-    all_combinations,
     calibrated,
     candidate,
 )
@@ -52,17 +51,6 @@ def test_nothing_may_be_lost_against_the_last_network_alone_whatever_a_cascade_s
     assert alone.alone
     assert alone.figures(alone.shown()).promise
     assert (alone.figures(alone.shown()).lost, alone.figures(alone.shown()).agreement) == (0.0, 1.0)
-
-
-def test_every_network_alone_and_any_of_them_one_behind_the_other() -> None:
-    candidates, _ = made_up(100)
-    with_ramps = replace(candidates[0], ramps={0: candidates[0].head})
-    assert list(all_combinations(candidates, 2)) == [Combination((0,)), Combination((1,)), Combination((0, 1))]
-    three = list(all_combinations([with_ramps, candidates[1], candidates[1]], 3))
-    assert Combination((0,), exits=True) in three
-    assert Combination((0, 1, 2), exits=True) in three
-    other = replace(with_ramps, kind="pooler")
-    assert Combination((0, 1), exits=True) not in list(all_combinations([with_ramps, other], 2))
 
 
 @pytest.fixture(scope="module")

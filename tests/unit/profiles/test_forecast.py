@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.forecast import Forecaster
-from profiles.forecast_methods import PLAIN, Arima, Reading
+from profiles.forecast_methods import Reading
 from profiles.series import Series
 from profiles.windows import MOST, Window
 
@@ -74,17 +74,6 @@ def test_a_series_never_raises_on_any_finite_history(values: list[float], more: 
     prediction = series.predict()
     assert np.isfinite(prediction.mean)
     assert prediction.sd >= 0
-
-
-def test_between_two_fits_arima_says_what_statsmodels_would() -> None:
-    random = np.random.default_rng(0)
-    values = np.cumsum(random.normal(0, 0.1, 80)) + random.normal(0, 0.2, 80)
-    arima = Arima(PLAIN, span=100)
-    arima.refit([Reading.exactly(value) for value in values[:60]])
-    fit = arima._fit.append(values[60:], refit=False)
-    for value in values[60:]:
-        arima.append(Reading.exactly(value))
-    assert arima.next() == pytest.approx(float(fit.forecast(1)[0]), rel=1e-6)
 
 
 KINDS = ("wanders", "jumps about a level", "both", "steps", "is still")

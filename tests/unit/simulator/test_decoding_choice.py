@@ -101,18 +101,6 @@ def test_the_cheapest_devices_of_several_kinds_sustain_a_rate() -> None:
         choose_plan(profile, [CPU, SLOW], replace(LOOSE, texts_per_s=2 * (fast + 2 * slow)))
 
 
-def test_a_rate_is_sustained_at_the_least_cost() -> None:
-    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
-    one = choose_plan(profile, [CPU], GOAL).plan.promise
-    assert one
-    goal = replace(GOAL, texts_per_s=1.5 * one.goodput_per_s)
-    found = choose_plan(profile, fleet("cpu=5@0.5"), goal)
-    assert found.plan.placements[0].replicas == 2
-    assert found.plan.promise
-    assert found.plan.promise.cost_per_hour == 1.0
-    assert found.plan.promise.goodput_per_s == goal.texts_per_s
-
-
 @pytest.mark.parametrize(
     ("goal", "said"),
     [

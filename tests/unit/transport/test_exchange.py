@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
 from deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
-from deployments.transport.frames import MESSAGE_LIMIT_BYTES, frame
+from deployments.transport.frames import frame
 from deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, pack, take
 from deployments.transport.wire import Wire
@@ -176,20 +176,6 @@ def test_connections_without_the_key_are_ended(noise: bytes) -> None:
         assert await asyncio.wait_for(reader.read(), 60) == b""
         assert here.holdings.get(held.key)
         writer.close()
-
-    among(1, scene)
-
-
-def test_messages_have_a_size_limit() -> None:
-    async def scene(here: Peer) -> None:
-        async def lie(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write((MESSAGE_LIMIT_BYTES + 1).to_bytes(4, "little") + b"{}")
-
-        server = await asyncio.start_server(lie, HOST, 0)
-        held = Claim(2, f"{HOST}:{server.sockets[0].getsockname()[1]}", "key", 1)
-        with pytest.raises(ValueError, match="are allowed"):
-            await here.exchange.gather([Share(held, rows(0))])
-        server.close()
 
     among(1, scene)
 
