@@ -124,23 +124,6 @@ def test_the_latest_that_ended_are_told_in_brief_and_the_oldest_deleted(
         each.close()
 
 
-def test_what_was_decided_again_and_again_is_told_once_and_what_cannot_be_read_not_at_all(
-    tmp_path: Path, clusters: Clusters, decisions: list[Any]
-) -> None:
-    whys = ["moved", *["no input came"] * 40]
-    with deployed(tmp_path, "a", 1e9) as memory:
-        events = memory.events()
-        for number, why in enumerate(whys, 1):
-            events.add(replace(decisions[0], number=number, at_s=1e9 + number, why=why))
-    with deployed(tmp_path, "b", 1.1e9) as memory:
-        (memory.folder / "events.jsonl").write_text('{"v": 99}\n')
-    with deployed(tmp_path, "c", 1.2e9) as memory:
-        unread, told = memory.earlier
-        assert [event.why for event in told.events] == ["moved", "no input came"]
-        assert told.ended_s == 1e9 + len(whys)
-        assert (unread.events, unread.ended_s) == ((), unread.began_s)
-
-
 def test_a_configuration_is_known_by_what_decides_and_by_what_its_files_hold(tmp_path: Path) -> None:
     numbers = count()
 

@@ -49,20 +49,6 @@ def test_a_rate_that_grows_brings_nodes_and_one_that_falls_gives_them_back() -> 
     assert app.devices(app.now_s) == OWN
 
 
-def test_an_application_that_nobody_asks_gives_devices_back_and_has_them_again() -> None:
-    app, cloud = application(stock=4, after_s=30.0)
-    app.rate = lambda at_s: MANY_PER_S
-    loop = control_loop(app, cloud=cloud, grow_to=GROW_TO)
-    run(app, loop, 600)
-    assert app.running.devices()["k80"] > 1
-    app.rate = lambda at_s: 0.0
-    run(app, loop, 600)
-    assert (app.running.devices(), app.devices(app.now_s), cloud.asked) == (OWN, OWN, {})
-    app.rate = lambda at_s: MANY_PER_S
-    run(app, loop, 600)
-    assert app.sustained_per_s(app.running) > MANY_PER_S
-
-
 def test_what_never_comes_is_not_waited_for_and_asked_for_again_later() -> None:
     app, cloud = application(stock=0, after_s=0.0)
     app.rate = lambda at_s: MANY_PER_S

@@ -9,7 +9,6 @@ import pytest
 
 from deployments.dispatch.batching import Ticket
 from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.groups import Group
 from deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
 from deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
@@ -205,20 +204,6 @@ def test_the_time_between_launches_is_returned_for_those_that_waited() -> None:
     assert dispatcher.completed(third.id, 1.1, {}) is None, "the replica was idle before"
 
 
-def test_the_last_working_replica_is_no_straggler() -> None:
-    """Launches have failed on two of three, and the third is slow, as it has all the work."""
-    group = Group("gpu", Limits())
-    group.follow(["a", "b", "c"])
-    for turn in range(10):
-        for replica in group.members.values():
-            group.judge(replica, float(turn), 0.01, turn + 0.01)
-    for name in "ab":
-        group.distrust(group.members[name], 10.0)
-    for turn in range(10):
-        group.judge(group.members["c"], 10.0 + turn / 10, 0.01, 10.04 + turn / 10)
-    assert group.idle(11.0) is group.members["c"]
-
-
 def test_wrong_routes_are_refused() -> None:
     with pytest.raises(ValueError, match="no gap: block 4 is followed by 6"):
         Route((linear(0, 4, 1, "a"), linear(6, 8, 1, "a")))
@@ -248,18 +233,6 @@ def test_with_a_table_that_is_too_fast_few_inputs_are_admitted_in_vain() -> None
     in_time = [each for each in later if world.ended_s[each] <= world.deadlines[each]]
     assert len(in_time) >= 0.8 * len(later)  # by the table alone it is a fifth
     assert len(later) >= 0.9 * 7.0 * 4 / (2 * 0.03)  # and it is kept busy
-
-
-def test_a_batch_that_waits_at_a_busy_replica_counts_from_when_it_can_start() -> None:
-    """Launches that take a fifth of the SLO, and more comes than can be done: all that is admitted is in time."""
-    route = Route((linear(0, 4, 8, "a", launch_s=0.02),))
-    world = World(route, {"a": ["r1", "r2", "r3", "r4"]})
-    capacity = 4 * 8 / 0.02
-    world.arrive(*poisson(1.1 * capacity, seconds=4.0, depths=[4], slack_s=0.1))
-    world.run()
-    in_time = [each for each, at_s in world.ended_s.items() if at_s <= world.deadlines[each]]
-    assert len(in_time) >= 0.98 * len(world.outcomes)
-    assert len(in_time) >= 0.95 * 4.0 * capacity
 
 
 @pytest.mark.parametrize("rate_per_s", [200, 400, 1200])

@@ -102,23 +102,6 @@ def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() 
     assert seen.share == pytest.approx(0.95)
 
 
-@pytest.mark.parametrize("every_s", [0.5, 5.0, 7.3, 200.0])
-def test_recent_agreement_covers_ten_minutes_at_any_rate(every_s: float) -> None:
-    clock = Clock()
-    counts = Counts({}, clock)
-    while clock() < 1000.0 + 3600.0:
-        counts.end_windows(OPEN)
-        audited(counts, 10)
-        clock.now_s += every_s
-    seen = recent_agreement([counts.watched(OPEN)], clock()).agreement
-    assert seen
-    assert seen.audits == pytest.approx(10 * WATCHED_S / every_s, abs=10 + 60 / every_s)
-    assert len(counts.watched(OPEN).looks) <= 125
-    clock.now_s += WATCHED_S + 5.0
-    assert recent_agreement([counts.watched(OPEN)], clock()).agreement is None
-    assert counts.agreement(4), "since the start"
-
-
 def test_recent_agreement_restarts_with_other_thresholds_but_not_with_other_ramps() -> None:
     clock = Clock()
     counts = Counts({}, clock)
