@@ -16,7 +16,6 @@ from deployments.dispatch.messages import Limits, Place, Refusal
 from deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
-
 LENGTH = 10
 TEXTS = Route((linear(0, 4, 4, "a", length=LENGTH), linear(4, 8, 4, "b", survival=0.5, length=LENGTH)))
 weights = st.lists(st.integers(1, 70), min_size=1, max_size=40)  # a launch has room for 40
