@@ -81,7 +81,7 @@ def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_car
         assert estimate.full_share == pytest.approx(0.5, abs=0.02)
         assert estimate.carried == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
         assert loop.controller.known.cost_model().facts.survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
-        run(app, loop, 3600)
+        run(app, loop, 900)
     assert share(app) > 0.95
     app.full = lambda at_s: 0.0
     run(app, loop, 360)

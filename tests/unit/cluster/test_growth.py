@@ -98,18 +98,15 @@ def test_where_the_cheapest_kind_does_not_come_another_is_asked_for() -> None:
     assert app.sustained_per_s(app.running) > MANY_PER_S
 
 
-@pytest.mark.parametrize("offered", [{"k80": 2}, {"k80": 3, "v100": 1}, {"k80": 4, "v100": 0}])
-def test_an_autoscaler_that_refuses_the_whole_request_still_gives_what_it_can(offered: dict[str, int]) -> None:
+def test_an_autoscaler_that_refuses_the_whole_request_still_gives_what_it_can() -> None:
     """More is needed than all kinds together sustain, so that all of them are requested at once."""
-    problem = replace(question(MEDIUM, k80=4, v100=4), goal="cost")
+    offered = {"k80": 2, "v100": 1}
+    problem = replace(question(MEDIUM, k80=3, v100=2), goal="cost")
     app = Fluid(problem, problem.best(MEDIUM, Corrections(), {"k80": 1, "v100": 0}))
     app.rate = lambda at_s: 20 * MANY_PER_S
-    stock = {"k80": offered["k80"] - 1, "v100": offered.get("v100", 0)}
-    cloud = Cloud(app, {"k80": 1}, stock, after_s=30.0, offered=offered)
-    loop = control_loop(app, cloud=cloud, grow_to={"k80": 4, "v100": 4})
-    run(app, loop, 1800)
-    has = {kind: count for kind, count in app.running.devices().items() if count}
-    assert has == {kind: count for kind, count in offered.items() if count}
+    cloud = Cloud(app, {"k80": 1}, {"k80": 1, "v100": 1}, after_s=30.0, offered=offered)
+    run(app, control_loop(app, cloud=cloud, grow_to={"k80": 3, "v100": 2}), 900)
+    assert app.running.devices() == offered
 
 
 def test_a_restart_goes_on_asking(tmp_path: Path) -> None:

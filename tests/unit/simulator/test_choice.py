@@ -23,7 +23,7 @@ from optimizer.problem import Problem
 from profiles.errors import UserError
 from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO, facts
 
-HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=12_000)
+HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=6_000)
 FIND = partial(side_by_side, gap=0.03)
 TIGHT = Objective(slo_s=0.02, max_batch=8)
 POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))

@@ -57,7 +57,7 @@ def test_every_input_ends_exactly_once(load: float, jitter: float, fail_share: f
     assert all(0 < fill.share <= 1 for fills in report.fills for fill in fills.values() if fill.launches)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     load=st.floats(0.3, 2.0), full_share=st.sampled_from([0.0, 0.3]), audited=st.booleans(),
     fail_share=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 1000),
