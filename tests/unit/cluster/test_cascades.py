@@ -11,6 +11,7 @@ from cluster.cascades.report import table
 from cluster.cascades.rows import Tryout, best
 from cluster.cascades.timing import Timed
 from cluster.cli import app
+from cluster.simulator.plan_choice import DEFAULT_EFFORT
 from cluster.simulator.sustained import sustained
 from deployments.models import load_served
 from deployments.models.encode import Encoded
@@ -68,7 +69,9 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
     assert len(table(rows, [quick, slow, None], rate).rows) == 3
 
 
-def test_what_is_taken_promises_what_the_simulator_sustains() -> None:
+def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
+    monkeypatch.setattr("cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)

@@ -146,12 +146,14 @@ counts = st.fixed_dictionaries({kind: st.integers(0, 8) for kind in KINDS})
 def test_nothing_is_asked_for_beyond_what_may_come_and_nothing_for_longer_than_it_may_take(steps: list) -> None:
     most = {"k80": 6}
     growth, missing_since_s = DeviceRequests(most, come_within_s=30.0, again_after_s=100.0), None
+    came = 0  # of those that were late, when they were given up: as many may come again
     for number, (here, wanted, asks) in enumerate(steps):
         now_s = 10.0 * number
         late = growth.update(here, now_s)
         hoped = growth.possible(here, now_s)
         assert hoped["v100"] == here["v100"]
-        assert hoped["k80"] in (max(6, here["k80"]), here["k80"])
+        came = here["k80"] if late else came
+        assert hoped["k80"] in (max(6, here["k80"]), here["k80"], max(came, here["k80"]))
         assert not (late and hoped["k80"] > here["k80"]), "what is late is not counted on"
         if asks:
             growth.request({kind: min(wanted[kind], hoped[kind]) for kind in KINDS}, here, now_s)

@@ -34,12 +34,14 @@ class Thrift(Goal):
         return cost_per_hour * (0.1 + latency_s)
 """
 USE = """
-import sys
+import contextlib, sys
 from cluster.cli import app
 from cluster.controller.config import ControllerConfig
 assert ControllerConfig(goal="thrift").goal == "thrift"
 assert "thrift: few dollars for quick answers" in ControllerConfig.model_fields["goal"].description
-app(sys.argv[1:])
+for goal in ("goodput", "thrift"):
+    with contextlib.suppress(SystemExit):
+        app([*sys.argv[1:], "--goal", goal])
 """
 
 
@@ -48,14 +50,13 @@ def test_a_file_in_the_folder_of_goals_is_enough(tmp_path: Path) -> None:
     (tmp_path / "optimizer" / "goals" / "thrift.py").write_text(NEW_FILE)
     save(question(MEDIUM).profile, tmp_path / "profile.json")
     arguments = ["plan", "--profile", "profile.json", "--devices", "v100=4@2,k80=4@1", "--picture", "", "--json"]
-    prices = {}
-    for goal in ("goodput", "thrift"):
-        command = [sys.executable, "-c", USE, *arguments, "--goal", goal, "--believed"]
-        environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "COLUMNS": "200"}
-        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        prices[goal] = json.loads(ended.stdout)["score"]["cost_per_hour"]
-    assert prices["thrift"] < prices["goodput"]
+    command = [sys.executable, "-c", USE, *arguments, "--believed"]
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "COLUMNS": "200"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    goodput, end = json.JSONDecoder().raw_decode(ended.stdout)
+    thrift = json.loads(ended.stdout[end:])
+    assert thrift["score"]["cost_per_hour"] < goodput["score"]["cost_per_hour"]
 
 
 class Frugality(Goal):

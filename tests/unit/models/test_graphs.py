@@ -131,7 +131,7 @@ def on_onnx(exact: TorchModel, name: str, cache: Path) -> tuple[GraphModel, Onnx
     return GraphModel(inner, OnnxRecorder(inner)), inner
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["bert", "albert", "deberta-v3", "swin", "resnet"])
 def test_from_fixed_memory_onnx_runtime_gives_what_torch_gives(name: str, cache: Path) -> None:
     """A small batch after a large one, another one, and the large one again: every cut, with ramps inside."""
     exact = network(name, "entropy", [0.8])

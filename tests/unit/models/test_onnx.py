@@ -20,11 +20,14 @@ THRESHOLD = 0.8
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_cut_of_every_family_equals_torch(name: str, cache: Path) -> None:
+def test_every_family_equals_torch_wherever_it_is_cut(name: str, cache: Path) -> None:
+    """Every cut of two families; of the others, whose blocks are alike, one in the middle."""
     exact = network(name, "entropy", [THRESHOLD])
     served, batch = OnnxModel(exact, name, cache=cache), batch_for(exact, name)
-    served.prepare(cuts(exact), batch)
-    for cut in range(1, exact.num_blocks):
+    here = range(1, exact.num_blocks) if name in ("albert", "swin") else [exact.num_blocks // 2]
+    ends = {0, exact.num_blocks, *here}
+    served.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch)
+    for cut in here:
         first = exact.run(batch, cut, exact.ramp_blocks)
         assert_same(first, served.run(batch, cut, exact.ramp_blocks))
         middle = exact.run(batch, cut, ()).survivors
