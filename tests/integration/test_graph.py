@@ -79,12 +79,6 @@ def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: P
         deployed(made)
 
 
-def test_a_plan_for_another_network_is_one_sentence(deployed: Put, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="covers 5 blocks, the network has 4") as error:
-        deployed(application(tmp_path, cut_at(2, blocks=5)))
-    assert "\n" not in str(error.value)
-
-
 def test_a_split_that_cannot_load_says_why(deployed: Put, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no weights here") as error:
         deployed(application(tmp_path, cut_at(), "load_at_the_front_only"))

@@ -32,7 +32,7 @@ looks = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(looks, st.sampled_from([QUICK, MOST]), st.sampled_from(sorted(GOALS)))
 def test_no_decision_gives_goodput_away_while_inputs_are_refused(
     looks: list[tuple[int, float, float, bool, int]], running: Plan, goal: str
