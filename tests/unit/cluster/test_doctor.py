@@ -2,7 +2,6 @@
 
 import os
 import socket
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import onnxruntime
@@ -31,17 +30,6 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "PORTS", {port: "--port"})
         assert found("ports").wrong == f"{port} is taken (--port names another)"
     assert eventually(lambda: not found("ports").wrong)  # a process that is just being started still holds it
-
-
-def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name == "rich":
-            raise PackageNotFoundError(name)
-        return "0.1" if name == "numpy" else "999"
-
-    monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr(doctor, "requires", lambda name: ["rich>=13", "numpy>=2", "typer", "pytest; extra == 'dev'"])
-    assert found("packages").wrong == "rich is not installed; numpy is 0.1, wanted is >=2: install isobatch anew"
 
 
 def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
