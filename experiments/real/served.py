@@ -16,7 +16,7 @@ from cluster.simulator.plan_choice import LIMITS, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, asked, named
-from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, texts
+from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled_texts
 from optimizer import Objective, Plan, Problem
 from optimizer.model.work import work
 from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
@@ -32,7 +32,6 @@ KEPT = 0.98  # of the requests in time: then a rate is sustained
 LOW, HIGH, STEPS = 0.5, 1.2, 5  # of what a plan promises
 WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
-SENT = 512  # different texts
 REPLICA = "ServeReplica:live."  # in the command line of a replica
 
 
@@ -128,8 +127,7 @@ class AskedServer:
         return best
 
     async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
-        sent = texts(SENT, seed=2)
-        bodies = [json.dumps({"inputs": [text] if self.is_listed else text}).encode() for text in sent]
+        bodies = [json.dumps({"inputs": [text] if self.is_listed else text}).encode() for text in profiled_texts()]
         generator = LoadGenerator(self.url, bodies)
         return await generator.at(arrivals("poisson", per_s, seconds, seed), patience_s=2 * self.slo_ms / 1e3)
 

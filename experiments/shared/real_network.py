@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deployments import load as load_network
 from deployments.exits import Decision, Range, takes
 from deployments.folders import cache_directory, locked, replacing
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -29,6 +30,7 @@ POOLED = 2 * WIDTH  # of the first token and of all
 WORDS = tuple(f"word{number}" for number in range(300))
 WORDS_OF_A_TEXT = 11  # 13 tokens with those that surround it
 LARGEST_BATCH = 32
+PROFILED = 600  # texts
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")  # without one of them, bfloat16 takes ten times as long as float32
 FINE = 1e4  # digits of a logit beyond this are as good as chance
 
@@ -51,6 +53,18 @@ def leaves(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
 def texts(count: int, seed: int = 0) -> list[str]:
     drawn = np.random.default_rng(seed).integers(0, len(WORDS), (count, WORDS_OF_A_TEXT))
     return [" ".join(WORDS[word] for word in row) for row in drawn]
+
+
+def profiled_texts() -> list[str]:
+    """The texts by which a profile counts exits. Chance lets other shares leave among others."""
+    return texts(PROFILED, seed=1)
+
+
+def survival_of(inputs: list[str]) -> tuple[float, ...]:
+    """The share of these texts that enters each block, by the network itself; chance makes it another than SURVIVAL."""
+    answers = load_network(checkpoint(), dtype=DTYPE).predict(inputs)
+    left = np.array([answer.exit_block for answer in answers])
+    return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
 def checkpoint(survival: Sequence[float] = SURVIVAL) -> Path:
@@ -89,8 +103,8 @@ def _make(folder: Path, survival: Sequence[float]) -> None:
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
 
 
-def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 600, dtype: str = DTYPE) -> Profile:
-    """What `isobatch profile` measures of it here, on one thread, with the survival of other texts of the same kind."""
+def profiled(network: Path, folder: Path, budget_s: float = 30.0, dtype: str = DTYPE) -> Profile:
+    """What `isobatch profile` measures of it here, on one thread, with the survival of `profiled_texts`."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([each] for each in texts(rows, seed=1))])
