@@ -107,7 +107,7 @@ def profiled(network: Path, folder: Path, budget_s: float = 30.0, dtype: str = D
     """What `isobatch profile` measures of it here, on one thread, with the survival of `profiled_texts`."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([each] for each in texts(rows, seed=1))])
+        csv.writer(file).writerows([["text"], *([each] for each in profiled_texts())])
     command = [sys.executable, "-m", "cluster.cli", "profile", str(network), "--data", str(data), "--out", str(out)]
     command += [
         "--dtype",
