@@ -64,12 +64,19 @@ def _beside_layers(model: TorchModel) -> dict[str, float]:
     replica = SplitReplica(model)
     parts = tuple(pack(model.encode([text])) for text in texts(INPUTS))
     shares = _held(replica, parts)
-    launch_ms = _ms(partial(_run_once, replica, Order(BLOCKS, frozenset(), parts)))
-    stopping_ms = _ms(partial(_run_once, replica, Order(BLOCKS, frozenset({STOP}), parts)))
+    drawn = np.random.default_rng(7)
+    unlike = [" ".join(drawn.choice(WORDS, length)) for length in drawn.integers(1, LONGEST, INPUTS)]
+    unlike_parts = tuple(pack(model.encode([text])) for text in unlike)
+
+    def took_ms(order: Order) -> float:
+        return _ms(partial(_run_once, replica, order))
+
+    launch_ms, stopping_ms = (took_ms(Order(BLOCKS, ramps, parts)) for ramps in (frozenset[int](), frozenset({STOP})))
     ramp_ms = _ms(partial(_decide, model, first(hidden[:INPUTS], None)))
     return {
         "launch_beside_layers_ms": launch_ms,
-        "split_beside_layers_ms": _ms(partial(_run_once, replica, Order(2, frozenset(), shares, keep=True))),
+        "launch_of_unlike_lengths_beside_layers_ms": took_ms(Order(BLOCKS, frozenset(), unlike_parts)),
+        "split_beside_layers_ms": took_ms(Order(2, frozenset(), shares, keep=True)),
         "stop_beside_layers_ms": stopping_ms - launch_ms - ramp_ms,
         "ramp_that_computes_nothing_ms": ramp_ms,
     }
