@@ -58,11 +58,8 @@ class Departures:
 
     def _sorted_out(self, leaves: Flags) -> tuple[Integers, Integers, Integers]:
         """The inputs that leave, the ramp at which each of them does, and the inputs that stay."""
-        if leaves.shape[1] == 1:
-            left, ramps = leaves[:, 0], np.zeros(len(leaves), np.int64)
-        else:
-            left, ramps = leaves.any(axis=1), leaves.argmax(axis=1)
-        inside = ~left
+        left: Flags = np.logical_or.reduce(leaves, axis=1)
+        inside, ramps = ~left, leaves.argmax(axis=1)
         if len(self._kept):
             inside[self._kept] = True
             ramps[self._kept] = leaves.shape[1] - 1 - leaves[self._kept, ::-1].argmax(axis=1)

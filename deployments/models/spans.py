@@ -175,7 +175,9 @@ def in_shape(lengths: Integers, device: torch.device, shape: RecordingShape, fus
     assert shape.longest is not None, "This is a bug: a recording of texts has a longest text."
     missing = np.zeros(shape.inputs - count, np.int64)
     starts = np.append(_starts(lengths), missing)
-    places, present = _side_by_side(starts, np.append(lengths, missing + 1), shape.longest)
+    columns = np.arange(shape.longest)
+    present = columns < np.append(lengths, missing + 1)[:, None]
+    places = starts[:, None] + columns * present
     positions, back = np.zeros((2, shape.tokens), np.int64)
     positions[:tokens], back[:tokens] = _positions(lengths), np.flatnonzero(present[:count])
     edges = np.concatenate([[0], np.cumsum(lengths), missing + tokens]).astype(np.int32)
@@ -273,12 +275,6 @@ def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.
         None if len(bands) == 1 else _on_device(order[:count], device),
         spare=spare,
     )
-
-
-def _side_by_side(starts: Integers, lengths: Integers, longest: int) -> tuple[Integers, NDArray[np.bool_]]:
-    positions = np.arange(longest)
-    present: NDArray[np.bool_] = positions < lengths[:, None]
-    return starts[:, None] + np.where(present, positions, 0), present
 
 
 def _starts(lengths: Integers) -> Integers:

@@ -31,7 +31,9 @@ class FullNetwork:
             make_ready(self._model, folder, [BlockRange(0, self._model.num_blocks)])
 
     def labels(self, inputs: Sequence[Any]) -> list[Label]:
-        return [answer.label for answer in self._model.predict(list(inputs), self._exits)]
+        from deployments.models.predict import predict
+
+        return [answer.label for answer in predict(self._model, list(inputs), self._exits)]
 
 
 def options(arguments: Sequence[str]) -> tuple[str, int, str]:
