@@ -111,9 +111,8 @@ class DecoderFront:
         if span := current():
             span.failed(error)
 
-    def request(self, prompt: Sequence[int], terms: TextTerms, begun_s: float | None = None) -> TextRequest:
-        """The request for a text, with checked lengths. `begun_s`: when it reached this front, by the meter's clock;
-        None: now."""
+    def request(self, prompt: Sequence[int], terms: TextTerms) -> TextRequest:
+        """The request for a text, with checked lengths."""
         vocabulary = self._shape.vocabulary
         if not prompt:
             raise RefusedError(400, "the prompt is empty: give at least one token")
@@ -130,8 +129,7 @@ class DecoderFront:
         stop = frozenset[int]() if terms.ignore_eos else self._stop
         request = self._shape.request(prompt, max_tokens, stop, terms.sampling)
         self._check_lengths(request, room)
-        age_s = 0.0 if begun_s is None else self.meter.clock() - begun_s
-        return replace(request, min_tokens=terms.min_tokens, requested_s=time.time() - age_s)
+        return replace(request, min_tokens=terms.min_tokens)
 
     def _check_lengths(self, request: TextRequest, room: int) -> None:
         context, sentence = self.texts.context, f"the prompt has {request.given} tokens"
@@ -143,11 +141,14 @@ class DecoderFront:
             raise RefusedError(400, f"{sentence} and max_tokens is {request.max_tokens}: the model reads {context}")
 
     async def write(
-        self, request: TextRequest, stops: Sequence[str], share: float = 1.0
+        self, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
     ) -> AsyncGenerator[TextPiece, None]:
-        """The pieces of a text, as they are written. `share`: of this text in its HTTP request."""
+        """The pieces of a text, as they are written. `share`: of this text in its HTTP request, which reached this
+        front at `begun_s` by the meter's clock (None: now)."""
+        age_s = 0.0 if begun_s is None else self.meter.clock() - begun_s
+        request = replace(request, requested_s=time.time() - age_s)
         text = self.texts.growing_text(stops, self._stop, request.min_tokens)
-        meter = self.meter.sequence(request.given, share, request.age_s(time.time()))
+        meter = self.meter.sequence(request.given, share, age_s)
         try:
             async with aclosing(self._by_replicas(request)) as groups:
                 async for group in groups:
@@ -247,20 +248,22 @@ class ReplicaGroup:
         self.writing += 1
         try:
             with self.inbox.stream() as stream:
-                request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
+                if request.requested_s:  # the tokens will be on their way for a while, too
+                    request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
                 ended = asyncio.ensure_future(_result(call))
                 ended.add_done_callback(partial(_end, stream))
+                finished = False
                 try:
-                    group = None
-                    while not (group and group.finish):
+                    while not finished:
                         group = await stream.get()
+                        finished = group.finish is not None
                         yield group
                 except ReplicaFullError as full:
                     self._full, self._full_until_s = ReplicaFull(full.retry_after_s), time.monotonic() + FULL_FOR_S
                     yield self._full
                 finally:
-                    if not ended.done():
+                    if not (finished or ended.done()):
                         call.cancel()
         finally:
             self.writing -= 1

@@ -115,7 +115,7 @@ class _Writers:
             if not 0 < len(prompts) <= front.config.max_prompts:
                 raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
             tokens = [await front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-            texts = [front.request(prompt, body.terms(front.defaults), begun_s) for prompt in tokens]
+            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in tokens]
             reply = TextReply(COMPLETION_SHAPE, front.name, texts, body.stop, begun_s)
             return await self._answer(request, reply, body)
 
@@ -128,7 +128,7 @@ class _Writers:
             prompt = await front.texts.chat(
                 [{"role": message.role, "content": message.text} for message in body.messages]
             )
-            texts = [front.request(prompt, body.terms(front.defaults), begun_s)]
+            texts = [front.request(prompt, body.terms(front.defaults))]
             reply = TextReply(CHAT_SHAPE, front.name, texts, body.stop, begun_s)
             return await self._answer(request, reply, body)
 
