@@ -7,7 +7,7 @@ replica, by a call that lasts as long as the text.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -92,8 +92,8 @@ class TokenOutlet(MessageConnection):
 
     messages = Key  # the front sends nothing
 
-    def __init__(self, key: str, on_lost: Callable[[], None]) -> None:
-        self._key, self._on_lost = key, on_lost
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._groups: list[NewTokens] = []
 
     def put(self, number: int, group: NewTokens) -> None:
@@ -114,29 +114,19 @@ class TokenOutlet(MessageConnection):
     def on_message(self, message: Any) -> None:
         raise PermissionError("a front sends nothing here")
 
-    def lost(self, error: Exception | None) -> None:
-        self._on_lost()
-
 
 class TokenOutlets:
     """A replica's connections to all fronts that it writes for."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._outlets: dict[TokenAddress, asyncio.Future[TokenOutlet]] = {}
+        self._wire, self._connecting = wire, asyncio.Lock()
+        self._outlets: dict[TokenAddress, TokenOutlet] = {}
 
     async def to(self, front: TokenAddress) -> TokenOutlet:
         """The connection to a front, which the first text for it opens."""
-        if front not in self._outlets:
-            self._outlets[front] = asyncio.ensure_future(self._connect(front))
-        try:
-            return await asyncio.shield(self._outlets[front])
-        except OSError:
-            self._outlets.pop(front, None)  # the next text tries again
-            raise
-
-    async def _connect(self, front: TokenAddress) -> TokenOutlet:
-        def forget() -> None:
-            self._outlets.pop(front, None)
-
-        return await self._wire.connect(lambda: TokenOutlet(front.key, forget), front.address)
+        async with self._connecting:
+            outlet = self._outlets.get(front)
+            if outlet is None or not outlet.is_open:
+                outlet = await self._wire.connect(lambda: TokenOutlet(front.key), front.address)
+                self._outlets[front] = outlet
+            return outlet

@@ -54,7 +54,7 @@ def test_a_front_that_has_gone_or_another_key_is_an_error_and_the_next_text_conn
         if key:
             assert await outlets.to(inbox.address) is not outlet
         else:
-            with pytest.raises(OSError, match="refused|failed"):
+            with pytest.raises(OSError, match=r"refused|failed"):
                 await outlets.to(address)
         inbox.close()
 
