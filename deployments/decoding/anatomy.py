@@ -108,7 +108,8 @@ class JoinedLayers:
 
     def __init__(self, *layers: nn.Linear) -> None:
         self._weight, self._bias = torch.cat([layer.weight.data for layer in layers]), None
-        for layer, part in zip(layers, self._weight.split([layer.out_features for layer in layers]), strict=True):
+        parts = torch.split(self._weight, [layer.out_features for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
             layer.weight.data = part
         if layers[0].bias is not None:
             self._bias = torch.cat([layer.bias.data for layer in layers])
@@ -146,7 +147,8 @@ class LlamaBlock:
         attended = view.attend(self._number, heads[:, :queries], heads[:, queries:], self._scaling)
         states = states + self._out(attended)
         gate, up = self._feed(_normed(states, *self._feed_norm)).chunk(2, dim=-1)
-        return states + self._down(self._activation(gate).mul_(up))
+        fed: Tensor = self._down(self._activation(gate).mul_(up))
+        return states + fed
 
     def project(self, states: Tensor, rotation: tuple[Tensor, Tensor], projection: Projection) -> None:
         """Make the KV of this block alone."""

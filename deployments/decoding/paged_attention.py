@@ -133,7 +133,8 @@ class PagedKv:
 
     def read(self, block: int, pages: Tensor) -> Tensor:
         """The KV of these pages: positions x 2 x heads x width."""
-        return self._by_page[block].index_select(0, pages).flatten(0, 1)
+        positions: Tensor = self._by_page[block].index_select(0, pages).flatten(0, 1)
+        return positions
 
     def view(self, launch: DecodingLaunch) -> PagedView:
         """The places that the running rows of a launch write and read. Pieces of one size follow each other."""

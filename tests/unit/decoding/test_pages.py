@@ -74,7 +74,7 @@ def test_texts_that_begin_alike_are_written_as_if_alone(
     model, ramps = decoder(), {} if exits == "off" else {0: 0.3, 2: 0.3}
     asked = [TextRequest(start + end, 5) for end in ends]
     limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
-    pages = -(-22 // page_tokens) + scarce
+    pages = -(-27 // page_tokens) + scarce
     verified, project = exits == "verified", exits == "project"
     running = engine(model, ramps, verified, pages, limits=limits, project=project)
     plain = [plainly(model, each, {} if verified else ramps, project) for each in asked]
