@@ -105,6 +105,11 @@ class ServedConfig(BaseModel):
     )
     profile: str | None = Field(None, description="File of `isobatch profile` from which the plan was made.")
     device: DeviceName = Field("cpu", description="The device that computes the network: cpu or cuda.")
+    ports: Ports | None = Field(
+        None,
+        description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
+        "any free ports.",
+    )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that Ray reserves for a replica on the CPU (for a virtual device: almost none)."
     )
@@ -218,11 +223,6 @@ class AppConfig(ServedConfig):
         gt=0,
         lt=1,
         description="The share of answers that must equal the full network's; none: as `isobatch prepare` promised.",
-    )
-    ports: Ports | None = Field(
-        None,
-        description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
-        "any free ports.",
     )
 
     @model_validator(mode="before")
