@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError
-from profiles.model import Label, Probability, Words
+from profiles.model import Label, Probability, Words, softmax
 
 ONE_LABEL = "single_label_classification"  # Hugging Face's name
 Outputs = dict[str, Any]
@@ -40,6 +40,9 @@ class TaskAnswer(Protocol):
     @property
     def words(self) -> Words | None: ...
 
+    @property
+    def logits(self) -> NDArray[np.float32] | None: ...
+
 
 class Task:
     """One label for each input. Another task is a subclass, and stands in `TASKS`."""
@@ -58,9 +61,10 @@ class Task:
         assert isinstance(label, int), "This is a bug: an input has one label."
         return names[label]
 
-    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
-        """An answer as JSON."""
-        return {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
+    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
+        """An answer as JSON, with its `top` most probable labels."""
+        output = {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
+        return output | {"scores": best_labels(softmax(logits_of(answer)[None])[0], names, top)} if top else output
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         """The label, its name and its score from the result of `output`."""
@@ -73,6 +77,10 @@ class Task:
             "score": np.array([answer.score for answer in answers], np.float32),
             "name": [self.named(answer.label, names) for answer in answers],
         }
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        """The probabilities of all labels, in the order of the labels; a row for each answer."""
+        return softmax(np.stack([logits_of(answer) for answer in answers]))
 
 
 class TokenClassification(Task):
@@ -98,9 +106,13 @@ class TokenClassification(Task):
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[number] for number in _by_word(label))
 
-    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
+    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         tokens = tokens_of(answer, names)
-        return {"tokens": tokens, "entities": entities_of(tokens, _words_of(answer).text)}
+        entities = entities_of(tokens, _words_of(answer).text)
+        if top:
+            for token, row in zip(tokens, softmax(logits_of(answer)), strict=True):
+                token["scores"] = best_labels(row, names, top)
+        return {"tokens": tokens, "entities": entities}
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         tokens = output["tokens"]
@@ -124,6 +136,30 @@ class TokenClassification(Task):
             "start": padded([_words_of(answer).starts for answer in answers], np.int64, -1),
             "end": padded([_words_of(answer).ends for answer in answers], np.int64, -1),
         }
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        """The same for each word, padded with 0.0 where a text has fewer words than the longest one."""
+        rows = [softmax(logits_of(answer)) for answer in answers]
+        table = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
+        for padded, row in zip(table, rows, strict=True):
+            padded[: len(row)] = row
+        return table
+
+
+def logits_of(answer: TaskAnswer) -> NDArray[np.float32]:
+    """The logits of an answer, which a network here or a front has given."""
+    assert answer.logits is not None, "This is a bug: every answer that leaves a network has logits."
+    return answer.logits
+
+
+def best_labels(probabilities: NDArray[np.float32], names: Sequence[str], top: int) -> list[Outputs]:
+    """The most probable labels, the best first.
+
+    >>> [(each["name"], each["label"]) for each in best_labels(np.float32([0.2, 0.7, 0.1]), "abc", 2)]
+    [('b', 1), ('a', 0)]
+    """
+    best = np.argsort(-probabilities, kind="stable")[:top].tolist()
+    return [{"label": label, "name": names[label], "score": float(probabilities[label])} for label in best]
 
 
 def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:

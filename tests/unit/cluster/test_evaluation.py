@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import evaluation
+from cluster import client, evaluation
 from cluster.cli import app
 from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept, served
 from deployments.demo import demo_directory
@@ -131,12 +131,12 @@ def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.Mo
     model = load(place / "my-bert-ee")
     asked: list[str] = []
 
-    def answered(url: str, inputs: Any, headers: Any) -> Any:
+    def answered(url: str, body: Any, headers: Any) -> Any:
         asked.append(url)
         assert headers in ({}, {"X-API-Key": "secret"})
-        return [vars(each) for each in predict(model, inputs)]
+        return [vars(each) for each in predict(model, body["inputs"])]
 
-    monkeypatch.setattr(evaluation, "_post", answered)
+    monkeypatch.setattr(client, "post", answered)
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--json")
     monkeypatch.setenv("MY_KEY", "secret")
     keyed = ("--url", "http://x:1", "--api-key-variable", "MY_KEY")
@@ -162,7 +162,7 @@ def test_the_port_of_grpc_is_one_sentence() -> None:
 def test_a_server_of_another_network_is_not_measured(
     place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer
 ) -> None:
-    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [vars(other)] * len(inputs))
+    monkeypatch.setattr(client, "post", lambda url, body, headers: [vars(other)] * len(body["inputs"]))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
         run(*told)
@@ -180,7 +180,7 @@ def test_a_server_of_another_network_is_not_measured(
 def test_a_server_that_answers_otherwise_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, task: Task, output: object
 ) -> None:
-    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [output] * len(inputs))
+    monkeypatch.setattr(client, "post", lambda url, body, headers: [output] * len(body["inputs"]))
     with pytest.raises(UserError, match=f"http://x:1 serves another network: .* not those of {task.name}"):
         served("http://x:1", ["good"], {}, task)
 

@@ -55,7 +55,7 @@ def test_only_the_most_frequent_request_bypasses_serve() -> None:
         client = Client(b"a", b"b")
         await ask(client)
         assert client.sent == ["Serve"], "no front is here yet"
-        shortcut.apply(front)
+        shortcut.apply(front, {"/predict"})
         for other in ({"method": "GET"}, {"path": "/stats"}, {"path": "/other/predict"}, {"kind": "websocket"}):
             await ask(client, **other)
         assert client.sent == ["Serve"] * 5
