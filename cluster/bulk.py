@@ -80,7 +80,7 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> Kept:
 
 
 def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[str, Any], at_once: int) -> int:
-    """Answer the rows that no earlier run has answered, `at_once` at a time. Returns the number of answers in `part`."""
+    """Answer the rows that no earlier run has answered, `at_once` at a time. Returns how many answers there are."""
     kept = kept_in(part, job)
     digest, done, remaining = sha256(), kept.rows, iter(rows)
     for row in islice(remaining, kept.rows):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError
-from profiles.model import Label, Probability, Words, softmax
+from profiles.model import Label, Probability, Words, probabilities_in
 
 ONE_LABEL = "single_label_classification"  # Hugging Face's name
 Outputs = dict[str, Any]
@@ -64,7 +64,11 @@ class Task:
     def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         """An answer as JSON, with its `top` most probable labels."""
         output = {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
-        return output | {"scores": best_labels(softmax(logits_of(answer)[None])[0], names, top)} if top else output
+        return (
+            output | {"scores": best_labels(probabilities_in(logits_of(answer)[None])[0], names, top)}
+            if top
+            else output
+        )
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         """The label, its name and its score from the result of `output`."""
@@ -80,7 +84,7 @@ class Task:
 
     def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
         """The probabilities of all labels, in the order of the labels; a row for each answer."""
-        return softmax(np.stack([logits_of(answer) for answer in answers]))
+        return probabilities_in(np.stack([logits_of(answer) for answer in answers]))
 
 
 class TokenClassification(Task):
@@ -110,7 +114,7 @@ class TokenClassification(Task):
         tokens = tokens_of(answer, names)
         entities = entities_of(tokens, _words_of(answer).text)
         if top:
-            for token, row in zip(tokens, softmax(logits_of(answer)), strict=True):
+            for token, row in zip(tokens, probabilities_in(logits_of(answer)), strict=True):
                 token["scores"] = best_labels(row, names, top)
         return {"tokens": tokens, "entities": entities}
 
@@ -139,7 +143,7 @@ class TokenClassification(Task):
 
     def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
         """The same for each word, padded with 0.0 where a text has fewer words than the longest one."""
-        rows = [softmax(logits_of(answer)) for answer in answers]
+        rows = [probabilities_in(logits_of(answer)) for answer in answers]
         table = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
         for padded, row in zip(table, rows, strict=True):
             padded[: len(row)] = row
@@ -241,6 +245,17 @@ def _words_of(answer: TaskAnswer) -> Words:
 CLASSIFICATION = Task()
 TOKENS = TokenClassification()
 TASKS: tuple[Task, ...] = (CLASSIFICATION, TOKENS)
+
+
+def relevant_label(names: Sequence[str], label: str | None) -> int | None:
+    """The number of the label that says that a text is relevant; None: no label is named, and there are several.
+
+    >>> relevant_label(("no", "yes"), "yes"), relevant_label(("no", "yes"), None), relevant_label(("score",), None)
+    (1, None, 0)
+    """
+    if label is not None and label not in names:
+        raise UserError(f"relevant_label = {label!r}: the network's labels are {', '.join(names[:20])}")
+    return names.index(label) if label is not None else 0 if len(names) == 1 else None
 
 
 def task_of(model: object) -> Task:

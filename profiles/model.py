@@ -109,7 +109,7 @@ class Exits:
     @property
     def probabilities(self) -> NDArray[np.float32]:
         """Of every label."""
-        return softmax(self.logits)
+        return probabilities_in(self.logits)
 
 
 def _parts(counts: NDArray[np.int64]) -> list[slice]:
@@ -118,12 +118,14 @@ def _parts(counts: NDArray[np.int64]) -> list[slice]:
     return [slice(end - count, end) for end, count in zip(ends, counts.tolist(), strict=True)]
 
 
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The probabilities in each row of (already calibrated) logits.
+def probabilities_in(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The probabilities in each row of (already calibrated) logits: their softmax, or of a single one its sigmoid.
 
-    >>> softmax(np.zeros((1, 4), np.float32))
-    array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    >>> probabilities_in(np.zeros((1, 4), np.float32)), probabilities_in(np.zeros((1, 1), np.float32))
+    (array([[0.25, 0.25, 0.25, 0.25]], dtype=float32), array([[0.5]], dtype=float32))
     """
+    if logits.shape[1] == 1:
+        return probabilities_in(np.concatenate([logits, np.zeros_like(logits)], axis=1))[:, :1]
     powers: NDArray[np.float32] = np.exp(logits - logits.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers

@@ -30,10 +30,9 @@ from deployments.front.stats import state_of, stats_of
 from deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
 from deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
 from deployments.replica.loading import load_front_model
-from deployments.tasks import task_of
+from deployments.tasks import relevant_label, task_of
 from deployments.tracing import Span, span_of_request, tracing_here
 from deployments.transport.packed import Packed, pack
-from profiles.errors import UserError
 from profiles.model import SplitModel, label_names, reads_text
 from profiles.promise import NOTHING, agreement_in, promise_in
 
@@ -143,7 +142,7 @@ class Service:
         self._model = load_front_model(config, directory)
         self.labels, self.task = label_names(self._model), task_of(self._model)
         # The number of the label that says that a document is relevant; None: there is none.
-        self.relevant = None if config.relevant_label is None else label_number(self.labels, config.relevant_label)
+        self.relevant = relevant_label(self.labels, config.relevant_label)
         self.example = example_of(config.model)
         promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)
@@ -387,17 +386,6 @@ class Service:
             problem = f"input {min(packed.truncated)} is longer than the network reads"
             raise RefusedError(422, f"{problem}: shorten it (this server has too_long: refuse)")
         return packed
-
-
-def label_number(names: Sequence[str], label: str) -> int:
-    """The number of a label, which is given by its name.
-
-    >>> label_number(("no", "yes"), "yes")
-    1
-    """
-    if label not in names:
-        raise UserError(f"relevant_label = {label!r}: the network's labels are {', '.join(names[:20])}")
-    return names.index(label)
 
 
 def _with_texts(answers: list[Answer], inputs: Packed) -> list[Answer]:

@@ -11,7 +11,7 @@ from deployments.dispatch.route import stops
 from deployments.models.served_model import ServedModel
 from deployments.tasks import task_of
 from profiles.errors import UserError
-from profiles.model import Batch, Exits, Label, Probability, Words, softmax
+from profiles.model import Batch, Exits, Label, Probability, Words, probabilities_in
 
 BATCH = 32  # inputs per batch
 AT_ONCE = 8 * BATCH  # inputs under way together: survivors of their batches become full batches again
@@ -34,7 +34,7 @@ class PredictedAnswer:
     def probabilities(self) -> NDArray[np.float32]:
         """Of all labels, in their order; a row for each word where words are answered."""
         assert self.logits is not None, "This is a bug: this answer came from a server."
-        return softmax(np.atleast_2d(self.logits)).reshape(self.logits.shape)
+        return probabilities_in(np.atleast_2d(self.logits)).reshape(self.logits.shape)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from deployments.front.service import Content, Service
 from deployments.tasks import logits_of
 from deployments.transport.packed import Packed
 from profiles.errors import first_wrong
-from profiles.model import softmax
+from profiles.model import probabilities_in
 
 
 class Body(BaseModel):
@@ -111,7 +111,7 @@ def _names_of(body: type[Body]) -> set[str]:
 def relevances(service: Service, answers: Sequence[Answer], raw: bool = False) -> list[float]:
     """The score of each document: the probability of the relevant label, or its logit (`raw`)."""
     logits = np.stack([logits_of(answer) for answer in answers])
-    scores: list[float] = (logits if raw else softmax(logits))[:, service.relevant].tolist()
+    scores: list[float] = (logits if raw else probabilities_in(logits))[:, service.relevant].tolist()
     return scores
 
 

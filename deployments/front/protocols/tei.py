@@ -14,7 +14,7 @@ from deployments.front.service import Service
 from deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
 from deployments.tasks import logits_of
 from deployments.transport.packed import Packed
-from profiles.model import softmax
+from profiles.model import probabilities_in
 
 _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
 
@@ -86,7 +86,7 @@ class PredictForm(_TeiForm):
 
     def reply(self, body: PredictBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         rows = np.stack([logits_of(answer) for answer in answers])
-        lists = [self._predictions(row) for row in (rows if body.raw_scores else softmax(rows)).tolist()]
+        lists = [self._predictions(row) for row in (rows if body.raw_scores else probabilities_in(rows)).tolist()]
         return lists if _is_batch(body) else lists[0]
 
     def _predictions(self, scores: Sequence[float]) -> list[dict[str, Any]]:

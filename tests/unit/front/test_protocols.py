@@ -19,7 +19,7 @@ from profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.grpc_client import play
-from tests.helpers.tiny_networks import hugging_face
+from tests.helpers.tiny_networks import WIDE, hugging_face
 
 TEXTS = ["a good film", "the film was dull"]
 QUERY = "was the film good"
@@ -291,3 +291,28 @@ def test_tokenize_and_info_answer_as_tei(client: DocumentedClient, plain: Docume
 def test_a_relevant_label_that_there_is_not_is_refused_at_the_start(folder: Path) -> None:
     with pytest.raises(UserError, match="relevant_label = 'yes': the network's labels are LABEL_0, LABEL_1, LABEL_2"):
         serving(folder, relevant_label="yes")
+
+
+def test_a_network_with_one_output_is_a_reranker_as_it_is(folder: Path, tmp_path: Path) -> None:
+    import transformers
+
+    text = {"vocab_size": 20, "num_labels": 1, "pad_token_id": 1, "max_position_embeddings": 24, **WIDE}
+    torch.manual_seed(3)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(num_hidden_layers=2, **text)).eval()
+    model.save_pretrained(tmp_path / "ranker")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(tmp_path / "ranker")
+    with torch.inference_mode():
+        logits = [float(model(**tokenizer(QUERY, text, return_tensors="pt")).logits) for text in TEXTS]
+    with serving(tmp_path / "ranker") as client:
+        body = {"query": QUERY, "texts": TEXTS}
+        raw = {
+            each["index"]: each["score"] for each in client.post("/rerank", json={**body, "raw_scores": True}).json()
+        }
+        scores = {each["index"]: each["score"] for each in client.post("/rerank", json=body).json()}
+        assert [raw[0], raw[1]] == near(logits)
+        assert [scores[0], scores[1]] == near(torch.tensor(logits).sigmoid().tolist())
+        assert client.post("/predict", json={"inputs": [[QUERY, TEXTS[0]]]}).json()["outputs"][0]["score"] == near(
+            scores[0]
+        )
+        assert set(client.get("/info").json()["model_type"]) == {"reranker"}
