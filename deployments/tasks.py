@@ -64,11 +64,9 @@ class Task:
     def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         """An answer as JSON, with its `top` most probable labels."""
         output = {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
-        return (
-            output | {"scores": best_labels(probabilities_in(logits_of(answer)[None])[0], names, top)}
-            if top
-            else output
-        )
+        if top:
+            output["scores"] = best_labels(probabilities_in(logits_of(answer)[None])[0], names, top)
+        return output
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         """The label, its name and its score from the result of `output`."""

@@ -241,7 +241,9 @@ class ImageEncoder:
                 pixels = np.asarray(upright.convert("L" if self.channels == 1 else "RGB"), np.float32)
         except UserError:
             raise
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # damaged, or another format
+        except Image.DecompressionBombError as error:
+            raise UserError(f"image {position} is too large: 1 to {MAX_PIXELS} pixels are allowed") from error
+        except (OSError, SyntaxError, ValueError) as error:  # damaged, or another format
             named = "bytes" if isinstance(value, bytes) else "a text (base64)"
             problem = f"image {position} is given as {named}, which are no complete {', '.join(PICTURES)}"
             raise UserError(problem) from error
