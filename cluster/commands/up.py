@@ -60,9 +60,14 @@ def up(
     """
     from rich.console import Console
 
+    from deployments.decoding.ramp_rules import is_decoder
+    from deployments.models import checkpoint
+
     above_0("--slo-ms", slo_ms)
     if not data.exists():
         raise UserError(f"{data}: no such file")
+    if is_decoder(checkpoint.locate(model)):
+        raise UserError(f"{model}: is a decoder: isobatch up is for classifiers")
     folder = out or Path(f"{Path(model).name}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
