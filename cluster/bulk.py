@@ -26,7 +26,7 @@ Answerer = Callable[[Sequence[Any]], list[Outputs]]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptAnswers:
     """The answers of an earlier run: how many, and the hash of their inputs."""
 
     rows: int = 0
@@ -55,18 +55,18 @@ def part_of(out: Path) -> Path:
     return out.with_name(out.name + PART)
 
 
-def kept_in(part: Path, job: Mapping[str, Any]) -> Kept:
+def kept_in(part: Path, job: Mapping[str, Any]) -> KeptAnswers:
     """What an earlier run of this job has answered. A line that was not written to its end is removed."""
     if not part.exists():
-        return Kept()
-    kept, whole = Kept(), 0
+        return KeptAnswers()
+    kept, whole = KeptAnswers(), 0
     with part.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
             content = json.loads(line)
             if "job" not in content:
-                kept = Kept(kept.rows + len(content["outputs"]), content["digest"])
+                kept = KeptAnswers(kept.rows + len(content["outputs"]), content["digest"])
             elif content["job"] != job:
                 other = next(name for name in job if content["job"].get(name) != job[name])
                 raise UserError(

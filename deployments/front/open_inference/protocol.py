@@ -122,4 +122,4 @@ def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:
     own = {**service.task.tensors}
     name, (kind, sizes) = {"name": own.pop("name")}, own["score"]
     scores = {SCORES: (kind, [*sizes, len(service.labels)])}
-    return own | _EXIT_BLOCK | name | (_TRUNCATED if service.reads_text else {}) | scores
+    return own | _EXIT_BLOCK | name | scores | (_TRUNCATED if service.reads_text else {})

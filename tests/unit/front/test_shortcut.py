@@ -77,7 +77,7 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
             raise
 
     async def scene() -> None:
-        shortcut.apply(slow)
+        shortcut.apply(slow, {"/predict"})
         client = Client(b"a")
         asking = asyncio.create_task(ask(client))
         await asyncio.sleep(0.01)
@@ -95,7 +95,7 @@ def test_a_stop_of_the_server_is_no_client_that_went_away() -> None:
         await asyncio.sleep(60)
 
     async def scene() -> None:
-        shortcut.apply(slow)
+        shortcut.apply(slow, {"/predict"})
         asking = asyncio.create_task(ask(Client(b"a")))
         await asyncio.sleep(0.01)
         asking.cancel()
