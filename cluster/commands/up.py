@@ -152,7 +152,7 @@ def this_machine() -> str:
     """The devices here, as a fleet. One CPU is left to the front."""
     import torch
 
-    from cluster.profiling.block_times import kind_of
+    from profiles.devices import kind_of
     from profiles.measure import device_name
 
     if count := torch.cuda.device_count():
