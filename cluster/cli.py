@@ -18,6 +18,7 @@ from cluster.commands.environment import environment
 from cluster.commands.evaluate import evaluate
 from cluster.commands.load import load
 from cluster.commands.plan import plan
+from cluster.commands.predict import predict
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
 from cluster.commands.profiles import profiles
@@ -25,6 +26,7 @@ from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
 from cluster.commands.status import status
 from cluster.commands.tune import tune
+from cluster.commands.up import up
 from profiles.errors import NO_ROOM, UserError
 
 app = typer.Typer(
@@ -60,6 +62,7 @@ app.command("environment")(environment)
 app.command("evaluate")(evaluate)
 app.command("load")(load)
 app.command("plan")(plan)
+app.command("predict")(predict)
 app.command("prepare")(prepare)
 app.command("profile")(profile)
 app.add_typer(profiles, name="profiles")
@@ -67,6 +70,7 @@ app.command("serve")(serve)
 app.command("simulate")(simulate)
 app.command("status")(status)
 app.command("tune")(tune)
+app.command("up")(up)
 
 
 def main() -> None:
