@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -18,6 +19,7 @@ LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
 HOST = "127.0.0.1"
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # distributions of one package
 PORTS = {8000: "--port", 8001: "--grpc-port"}
 CheckResult = tuple[str, str]  # the result, and what to do; empty where nothing is wrong
 
@@ -32,7 +34,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Check Python, packages, GPUs, Ray, HAProxy, ports, cache and memory. The exit code is 1 if anything is wrong.
+    """Check Python, packages, GPUs, Ray, HAProxy, ports, cache and memory. The exit code is 1 if any check fails.
 
     Example: [bold]isobatch doctor[/]
     """
@@ -40,7 +42,7 @@ def doctor() -> None:
 
     console, wrong = Console(soft_wrap=True, highlight=False), False
     for finding in findings():
-        mark = "[bold red]wrong[/]" if finding.wrong else "[green]well[/] "
+        mark = "[bold red]fail[/]" if finding.wrong else "[green]ok[/]  "
         console.print(mark, end=" ")
         console.print(f"{finding.what}: {finding.wrong or finding.result}", markup=False)
         wrong = wrong or bool(finding.wrong)
@@ -75,6 +77,15 @@ def _packages() -> CheckResult:
         if not each.specifier.contains(there, prereleases=True):
             wrong.append(f"{each.name} is {there}, wanted is {each.specifier}")
     return f"{len(wanted)} packages", "; ".join(wrong) and f"{'; '.join(wrong)}: install isobatch anew"
+
+
+def _onnx_runtime() -> CheckResult:
+    there = []
+    for name in RUNTIMES:
+        with suppress(PackageNotFoundError):
+            there.append(f"{name} {version(name)}")
+    result = ", ".join(there) or "none: networks run on torch (pip install 'isobatch[cpu]' or 'isobatch[gpu]')"
+    return result, f"{result} overwrite each other: uninstall both, then install one" if len(there) > 1 else ""
 
 
 def _devices() -> CheckResult:
@@ -135,6 +146,7 @@ def _room(folder: Path, least_bytes: int) -> CheckResult:
 LOOKS: dict[str, Callable[[], CheckResult]] = {
     "python": _python,
     "packages": _packages,
+    "onnx runtime": _onnx_runtime,
     "devices": _devices,
     "ray": _ray,
     "haproxy": _proxy,

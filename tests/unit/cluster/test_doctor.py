@@ -42,6 +42,22 @@ def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPa
     assert found("packages").wrong == "rich is not installed; numpy is 0.1, wanted is >=2: install isobatch anew"
 
 
+def test_two_packages_of_onnx_runtime_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"onnxruntime-gpu": "1.27"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    assert (found("onnx runtime").result, found("onnx runtime").wrong) == ("onnxruntime-gpu 1.27", "")
+    there["onnxruntime"] = "1.28"
+    assert "onnxruntime 1.28, onnxruntime-gpu 1.27 overwrite each other" in found("onnx runtime").wrong
+    there.clear()
+    assert "isobatch[cpu]" in found("onnx runtime").result
+
+
 def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -62,8 +78,8 @@ def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well
     well, wrong = ("fine", ""), ("", "broken: mend it")
     monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well})
     result = CliRunner().invoke(app, ["doctor"])
-    assert (result.exit_code, result.output.split()) == (0, ["well", "one:", "fine"])
+    assert (result.exit_code, result.output.split()) == (0, ["ok", "one:", "fine"])
     monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well, "two": lambda: wrong})
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
-    assert result.output.splitlines()[1] == "wrong two: broken: mend it"
+    assert result.output.splitlines()[1] == "fail two: broken: mend it"
