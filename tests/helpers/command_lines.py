@@ -26,6 +26,7 @@ SMALL = {
     "tune": "--gap 0.1",
     "simulate": "--hours 0.0005",
     "serve": "",
+    "kubernetes": "",
     "load": "--seconds 0.2",
     "status": "",
     "bench": "--device cpu --backend torch --slo-ms 250 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
