@@ -57,12 +57,6 @@ def kuberay() -> RayService:
     return RayService.model_validate(content("kuberay.yaml"))
 
 
-@pytest.mark.parametrize("name", [*SERVE, *UP, "kuberay.yaml", "volume.yaml", "Dockerfile"])
-def test_each_says_in_three_lines_what_it_is(name: str) -> None:
-    lines = (CLUSTER / name).read_text().splitlines()
-    assert sum(line.startswith("#") for line in lines[:3]) >= 2
-
-
 # Files of Serve
 
 
@@ -166,17 +160,6 @@ def test_ray_up_takes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UP)
-def test_ray_up_refuses_an_unknown_field(name: str) -> None:
-    import jsonschema
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    wrong = content(name)
-    wrong["available_node_types"]["t4"]["lables"] = {}
-    with pytest.raises(jsonschema.ValidationError):
-        validate_config(prepare_config(wrong))
-
-
-@pytest.mark.parametrize("name", UP)
 def test_nodes_with_gpus_say_their_kind(name: str) -> None:
     told = content(name)
     for kind, node in told["available_node_types"].items():
@@ -265,19 +248,6 @@ def test_the_image_has_the_settings_of_a_node() -> None:
     wanted = node_settings(folder, f"{folder}/haproxy", MAX_CONNECTIONS) | {"RAY_SERVE_HAPROXY_NBTHREAD": "4"}
     assert settings == wanted
     assert any(re.fullmatch(rf"FROM rayproject/ray:{RAY}-\S+", line) for line in lines)
-
-
-def test_the_image_leaves_out_what_git_ignores() -> None:
-    ignored, left_out = (
-        {line.strip("/") for line in (CLUSTER.parent / name).read_text().replace("**/", "").splitlines()}
-        for name in (".gitignore", ".dockerignore")
-    )
-    assert ignored | {".git"} <= left_out
-
-
-def test_ray_is_the_version_that_the_files_name() -> None:
-    constraints = (CLUSTER.parent / "constraints.txt").read_text()
-    assert f"ray=={RAY}" in constraints
 
 
 # What `isobatch environment` writes
