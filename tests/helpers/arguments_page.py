@@ -97,7 +97,7 @@ def _kind(field: dict[str, Any]) -> str:
 def schemas() -> dict[str, str]:
     """The JSON Schema of each kind of file, by the name of its own file."""
     found = {name: _of_file(kind, fields) for name, (kind, fields) in FILES.items()} | {"serve": _of_serve_file()}
-    return {f"{name}.json": json.dumps(_plain(schema), indent=1) + "\n" for name, schema in found.items()}
+    return {f"{name}.json": json.dumps(_plain(schema)) + "\n" for name, schema in found.items()}
 
 
 def _of_file(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:
