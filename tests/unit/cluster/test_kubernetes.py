@@ -12,20 +12,30 @@ from cluster.cli import app
 from cluster.serving.kubernetes import GKE
 from deployments.resources import KIND
 from optimizer.plan import Placement, Plan, Split
+from profiles.files import Profile, save
+from profiles.latency import LatencyTable
 from tests.helpers.ray_service import RayService
 from tests.helpers.tiny_networks import hugging_face
 
 KUBERNETES = "1.33"
+BLOCKS = 4
+
+
+def table(kind: str) -> LatencyTable:
+    rows, sizes = ((0.001,) * BLOCKS, (0.002,) * BLOCKS), (64,) * BLOCKS
+    return LatencyTable(kind, (1, 8), rows, ((0.0,) * BLOCKS,) * 2, 0.0005, sizes, sizes, "made up")
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     hugging_face("bert").save_pretrained(tmp_path / "my-bert")
-    blocks = [Split(0, 1, 8), Split(1, 2, 8)]
+    blocks = [Split(0, 1, 8), Split(1, BLOCKS, 8)]
     plan = Plan((Placement("t4", 2, (blocks[0],)), Placement("l4", 1, (blocks[1],))))
     (tmp_path / "plan.json").write_text(plan.to_json())
-    served = {"name": "shop", "import_path": "deployments.app:build", "args": {"model": "my-bert", "plan": "plan.json"}}
+    save(Profile("my-bert", (table("t4"), table("l4"))), tmp_path / "profile.json")
+    files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json"}
+    served = {"name": "shop", "import_path": "deployments.app:build", "args": files}
     path = "cluster.controller.app:build"
     controller = {"name": "c", "import_path": path, "route_prefix": "/c", "args": {"application": "shop"}}
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump({"applications": [served, controller]}))
