@@ -16,6 +16,7 @@ from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
 from cluster.commands.environment import environment
 from cluster.commands.evaluate import evaluate
+from cluster.commands.kubernetes import kubernetes
 from cluster.commands.load import load
 from cluster.commands.plan import plan
 from cluster.commands.predict import predict
@@ -31,7 +32,6 @@ from profiles.errors import NO_ROOM, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Serve networks whose inputs stop early, at constant batch size, on Ray Serve.",
@@ -60,6 +60,7 @@ app.command("deploy")(deploy)
 app.command("doctor")(doctor)
 app.command("environment")(environment)
 app.command("evaluate")(evaluate)
+app.command("kubernetes")(kubernetes)
 app.command("load")(load)
 app.command("plan")(plan)
 app.command("predict")(predict)

@@ -31,9 +31,15 @@ class GivenOptions:
         return kind(**{name: self.values[name] for name in names})
 
 
-def of_kinds(*kinds: "type[DataclassInstance]") -> Callable[[Callable[[GivenOptions], None]], Command]:
-    """Makes a command of a function: its options are the fields of these classes."""
+def of_kinds(
+    *kinds: "type[DataclassInstance]", panels: Mapping[str, Iterable[str]] | None = None
+) -> Callable[[Callable[[GivenOptions], None]], Command]:
+    """Makes a command of a function: its options are the fields of these classes, in these panels of --help."""
     parameters = {each.name: each for kind in kinds for each in _parameters(kind)}
+    for panel, names in (panels or {}).items():
+        for name in names:
+            (option,) = parameters[name].annotation.__metadata__
+            option.rich_help_panel = panel
     defaults = {name: each.default for name, each in parameters.items()}
 
     def decorate(function: Callable[[GivenOptions], None]) -> Command:

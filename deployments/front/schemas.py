@@ -171,6 +171,7 @@ class TokenStats(Schema):
 class StatsBody(Schema):
     """The counts of all fronts together, since the start. `plan` and `splits` describe the present plan."""
 
+    version: str = Field(description="Of isobatch.")
     schema_version: Literal[1]
     model: str
     plan: str | None = Field(description="The plan in words; null: everything runs in one process.")

@@ -27,6 +27,7 @@ SMALL = {
     "tune": "--gap 0.1",
     "simulate": "--hours 0.0005",
     "serve": "",
+    "kubernetes": "",
     "load": "--seconds 0.2",
     "status": "",
     "up": "",
