@@ -1,11 +1,8 @@
-"""The quality of a network's answers on new inputs, in full and with exits."""
+"""How right a network is in full and with exits, on inputs that it has not seen."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,10 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.table import Table
 
+from cluster.client import outputs_from
 from deployments.models import load_served
 from deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
-from deployments.models.predict import PredictedAnswer, predict
+from deployments.models.predict import AT_ONCE, PredictedAnswer, predict
 from deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from deployments.models.served_model import BlockRange, ServedModel
 from deployments.prepare.classes import by_class
@@ -42,8 +40,6 @@ from profiles.model import Label
 from profiles.promise import RULES, ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
-AT_ONCE = 32
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,7 @@ def _labels(answer: PredictedAnswer) -> Labels:
 
 
 def _of_losses(shares: NDArray[np.float64]) -> Interval:
-    """One more input than was measured is assumed to lose, as in prepare."""
+    """As of losses in prepare: one input more than was seen is assumed to lose."""
     return Interval.of(float(shares.mean()), mean_loss(shares).error)
 
 
@@ -140,7 +136,7 @@ def _scored(metric: Metric, truth: Labels, full: Labels, exits: Labels) -> Score
 
 
 def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
-    """The least recall of any class in full and with exits, and the greatest loss: each may be of another class."""
+    """The least recall of any class, in full and with exits, and the greatest loss: perhaps of three classes."""
     here = [truth == label for label in np.unique(truth)]
 
     def least(answers: Labels) -> Interval:
@@ -152,7 +148,7 @@ def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
 
 
 def _share(right: NDArray[np.bool_]) -> Interval:
-    """Two imagined inputs of each kind widen the interval: equal inputs prove little."""
+    """With two imagined inputs of each kind in its interval, so that it says something where all are alike."""
     count, shrunk = len(right), (right.sum() + 2) / (len(right) + 4)
     return Interval(float(right.mean()), float(STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
 
@@ -179,7 +175,7 @@ def table(evaluation: Evaluation) -> Table:
 
 
 def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:
-    """A warning if these inputs lose more than was promised; None: they do not, or their loss is not known."""
+    """What to say where these inputs lose more than was promised; None: they do not, or nobody can tell."""
     lost = evaluation.lost_of(promise.metric)
     if lost is None or lost.mean - lost.within <= promise.max_loss:
         return None
@@ -213,15 +209,11 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
 
 
 def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
-    listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
-    return [
-        _parsed(url, each, task)
-        for start in show(range(0, len(listed), AT_ONCE), "asking the server")
-        for each in _post(url, listed[start : start + AT_ONCE], headers)
-    ]
+    outputs = show(outputs_from(url, values, headers), "asking the server", len(values))
+    return [_heard(url, each, task) for each in outputs]
 
 
-def _parsed(url: str, output: Outputs, task: Task) -> PredictedAnswer:
+def _heard(url: str, output: Outputs, task: Task) -> PredictedAnswer:
     try:
         return PredictedAnswer(*task.parsed(output), output["exit_block"])
     except (LookupError, TypeError) as error:
@@ -240,24 +232,8 @@ def check_same_network(url: str, answers: Sequence[PredictedAnswer], network: Se
 
 
 def _named(network: ServedModel, label: Label) -> Any:
+    """What the network calls this answer; None if it has no such label."""
     try:
         return task_of(network).named(label, network.labels)
     except IndexError:
         return None
-
-
-def _post(url: str, inputs: Sequence[Any], extra_headers: Mapping[str, str]) -> Any:
-    body = json.dumps({"inputs": inputs}).encode()
-    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **extra_headers}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=2 * PATIENCE_S) as response:
-            return json.load(response)["outputs"]
-    except urllib.error.HTTPError as error:
-        reply = error.read(300).decode(errors="replace")
-        raise UserError(f"{url} answers with status {error.code}: {reply}") from error
-    except urllib.error.URLError as error:
-        raise UserError(f"nobody answers at {url} ({error.reason}): does 'isobatch serve' run there?") from error
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{url} does not answer as isobatch does: {error}") from error
-    except HTTPException as error:
-        raise UserError(f"what answers at {url} does not speak HTTP/1.1: is that the port of gRPC?") from error
