@@ -15,7 +15,7 @@ from cluster.load.workloads import arrivals
 from cluster.simulator.plan_choice import LIMITS, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
-from experiments.shared.live import NAME, Live, application, asked, named
+from experiments.shared.live import NAME, Live, application, named, stats_at
 from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled_texts
 from optimizer import Objective, Plan, Problem
 from optimizer.model.work import work
@@ -160,10 +160,10 @@ class ServedNetwork:
         """Ask for most of what the plan promises, and look at its replicas."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
-        before, clock = asked(self.here.base)["splits"], ReplicaClock.now(sum(system.plan.devices().values()))
+        before, clock = stats_at(self.here.base)["splits"], ReplicaClock.now(sum(system.plan.devices().values()))
         record = await self.server.ask(NEARLY * system.promised_per_s, seconds, seed=9)
         spent, seen = clock.spent(), await application.observe(devices=False)
-        fills = filled(before, asked(self.here.base)["splits"])
+        fills = filled(before, stats_at(self.here.base)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
         known = {shape: took for shape, took in seen.launches.items() if system.expected_s(shape)}
         expected_s = sum(took.times * system.expected_s(shape) for shape, took in known.items())
