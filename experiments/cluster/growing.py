@@ -118,9 +118,7 @@ def _status(base: str) -> Status:
 
 async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
     """The cloud takes a rented node away. How long the plan has fewer devices than it should."""
-    while len(nodes := await asyncio.to_thread(rented, cluster)) != 1:  # one too many goes by itself
-        await asyncio.sleep(LOOK_S)
-    (node,) = nodes
+    (node,) = await until_rented(cluster, lambda nodes: len(nodes) == 1)  # one too many goes by itself
     begun_s = now_s()
     if with_notice:
         words = ["-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address, "--node-id", node]
@@ -137,22 +135,27 @@ async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
 
 async def replaced(cluster: Started, node: str) -> None:
     """Until another node is rented. It may come between two looks of the controller, which then plans for no fewer."""
-    begun_s = now_s()
-    while not {*await asyncio.to_thread(rented, cluster)} - {node}:
-        if now_s() - begun_s > WITHIN_S:
-            raise TimeoutError("Ray rents no other node")
+    await until_rented(cluster, lambda nodes: bool(nodes - {node}))
+
+
+async def until_rented(cluster: Started, holds: Callable[[set[str]], bool]) -> set[str]:
+    """The nodes that Ray has rented, once this holds of them."""
+    begun_s, nodes = now_s(), set[str]()
+    while now_s() - begun_s < WITHIN_S:
+        if holds(nodes := await asyncio.to_thread(rented, cluster)):
+            return nodes
         await asyncio.sleep(LOOK_S)
+    raise TimeoutError(f"rented after {WITHIN_S:.0f} s: {', '.join(sorted(nodes)) or 'no node'}")
 
 
-def rented(cluster: Started) -> list[str]:
-    """The nodes that Ray has rented."""
+def rented(cluster: Started) -> set[str]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "nodes.json"
         done = cluster.python("-c", NODES, cluster.address, str(path))
         if done.returncode:
             raise RuntimeError(done.stderr)
         nodes = json.loads(path.read_text())
-    return [node["NodeID"] for node in nodes if node["Alive"] and not node["Resources"].get("CPU")]
+    return {node["NodeID"] for node in nodes if node["Alive"] and not node["Resources"].get("CPU")}
 
 
 def kill(cluster: Started, node_id: str) -> None:

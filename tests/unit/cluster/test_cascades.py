@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cluster.cascades.contenders import Tryout, best
 from cluster.cascades.report import table
 from cluster.cascades.timing import Timed
 from cluster.cli import app
-from cluster.simulator.plan_choice import DEFAULT_EFFORT
+from cluster.simulator.plan_choice import DEFAULT_EFFORT, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.models import load_served
 from deployments.models.encode import Encoded
@@ -71,7 +72,7 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
 
 def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
-    monkeypatch.setattr("cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
+    monkeypatch.setattr("cluster.cascades.rows.best_simulated", partial(best_simulated, effort=hasty))
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)
