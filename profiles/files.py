@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, naming_target, read_text
+from profiles.errors import UserError, first_wrong, naming_target, read_json
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths, at_length
@@ -218,11 +218,7 @@ def load(path: Path) -> Profile:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold one JSON object, got {type(content).__name__}")
     return content

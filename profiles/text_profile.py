@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, read_text
+from profiles.errors import UserError, first_wrong, read_json
 from profiles.files import write_whole
 
 SCHEMA_VERSION = 1
@@ -275,7 +275,7 @@ def save_text_profile(profile: DecoderProfile, path: Path) -> None:
 def load_text_profile(path: Path) -> DecoderProfile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
     try:
-        content: dict[str, Any] = dict(json.loads(read_text(path)))
+        content: dict[str, Any] = dict(read_json(path))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is no profile: {error}") from None
     version, kind = content.pop("schema_version", None), content.pop("profile_of", None)

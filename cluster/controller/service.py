@@ -19,7 +19,6 @@ from cluster.controller.inventory import Inventory
 from cluster.controller.loop import ControlLoop
 from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
 from cluster.controller.metrics import export
-from cluster.controller.origin import foreign
 from cluster.controller.planning_problem import PlanningProblem
 from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from cluster.controller.record import Event
@@ -28,8 +27,8 @@ from cluster.controller.status import brief, status_of
 from cluster.controller.text_planning import text_problem
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
-from deployments.front.headers import NO_KEY, is_shown, key_in, path_below
-from deployments.front.openapi import DocumentedApi, documented, in_json
+from deployments.front.headers import key_in, path_below
+from deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
 from deployments.logs import join_serves_log
@@ -50,7 +49,8 @@ class ControllerService:
     """The one replica of the controller's application: it runs the loop and serves the HTTP API."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
+        self.config, self.name, self.hosts = config, config.application, config.allowed_hosts
+        self.key = key_in(config.api_key_variable)
         self.loop: ControlLoop | None = None
         self._request: Callable[[Mapping[str, int]], None] = request_nothing
         self._stays: Callable[[], Awaitable[bool]]  # whether the application keeps the configuration of the loop
@@ -185,6 +185,7 @@ class LoopOwner(Protocol):
 
     name: str  # of the application
     key: bytes | None
+    hosts: tuple[str, ...]
     loop: ControlLoop | None
     waits_for: str
     promise: str  # the most that the exits of the network may lose
@@ -207,19 +208,14 @@ def create_api(service: LoopOwner) -> FastAPI:
 
     about = f"Watches {service.name} and changes its plan"
     api = DocumentedApi(title="isobatch controller", description=about, lifespan=life)
-    api.key = service.key
+    api.key, api.hosts, api.open_paths = service.key, service.hosts, EXPLAINING
     explain(api)
 
     @api.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
-        if path_below(request.scope) in EXPLAINING:
-            explained: Response = await answer(request)
-            return explained
-        if service.key and not is_shown(service.key, request.scope["headers"]):
-            return JSONResponse({"error": NO_KEY}, 401, {"WWW-Authenticate": "Bearer"})
-        if not service.key and request.method == "POST" and (reason := foreign(request.headers)):
-            return JSONResponse({"error": reason}, 403)
-        if service.loop is None:
+        if refused := api.refusal(request.scope):
+            return JSONResponse({"error": refused.sentence}, refused.status, refusal_headers(refused))
+        if service.loop is None and path_below(request.scope) not in EXPLAINING:
             return JSONResponse({"error": f"the controller waits for {service.waits_for}"}, 503)
         try:
             response: Response = await answer(request)

@@ -48,6 +48,7 @@ class Toy:
     def begin(self) -> None:
         asked = question(MEDIUM)
         self.key: bytes | None = None
+        self.hosts: tuple[str, ...] = ()
         self.app = Fluid(asked, batches(first_plan(asked), 4))
         self.loop = control_loop(self.app)
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.front import grpc_proxy
+from deployments.front import bodies, grpc_proxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
-from deployments.front.open_inference import calls, rpc
+from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.proxy import RETRY_S
 from deployments.front.service import Service
@@ -115,7 +115,7 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
-    monkeypatch.setattr(calls, "READ_WITHIN_S", 0.3)
+    monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.3)
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
