@@ -261,6 +261,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
             if not attempt:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise UserError(f"Ray did not start on this machine ({reason}); its logs are in {_logs()}") from error
+    raise AssertionError("This is a bug: the last attempt returns or raises.")
 
 
 def _logs() -> Path:

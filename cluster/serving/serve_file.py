@@ -273,7 +273,7 @@ def _check_deployments(deployments: Any) -> None:
 
 
 def _check_import_path(path: Any) -> None:
-    """Refuse an import path that is none, or a misspelt one of isobatch: Serve would say so seconds later, less well."""
+    """Refuse an import path that is none, or a misspelt one of isobatch. Serve would report it later, less clearly."""
     if not isinstance(path, str) or not path:
         raise UserError(f"import_path = {path!r}: every application needs one, as in {APPLICATION}")
     if path in (known := (APPLICATION, CONTROLLER, DECODER)):

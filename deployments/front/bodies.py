@@ -101,7 +101,8 @@ class ArrivingBodies:
         while len(self._bodies) > most or (self._size > MOST_ARRIVING_BYTES and len(self._bodies) > 1):
             slowest = min(self._bodies, key=lambda body: body.pace(now_s))
             if (left_s := slowest.begun_s + JUDGED_AFTER_S - now_s) > 0:
-                return self._look_again(left_s)
+                self._look_again(left_s)
+                return
             self.remove(slowest)
             slowest.give_up()
 

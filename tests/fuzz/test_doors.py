@@ -63,11 +63,13 @@ class Door:
 def said(port: int, request: bytes, source: str = HOST) -> bytes:
     """What comes back until the connection ends."""
     came = b""
-    with socket.create_connection((HOST, port), timeout=10, source_address=(source, 0)) as connection:
-        with suppress(OSError):
-            connection.sendall(request)
-            while part := connection.recv(65536):
-                came += part
+    with (
+        socket.create_connection((HOST, port), timeout=10, source_address=(source, 0)) as connection,
+        suppress(OSError),
+    ):
+        connection.sendall(request)
+        while part := connection.recv(65536):
+            came += part
     return came
 
 

@@ -64,6 +64,7 @@ def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broke
 
 
 DEEP = "[" * 100_000
+RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
 
 
 @pytest.mark.parametrize(
@@ -74,11 +75,11 @@ DEEP = "[" * 100_000
         ("profile.json", DEEP, load_text_profile, "nested too deeply"),
         ("config.json", DEEP, lambda path: serve_file(path.parent, {}), "is not JSON: it is nested too deeply"),
         ("exits.json", DEEP, read_rules, "recursion limit exceeded"),
-        ("exits.json", '{"ramps": [{"block": 0, "threshold": NaN}]}', read_rules, "threshold: Input should be a finite"),
-        ("exits.json", '{"ramps": [{"block": 0, "threshold": 1e999}]}', read_rules, "threshold: Input should be a finite"),
-        ("exits.json", '{"ramps": [{"block": 0, "threshold": NaN}]}', read_decoder_rules, "Input should be a finite"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}', lambda path: check_index(path.parent),
-         "weight_map names '../../etc/passwd', which is no file of this directory"),
+        ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
+        ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
+        ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
+         lambda path: check_index(path.parent), "'../../etc/passwd', which is no file of this directory"),
         ("serve.yaml", "applications: [{import_path: 5}]", lambda path: serve_file(path, {}), "import_path = 5: every"),
         ("serve.yaml", "applications: [{import_path: 'deployments.app:build', args: {slo_ms: .inf}}]",
          lambda path: serve_file(path, {}), "slo_ms = inf: Input should be a finite number"),
