@@ -236,7 +236,7 @@ def _grpc_host(arguments: dict[str, Any]) -> str:
 def _read(path: Path) -> ServeFile:
     import yaml
 
-    text = read_text(path, 4 * LONGEST)
+    text = read_text(path)
     if len(text) > LONGEST:
         raise UserError(f"{path} has {len(text):,} characters: a Serve file has {LONGEST:,} at most")
     try:
