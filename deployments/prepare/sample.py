@@ -142,15 +142,15 @@ def draw(
     chosen_rows = sampled(rows, most, seed)
     if len(chosen_rows) < MIN_ROWS:
         raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
-    different = len({_identity(row.value) for row in chosen_rows})
-    if different < MIN_ROWS:
-        few = f"only {different} of its {len(chosen_rows)} rows are different"
-        raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed, as copies of an input prove nothing")
     labels = labels_of(chosen_rows, source, names, task)
     if labels is not None and len(set(labels.tolist())) == 1:
         raise UserError(
             f"{source}: every label is {chosen_rows[0].label!r}: ramps need at least two classes to tell apart"
         )
+    different = len({_identity(row.value) for row in chosen_rows})
+    if different < MIN_ROWS:
+        few = f"only {different} of its {len(chosen_rows)} rows are different"
+        raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed, as copies of an input prove nothing")
     return Sample(
         [row.value for row in chosen_rows],
         labels,

@@ -105,3 +105,17 @@ def test_a_stop_of_the_server_is_no_client_that_went_away() -> None:
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(scene())
+
+
+def test_a_replica_answers_nothing_but_serves_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serve_process.is_replica", True)
+
+    async def scene() -> None:
+        client = Client(b"a")
+        await ask(client, "GET", "/-/healthz")
+        assert client.sent == ["Serve"]
+        await ask(client)
+        assert client.sent[1]["status"] == 404
+        assert b"this is the port of a replica" in client.sent[2]["body"]
+
+    asyncio.run(scene())

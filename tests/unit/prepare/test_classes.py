@@ -59,3 +59,9 @@ def test_a_name_in_brackets_is_shown_as_it_is() -> None:
     sentence = console.export_text()
     assert "joy [pos]" in sentence
     assert "[/b]" in sentence
+
+
+def test_a_network_that_is_wrong_nearly_always_has_swapped_labels() -> None:
+    truth = labels((0, 50), (1, 50))
+    (sentence,) = warnings(by_class(truth, 1 - truth, 1 - truth), NAMES)
+    assert sentence.startswith("the full network answers 0.0% right, fewer than by chance: are labels swapped?")

@@ -96,4 +96,15 @@ def test_too_few_rows_none_at_all_and_one_class_only() -> None:
 
 
 def test_recorded_inputs_need_no_labels() -> None:
-    assert draw([Row(number, "", None) for number in range(60)], FILE, NAMES, 100).labels is None
+    assert draw([Row(number, f"text {number}", None) for number in range(60)], FILE, NAMES, 100).labels is None
+
+
+def test_copies_of_a_few_rows_are_no_sample() -> None:
+    with pytest.raises(UserError, match="only 7 of its 300 rows are different; at least 50 are needed"):
+        draw(table(7) * 42 + table(6), FILE, NAMES, 300)
+
+
+def test_an_empty_label_is_named_as_such() -> None:
+    rows = [*table(60), Row(61, "a text", " ")]
+    with pytest.raises(UserError, match=r"reviews.csv: row 61: its label is empty: give it one"):
+        draw(rows, FILE, NAMES, 100)
