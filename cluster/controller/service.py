@@ -213,6 +213,7 @@ def create_api(service: LoopOwner) -> FastAPI:
 
     @api.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
+        api.key = service.key
         if refused := api.refusal(request.scope):
             return JSONResponse({"error": refused.sentence}, refused.status, refusal_headers(refused))
         if service.loop is None and path_below(request.scope) not in EXPLAINING:

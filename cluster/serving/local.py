@@ -255,7 +255,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
                     log_to_driver=False,
                     logging_level="ERROR",
                 )
-            return running_below(RAYLET)[0]
+            return next(iter(running_below(RAYLET)), 0)
         except Exception as error:
             end_descendants()
             if not attempt:

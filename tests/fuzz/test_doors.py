@@ -168,10 +168,12 @@ def by_many(door: Door, sent: bytes) -> str:
         opened = []
         for source in ATTACKERS:
             for _ in range(OF_EACH):
-                connection = socket.create_connection((HOST, door.port), timeout=10, source_address=(source, 0))
-                opened.append(stack.enter_context(connection))
-                with suppress(OSError):
+                try:
+                    connection = socket.create_connection((HOST, door.port), timeout=10, source_address=(source, 0))
+                    opened.append(stack.enter_context(connection))
                     connection.sendall(sent)
+                except OSError:
+                    got.add("ended")
         door.honest()
         for connection in opened:
             came = b""
@@ -208,7 +210,7 @@ def no_key(door: Door) -> str:
 
 def too_large(door: Door) -> str:
     if door.path:
-        return status(door.port, request(door, f"Content-Length: {LIMIT + 1}\r\n", b"{"))
+        return status(door.port, request(door, body=b"x" * (LIMIT + 1)))
     return code(door.port, bytes(LIMIT + 1))
 
 

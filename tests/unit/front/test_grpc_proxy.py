@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -13,7 +12,7 @@ import pytest
 from deployments.front import bodies, grpc_proxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
 from deployments.front.open_inference import rpc
-from deployments.front.open_inference.messages import SERVICE
+from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.proxy import RETRY_S
 from deployments.front.service import Service
 from tests.helpers.grpc_proxy import (
@@ -117,6 +116,7 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
     monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.3)
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
+    long = message("ModelInferRequest")(model_name="toy", id="x" * 100_000).SerializeToString()
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
@@ -124,15 +124,17 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
         writer.write(frame(8, 0, (10**6).to_bytes(4, "big"), 0) + b"".join(frame(*each) for each in frames))
         infer = channel.unary_unary(INFER)
-        while (await asyncio.wait([call := asyncio.ensure_future(infer(REQUEST))]) and call.exception()) is None:
-            pass  # it has not come that far yet
+
+        async def is_let_in() -> bool:
+            """Whether a long call comes to the front, which refuses its id."""
+            return (await refusal(infer(long))).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        while await is_let_in():
+            pass  # the other one has not come that far yet
+        assert await infer(REQUEST), "short calls have places of their own"
         until_s = time.monotonic() + 15  # by itself it would take twice as long
-        while time.monotonic() < until_s:
-            with suppress(grpc.aio.AioRpcError):
-                assert await infer(REQUEST)
-                break
-        else:
-            raise AssertionError("its place is not given back")
+        while not await is_let_in():
+            assert time.monotonic() < until_s, "its place is not given back"
         writer.close()
 
     play(scene, free_port)

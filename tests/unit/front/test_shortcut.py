@@ -11,7 +11,8 @@ from deployments.front.shortcut import Shortcut
 
 
 @pytest.fixture(autouse=True)
-def nobody() -> Iterator[None]:
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("deployments.serve_process.is_replica", False)
     yield
     shortcut._front = None
 

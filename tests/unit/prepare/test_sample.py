@@ -75,7 +75,7 @@ def test_numbers_of_a_file_are_names_where_the_head_names_its_labels_by_other_nu
     assert [LabelNames(("0", "1")).number(label) for label in (0, "1", 1.0, 2)] == [0, 1, 1, None]
 
 
-@pytest.mark.parametrize("label", [2, -1, "neutral", "", 0.5])
+@pytest.mark.parametrize("label", [2, -1, "neutral", 0.5])
 def test_labels_that_do_not_fit_the_head(label: object) -> None:
     with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
         labels_of([Row(6, "", "0"), Row(7, "", label)], FILE, NAMES)
