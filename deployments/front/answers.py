@@ -51,7 +51,12 @@ class Answer:
 
 
 class RefusedError(Exception):
-    """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value."""
+    """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value.
+
+    `strains`: with 503 and 504, whether others are the reason; not so if the request was too large or too hurried.
+    """
+
+    strains = True
 
     def __init__(self, status: int, sentence: str, retry_after_s: float | None = None) -> None:
         sentence = brief(sentence)
