@@ -18,19 +18,14 @@ import uvicorn
 
 from cluster.serving.ports import free_port
 from deployments.config import AppConfig
-from deployments.decoding.openai_api import create_decoder_api
 from deployments.front import bodies, grpc_proxy
 from deployments.front.http import create_api
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.service import Service
-from experiments.demos.sums import tokenizer
 from tests.fuzz.cases import PREDICT, as_json
 from tests.fuzz.clients import HOST
-from tests.fuzz.test_texts import COMPLETION, INFER
-from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.grpc_proxy import REQUEST, frame, headers
 from tests.helpers.haproxy import haproxy
-from tests.helpers.tiny_decoders import decoder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 ATTACKERS = ("127.0.0.2", "127.0.0.3")
@@ -119,14 +114,11 @@ def running(api: Any) -> Iterator[int]:
         thread.join(30)
 
 
-def classifier(grpc_port: int, key: str | None) -> Any:
-    config = {"model": "/models/toy", "loader": "tests.fuzz.served:load", "slo_ms": 60_000, "max_body_bytes": LIMIT}
-    return create_api(Service(AppConfig(grpc_port=grpc_port, api_key_variable=key, **config), time.perf_counter))
-
-
-@pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]:
-    """The interfaces of a classifier and of a decoder, behind HAProxy; and the same with a key."""
+@contextmanager
+def behind_proxies(
+    folder: Path, kind: str, make: Callable[[int, str | None], Any], path: str, body: bytes, message: bytes
+) -> Iterator[dict[str, Door]]:
+    """The interfaces of a network behind HAProxy; and the same with a key."""
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY_OF_THE_TEST", KEY)
         patch.setattr(grpc_proxy, "CONNECTIONS", CONNECTIONS)
@@ -134,28 +126,48 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]
         patch.setattr(grpc_proxy, "KEEP_ALIVE_S", REQUEST_S)
         patch.setattr(bodies, "MOST_ARRIVING", ARRIVING)
         patch.setattr(bodies, "READ_WITHIN_S", READ_S)
+        port, locked = free_port(0), free_port(0)
+        front = stack.enter_context(running(make(port, None)))
+        locked_front = stack.enter_context(running(make(locked, "KEY_OF_THE_TEST")))
+        proxy = haproxy(folder, front=front, prefix="/", within_s=REQUEST_S, connections=CONNECTIONS)
+        yield {
+            f"{kind}, HTTP": Door(stack.enter_context(proxy), locked_front, path, body),
+            f"{kind}, gRPC": Door(port, locked, "", message),
+        }
 
-        def texts(grpc_port: int, key: str | None) -> Any:
-            world = World(decoder(), tokenizer())
-            stack.callback(world.loop.end)
-            world.front.config = CONFIG.model_copy(update={"grpc_port": grpc_port, "max_body_bytes": LIMIT})
-            world.front.key = KEY.encode() if key else None
-            return create_decoder_api(world.front)
 
-        found = {}
-        for kind, make, path, body, message in (
-            ("classifier", classifier, "/predict", as_json(PREDICT), REQUEST),
-            ("decoder", texts, "/v1/completions", as_json(COMPLETION), INFER),
-        ):
-            port, locked = free_port(0), free_port(0)
-            front, locked_front = (
-                stack.enter_context(running(make(*each))) for each in ((port, None), (locked, "KEY_OF_THE_TEST"))
-            )
-            folder = tmp_path_factory.mktemp("d")
-            proxy = haproxy(folder, front=front, prefix="/", within_s=REQUEST_S, connections=CONNECTIONS)
-            found[f"{kind}, HTTP"] = Door(stack.enter_context(proxy), locked_front, path, body)
-            found[f"{kind}, gRPC"] = Door(port, locked, "", message)
-        yield found
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]:
+    def make(grpc_port: int, key: str | None) -> Any:
+        config = {"model": "/models/toy", "loader": "tests.fuzz.served:load", "slo_ms": 60_000, "max_body_bytes": LIMIT}
+        return create_api(Service(AppConfig(grpc_port=grpc_port, api_key_variable=key, **config), time.perf_counter))
+
+    folder = tmp_path_factory.mktemp("c")
+    with behind_proxies(folder, "classifier", make, "/predict", as_json(PREDICT), REQUEST) as doors:
+        yield doors
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]:
+    from deployments.decoding.openai_api import create_decoder_api
+    from experiments.demos.sums import tokenizer
+    from tests.fuzz.test_texts import COMPLETION, INFER
+    from tests.helpers.decoder_world import CONFIG, World
+    from tests.helpers.tiny_decoders import decoder
+
+    worlds = list[World]()
+
+    def make(grpc_port: int, key: str | None) -> Any:
+        worlds.append(world := World(decoder(), tokenizer()))
+        world.front.config = CONFIG.model_copy(update={"grpc_port": grpc_port, "max_body_bytes": LIMIT})
+        world.front.key = KEY.encode() if key else None
+        return create_decoder_api(world.front)
+
+    folder = tmp_path_factory.mktemp("d")
+    with behind_proxies(folder, "decoder", make, "/v1/completions", as_json(COMPLETION), INFER) as doors:
+        yield doors
+    for world in worlds:
+        world.loop.end()
 
 
 # The attacks: each returns what its sender got
@@ -266,9 +278,10 @@ def test_the_table_has_each_attack() -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("door", ["classifier, HTTP", "classifier, gRPC", "decoder, HTTP", "decoder, gRPC"])
-def test_each_attack_at_each_interface(doors: dict[str, Door], door: str, name: str) -> None:
-    assert ATTACKS[name](doors[door]) == TABLE[name][door]
+@pytest.mark.parametrize("interface", ["classifier, HTTP", "classifier, gRPC", "decoder, HTTP", "decoder, gRPC"])
+def test_each_attack_at_each_interface(request: pytest.FixtureRequest, interface: str, name: str) -> None:
+    door: Door = request.getfixturevalue(interface.partition(",")[0])[interface]
+    assert ATTACKS[name](door) == TABLE[name][interface]
     began_s = time.monotonic()
-    doors[door].honest()
+    door.honest()
     assert time.monotonic() - began_s < HONEST_S
