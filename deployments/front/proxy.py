@@ -9,6 +9,7 @@ be late.
 """
 
 import csv
+import ctypes
 import logging
 import resource
 import socket
@@ -57,6 +58,8 @@ MOST_ADDED = 0.2
 ADDED_PER_S = 0.2
 # The time in which a limit that is not reached doubles.
 DOUBLES_S = 5.0
+# While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
+TRIM_EVERY_S = 30.0
 # HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
 SENT_FROM_FACTOR = 1.05
 # The bounds of the limit: requests at once.
@@ -287,7 +290,7 @@ class ProxyLimit(threading.Thread):
         self._path, self._burden, self._find_servers, self._slo_ms = path, burden, servers, slo_ms
         self._limit, self._sent_limit = Limit(), 0
         self._servers: list[str] = []  # HAProxy's names for the front, at the last repetition
-        self._repeated_s = self._counted_s = 0.0
+        self._repeated_s = self._counted_s = self._trimmed_s = 0.0
         self._refusals = Refusals()
         self._ended = threading.Event()
 
@@ -312,6 +315,9 @@ class ProxyLimit(threading.Thread):
                 self._send(self._limit.value, repeat)
             if repeat or (not self._limit.calm and time.monotonic() - self._counted_s > COUNT_EVERY_S):
                 self._count()
+            if self._limit.calm and time.monotonic() - self._trimmed_s > TRIM_EVERY_S:
+                self._trimmed_s = time.monotonic()
+                _return_memory()
 
     def _count(self) -> None:
         self._counted_s = time.monotonic()
@@ -340,6 +346,11 @@ class ProxyLimit(threading.Thread):
             entry = f"map {file} {backend} {ceil(self._slo_ms)}"
             if "not found" in haproxy_reply(self._path, f"set {entry}"):
                 haproxy_reply(self._path, f"add {entry}")
+
+
+def _return_memory() -> None:
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _places(server: str, limit: int) -> int:
