@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 2048
 # Calls of one connection at once. Further calls wait at the client.
 CALLS = 128
+# Calls of one client at once, each of which may take a buffer of HAProxy while its message arrives.
+CALLS_OF_ONE_ADDRESS = 4096
 # Streams of all clients that are open at once: more would keep calls out of the front.
 STREAMS = 1024
 # Streams from one address.
@@ -128,6 +130,8 @@ frontend calls
     http-request set-header {client} %[src] if streams
     http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
+    http-request track-sc1 src,ipmask(32,64) table inferences if infers
+    http-request return status 503 if infers {{ sc1_conn_cur gt {calls_of_one} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
     http-request wait-for-body time {request_s}s if !streams  # before it takes a place
     http-request return status 503 if infers {{ req.body_len gt {whole_bytes} }} {too_slow}
@@ -148,6 +152,7 @@ backend {few}
 backend {long}
     server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend inferences
+    stick-table type ipv6 size 100k expire 60s store conn_cur
     server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
@@ -269,6 +274,7 @@ def _configuration(folder: Path, host: str, port: int) -> str:
         connections=connections,
         clients="\n".join(f"    {line}" for line in of_clients(connections, _HEALTH)),
         calls=CALLS,
+        calls_of_one=CALLS_OF_ONE_ADDRESS,
         calls_to_front=CALLS_TO_FRONT,
         streams=STREAMS,
         streams_of_one=STREAMS_OF_ONE_ADDRESS,

@@ -55,6 +55,23 @@ def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
     play(scene, free_port)
 
 
+def test_the_calls_of_one_address_are_limited(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "CALLS_OF_ONE_ADDRESS", 2)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        infer = channel.unary_unary(INFER)
+        admitted = [asyncio.ensure_future(infer(REQUEST)) for _ in range(2)]
+        await until(lambda: service.burden().inside == 2)
+        assert (await refusal(infer(REQUEST))).code().name == "UNAVAILABLE"
+        held.set()
+        assert all(await asyncio.gather(*admitted))
+        assert await infer(REQUEST)
+
+    play(scene, free_port)
+
+
 def test_health_checks_are_answered_beside_other_and_incomplete_calls(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
