@@ -72,7 +72,7 @@ soak: setup  ## mixed traffic, drift and faults for an hour (make soak MINUTES=8
 
 browser: setup  ## install what the test of the page needs: Chromium (as root, on Debian) and playwright
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
-	command -v chromium chromium-browser google-chrome || apt-get install --yes --no-install-recommends chromium
+	command -v chromium || command -v chromium-browser || command -v google-chrome || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
 
 pictures: browser  ## make the pictures of docs/watching.md anew, by the test that opens the page
 	ISOBATCH_PICTURES=1 $(BIN)/python -m pytest -q tests/integration/test_page.py

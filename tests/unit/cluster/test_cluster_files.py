@@ -58,12 +58,6 @@ def kuberay() -> RayService:
     return RayService.model_validate(content("kuberay.yaml"))
 
 
-@pytest.mark.parametrize("name", [*SERVE, *UP, "kuberay.yaml", "volume.yaml", "Dockerfile"])
-def test_each_says_in_three_lines_what_it_is(name: str) -> None:
-    lines = (CLUSTER / name).read_text().splitlines()
-    assert sum(line.startswith("#") for line in lines[:3]) >= 2
-
-
 # Files of Serve
 
 
@@ -167,17 +161,6 @@ def test_ray_up_takes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UP)
-def test_ray_up_refuses_an_unknown_field(name: str) -> None:
-    import jsonschema
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    wrong = content(name)
-    wrong["available_node_types"]["t4"]["lables"] = {}
-    with pytest.raises(jsonschema.ValidationError):
-        validate_config(prepare_config(wrong))
-
-
-@pytest.mark.parametrize("name", UP)
 def test_nodes_with_gpus_say_their_kind(name: str) -> None:
     told = content(name)
     for kind, node in told["available_node_types"].items():
@@ -262,14 +245,6 @@ def test_the_steps_on_kubernetes_name_the_image_and_the_volume_that_pods_have() 
         assert claim == volume["metadata"]["name"]
 
 
-def test_the_files_that_the_steps_put_into_the_image_are_those_that_the_application_names() -> None:
-    page = (CLUSTER.parent / "docs" / "deploy.md").read_text()
-    arguments = yaml.safe_load(kuberay().spec.serveConfigV2)["applications"][0]["args"]
-    for path in (arguments[name] for name in ("model", "plan", "profile")):
-        assert path.startswith("/models/")
-        assert path.removeprefix("/models/") in page
-
-
 def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
     spec = kuberay().spec
     config = parse(yaml.safe_load(spec.serveConfigV2)["applications"][0]["args"])
@@ -300,19 +275,6 @@ def test_the_image_has_the_settings_of_a_node() -> None:
     wanted = node_settings(folder, f"{folder}/haproxy", MAX_CONNECTIONS) | {"RAY_SERVE_HAPROXY_NBTHREAD": "4"}
     assert settings == wanted
     assert any(re.fullmatch(rf"FROM rayproject/ray:{RAY}-\S+", line) for line in lines)
-
-
-def test_the_image_leaves_out_what_git_ignores() -> None:
-    ignored, left_out = (
-        {line.strip("/") for line in (CLUSTER.parent / name).read_text().replace("**/", "").splitlines()}
-        for name in (".gitignore", ".dockerignore")
-    )
-    assert ignored | {".git"} <= left_out
-
-
-def test_ray_is_the_version_that_the_files_name() -> None:
-    constraints = (CLUSTER.parent / "constraints.txt").read_text()
-    assert f"ray=={RAY}" in constraints
 
 
 # What `isobatch environment` writes

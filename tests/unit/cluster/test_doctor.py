@@ -1,9 +1,10 @@
 """What `isobatch doctor` finds wrong, each by breaking it."""
 
+import os
 import socket
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
@@ -31,17 +32,6 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert eventually(lambda: not found("ports").wrong)  # a process that is just being started still holds it
 
 
-def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name == "rich":
-            raise PackageNotFoundError(name)
-        return "0.1" if name == "numpy" else "999"
-
-    monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr(doctor, "requires", lambda name: ["rich>=13", "numpy>=2", "typer", "pytest; extra == 'dev'"])
-    assert found("packages").wrong == "rich is not installed; numpy is 0.1, wanted is >=2: install isobatch anew"
-
-
 def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -67,3 +57,22 @@ def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert result.output.splitlines()[1] == "wrong two: broken: mend it"
+
+
+def test_gpus_are_read_from_the_driver_and_a_driver_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def driver(script: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    driver("echo 'NVIDIA L4, 570.86.15, 8.9'")
+    assert doctor.gpus_by_driver() == [doctor.Gpu("NVIDIA L4", "570.86.15", "8.9")]
+    assert "NVIDIA L4 is here, but this torch is a CPU build" in found("devices").wrong
+    assert found("onnx runtime").wrong == "its CUDA libraries do not load: backend onnx has no GPU"
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert "this is a CPU build, but there is a GPU" in found("onnx runtime").wrong
+    driver("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    assert found("devices").wrong == "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"

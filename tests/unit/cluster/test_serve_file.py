@@ -33,8 +33,6 @@ from profiles.errors import UserError
 from profiles.files import load, save
 from profiles.text_profile import load_text_profile
 
-EXAMPLE = Path(__file__).parents[3] / "cluster" / "serve.yaml"
-
 
 def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None:
     content = serve_file(tmp_path, {"device": "cuda"})
@@ -163,12 +161,6 @@ def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pyt
         done = CliRunner().invoke(app, ["serve", "demo", *options, "--out", str(out)])
         assert done.exit_code == 0, done.output
         assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
-
-
-def test_the_example_file_says_the_defaults() -> None:
-    example, default = serve_file(EXAMPLE, {}), serve_file(None, {})
-    assert example["http_options"] == default["http_options"]
-    assert example["applications"][0]["import_path"] == APPLICATION
 
 
 def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:

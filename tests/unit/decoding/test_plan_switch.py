@@ -10,7 +10,7 @@ import pytest
 
 from deployments import ray_facts
 from deployments.decoding import front, plan_switch
-from deployments.decoding.config import DecoderConfig, pipeline_on
+from deployments.decoding.config import DecoderConfig
 from deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
 from deployments.decoding.plan_switch import PlanSwitch
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
@@ -71,11 +71,6 @@ def test_a_plan_without_a_file_is_for_whatever_there_is(tmp_path: Path) -> None:
     assert list(told.per_kind()) == ["cpu", "t4"]
     with pytest.raises(UserError, match="two pipelines are on one kind of device"):
         told.by_kind(replace(BOTH, beside=(pipeline("cpu", 4, 1.0),)))
-
-
-def test_each_replica_follows_the_pipeline_of_its_kind() -> None:
-    assert pipeline_on(BOTH, "t4") == BOTH.pipelines[1]
-    assert pipeline_on(BOTH, "") == BOTH.pipelines[0], "there is one kind, whatever it is called"
 
 
 def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:

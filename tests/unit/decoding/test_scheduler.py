@@ -11,7 +11,7 @@ from deployments.decoding.front import summed
 from deployments.decoding.pages import PagePool
 from deployments.decoding.replica import ReplicaState
 from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
-from deployments.decoding.sequences import Finish, Splits, TextRequest, TokenPrediction
+from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from tests.helpers.tiny_decoders import Clock
 
 PATIENT = DecodingLimits(max_residents=4, page_tokens=4, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)
@@ -112,16 +112,6 @@ def test_another_cut_has_residents_begin_again_in_the_order_in_which_they_came()
     assert rows == {1: 2, 2: 2, 3: 1, 4: 1}, "prompts, and what was written"
     assert run_out(running) == {1: 1, 2: 1, 3: 2, 4: 2}
     assert running.scheduler.launched.keys() == {0}
-
-
-def test_who_is_ready_goes_on_while_too_few_wait() -> None:
-    network = Told(sure=lambda name: name != 1)
-    running = engine(network)
-    for _ in range(4):
-        running.open(TextRequest((1,), 5))
-    for _ in range(3):
-        running.step()
-    assert [(launch.split, len(launch.pieces)) for launch in network.launches] == [(0, 4), (0, 3), (0, 3)]
 
 
 def test_the_deep_split_runs_when_nobody_else_can_go_on() -> None:
@@ -273,10 +263,3 @@ def test_a_long_prompt_runs_in_pieces_beside_those_who_decode() -> None:
     assert [sorted(part.rows for part in launch.pieces) for launch in network.launches] == [
         [1, 8], [1, 8], [1, 4], [1], [1],
     ]  # fmt: skip
-
-
-def test_a_stop_token_ends_a_sequence() -> None:
-    running = engine(Told(lambda _: True))
-    running.open(TextRequest((1,), 5, stop=frozenset([7])))
-    (written,) = running.step() or ()
-    assert (written.tokens, written.finish) == ((7,), Finish.STOP)

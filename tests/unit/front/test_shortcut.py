@@ -90,24 +90,6 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
     assert ended == ["abandoned"]
 
 
-def test_a_stop_of_the_server_is_no_client_that_went_away() -> None:
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await asyncio.sleep(60)
-
-    async def scene() -> None:
-        shortcut.apply(slow)
-        asking = asyncio.create_task(ask(Client(b"a")))
-        await asyncio.sleep(0.01)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(scene())
-
-
 def test_a_replica_answers_nothing_but_serves_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serve_process.is_replica", True)
 

@@ -1,14 +1,11 @@
 """Departures are copied to the host once per launch, and only if an input may have left."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
 from deployments.exits import Decision
 from deployments.models import departures
-from deployments.models.departures import Departures, to_host
+from deployments.models.departures import Departures
 
 
 def decision(leaves: list[bool]) -> Decision:
@@ -33,40 +30,3 @@ def test_nothing_is_copied_where_nobody_may_leave(monkeypatch: pytest.MonkeyPatc
     leaving.note(2, decision([True, True, True]), may_leave=False)
     exits, staying = leaving.finish()
     assert (len(exits), staying.tolist()) == (0, [0, 1, 2])
-
-
-def test_on_the_host_nothing_is_copied() -> None:
-    tensor = torch.ones(2, 3)
-    assert to_host(tensor)().ctypes.data == tensor.data_ptr()
-
-
-class Elsewhere(torch.Tensor):
-    """Plays a tensor on a GPU."""
-
-    @property
-    def device(self) -> Any:
-        return SimpleNamespace(type="cuda", index=1)
-
-
-def test_on_a_gpu_the_copy_itself_is_waited_for_and_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-
-    class Pinned:
-        """Memory that a device writes by itself: it has written when the event has come."""
-
-        def copy_(self, given: torch.Tensor, non_blocking: bool) -> None:
-            assert non_blocking
-            notes.append("copying")
-            self.comes = given
-
-        def numpy(self) -> Any:
-            assert notes[-1] == "waited"
-            return self.comes.as_subclass(torch.Tensor).numpy()
-
-    event = SimpleNamespace(record=notes.append, synchronize=lambda: notes.append("waited"))
-    monkeypatch.setattr(departures, "_pinned", lambda tensor: Pinned())
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"marked on {device.type}:{device.index}")
-    wait = to_host(torch.arange(3.0).as_subclass(Elsewhere))
-    assert notes == ["copying", "marked on cuda:1"], "where the copy is, whatever device is torch's own choice"
-    assert wait().tolist() == [0.0, 1.0, 2.0]

@@ -226,16 +226,3 @@ def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths:
         assert calls
         assert found.blocks.tolist() == expected.blocks.tolist()
         assert np.abs(found.logits - expected.logits).max() < 1e-4
-
-
-def test_the_fused_kernel_is_for_cuda_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda:0")
-    for capability, dtype, expected in [
-        ((8, 0), torch.float16, True),
-        ((9, 0), torch.bfloat16, True),
-        ((7, 0), torch.float16, False),
-        ((9, 0), torch.float32, False),
-    ]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert attention.is_fused(cuda, dtype) == expected
-    assert not attention.is_fused(CPU, torch.float16)

@@ -26,7 +26,7 @@ from deployments.transport.packed import pack
 from profiles.errors import UserError
 from profiles.model import Batch, Exits
 from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, _config, _NoEncoder, padded
-from tests.helpers.tiny_words import sentences, word_network
+from tests.helpers.tiny_words import word_network
 
 
 def network(name: str, most_unsure: int = 0) -> tuple[TorchModel, Any]:
@@ -232,13 +232,3 @@ def test_a_policy_that_remembers_is_refused(tmp_path: Path) -> None:
 
 def replace_policy(rules: ExitRules) -> ExitRules:
     return rules.model_copy(update={"policy": "deployments.exits:margin"})
-
-
-def test_the_words_of_the_tiny_network_are_learnt() -> None:
-    """So that what other tests say of it is said of a network that knows something."""
-    found = sentences(200, seed=5)
-    model = load(word_network())
-    answers = model.predict([words for words, _ in found])
-    said, wanted = [name for answer in answers for name in answer.name], [each for _, own in found for each in own]
-    assert np.mean(np.array(said) == np.array(wanted)) > 0.95
-    assert set(said) == {"O", "B-PER", "I-PER", "B-LOC"}
