@@ -38,6 +38,7 @@ COMMAND_S = 2.0  # the time limit of a command to HAProxy
 SILENT_S = 15  # how long a client may fail to send or to receive
 HANGS_MS = 1500  # a front that does not answer a check for so long gets no requests; checks begin every half second
 CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
+ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 
 _STARTING = "starting"  # a file with this name exists in the folder until the server is ready
@@ -207,8 +208,8 @@ def _deadlines(slo_map: Path) -> Iterable[str]:
     """Rules that end a request soon after its deadline, in case that the front hangs and does not do so itself."""
     deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER})", int(LONGEST_MS)
     slo_ms = f"be_name,map_str_int({slo_map},{longest_ms})"
-    infers = f"{{ path_end /predict /infer }} {{ {deadline_ms} 1:{longest_ms} }}"
-    predicts = f"{{ path_end /predict }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"
+    infers = f"{{ path_end {ANSWERING} /infer }} {{ {deadline_ms} 1:{longest_ms} }}"
+    predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"
     for time_ms, condition in ((deadline_ms, infers), (slo_ms, predicts)):
         yield f"http-request set-timeout server {time_ms},add({CUT_MS}) if {condition}"
 

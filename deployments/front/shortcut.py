@@ -1,8 +1,8 @@
-"""Answers POST /predict without Serve's handling of a request, which would add more than half to its processor time
-(docs/overload.md).
+"""Answers POST /predict, and the paths of other servers' interfaces, without Serve's handling of a request, which would
+add more than half to its processor time (docs/overload.md).
 
 Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, set by
-`isobatch serve`). This middleware answers the most frequent request itself; without the variable only the cost changes.
+`isobatch serve`). This middleware answers the most frequent requests itself; without the variable, only costs change.
 Other parts do the work that Serve then skips: the dispatcher limits and counts requests, uvicorn waits for running
 requests when it stops, and this module cancels a request whose client disconnects.
 
@@ -10,6 +10,7 @@ Replicas of a network have an HTTP server too, which Serve starts for every appl
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -18,11 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments import serve_process
 
-PATH = "/predict"  # only without a route prefix of the application
 _OF_SERVE = ("/-/healthz", "/-/routes")  # Serve's own questions
 
 port: int | None = None  # the HTTP port of this process, learned from the proxy's first health check
 _front: ASGIApp | None = None  # the front of this process, once it exists
+_paths: Collection[str] = ()  # that it answers; only without a route prefix of the application
 
 
 def middlewares() -> list[Middleware]:
@@ -30,9 +31,9 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Shortcut)]
 
 
-def apply(front: ASGIApp) -> None:
-    global _front
-    _front = front
+def apply(front: ASGIApp, paths: Collection[str]) -> None:
+    global _front, _paths
+    _front, _paths = front, frozenset(paths)
 
 
 async def _refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +49,7 @@ class Shortcut:
         global port
         if port is None and scope.get("server"):
             port = scope["server"][1]
-        if _front and scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST":
+        if _front and scope["type"] == "http" and scope["path"] in _paths and scope["method"] == "POST":
             await _CancellableRequest(receive).run(_front, scope, send)
         elif serve_process.is_replica and scope["type"] == "http" and scope["path"] not in _OF_SERVE:
             await _refused(scope, receive, send)
