@@ -80,10 +80,10 @@ def descendants(ancestor: int) -> list[int]:
     for process in _processes():
         if process.state != _ENDED:
             children[process.parent].append(process.number)
-    found = list(children[ancestor])
-    for number in found:
-        found += children[number]
-    return found
+    below = list(children[ancestor])
+    for number in below:
+        below += children[number]
+    return below
 
 
 def running_below(name: str) -> list[int]:

@@ -22,7 +22,7 @@ from deployments.front import bodies, grpc_proxy
 from deployments.front.http import create_api
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.service import Service
-from tests.fuzz.cases import PREDICT, as_json
+from tests.fuzz.cases import COMPLETION, PREDICT, TEXT_INFER, as_json
 from tests.fuzz.clients import HOST
 from tests.helpers.grpc_proxy import REQUEST, frame, headers
 from tests.helpers.haproxy import haproxy
@@ -151,7 +151,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, D
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]:
     from deployments.decoding.openai_api import create_decoder_api
     from experiments.demos.sums import tokenizer
-    from tests.fuzz.test_texts import COMPLETION, INFER
     from tests.helpers.decoder_world import CONFIG, World
     from tests.helpers.tiny_decoders import decoder
 
@@ -164,7 +163,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door
         return create_decoder_api(world.front)
 
     folder = tmp_path_factory.mktemp("d")
-    with behind_proxies(folder, "decoder", make, "/v1/completions", as_json(COMPLETION), INFER) as doors:
+    with behind_proxies(folder, "decoder", make, "/v1/completions", as_json(COMPLETION), TEXT_INFER) as doors:
         yield doors
     for world in worlds:
         world.loop.end()
