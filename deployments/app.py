@@ -55,7 +55,7 @@ class Front:
     async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
         driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
         self._metrics = asyncio.create_task(export(driver, self._promised_per_s))
-        limit_http(self._service.burden, driver.watch)
+        limit_http(self._service.burden, driver.watch, config.slo_ms)
         gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
         return driver
 

@@ -12,6 +12,7 @@ from deployments.dispatch.messages import EARLY_S, Limits
 from deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
 from optimizer.plan import read_plan
 from profiles.errors import UserError, first_wrong
+from profiles.latency import MOST_BATCH
 
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
 
@@ -63,6 +64,16 @@ def _origin(text: str) -> str:
     return text.lower()
 
 
+def _host(text: str) -> str:
+    """
+    >>> _host("API.example")
+    'api.example'
+    """
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", text):
+        raise ValueError(f"{text!r} must be a name, as in api.example, without a port")
+    return text.lower()
+
+
 def _link(text: str) -> str:
     """
     >>> _link("v100>k80")
@@ -76,6 +87,7 @@ def _link(text: str) -> str:
 LabelCount = Annotated[int, Field(ge=1)]
 LinkName = Annotated[str, AfterValidator(_link)]
 WebOrigin = Annotated[str, AfterValidator(_origin)]
+HostName = Annotated[str, AfterValidator(_host)]
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
@@ -86,7 +98,7 @@ DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_device_counts)
 class ServedConfig(BaseModel):
     """The fields that every served network has: classifiers and decoders."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(
         None, description="Directory of a checkpoint made by `isobatch prepare`; none: the demo model."
@@ -121,6 +133,11 @@ class ServedConfig(BaseModel):
         (),
         description="Origins of other web pages that may send requests from a browser, as in https://shop.example; "
         "none: only this server's own pages.",
+    )
+    allowed_hosts: tuple[HostName, ...] = Field(
+        (),
+        description="Names by which clients reach this server, as in api.example, besides addresses and local names; "
+        "with a key, any name.",
     )
     grpc_port: int | None = Field(
         None, ge=1, le=65535, description="Port of the Open Inference Protocol over gRPC; none: only HTTP."
@@ -188,7 +205,7 @@ class AppConfig(ServedConfig):
         "share of the network's time.",
     )
     exits: bool = Field(True, description="Whether inputs may leave at ramps; if not, all run to the last block.")
-    max_batch: int = Field(32, ge=1, description="The largest batch.")
+    max_batch: int = Field(32, ge=1, le=MOST_BATCH, description="The largest batch.")
     max_waiting: int | None = Field(
         None,
         ge=1,

@@ -1,6 +1,5 @@
 """Directories that are written completely or not at all, the cache, and the hashes of a checkpoint's files."""
 
-import json
 import shutil
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from profiles.errors import UserError, naming_target, read_text
+from profiles.errors import UserError, naming_target, read_json
 
 _ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
@@ -97,11 +96,7 @@ def checkpoint_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     path = folder / name
     if not path.exists():
         return {}
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path} must be a JSON object, got {type(content).__name__}")
     return content

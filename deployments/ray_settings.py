@@ -26,6 +26,11 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # The first front gets all requests until it is full: batches are larger if only one front forms them.
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "first",
+    # A front that hangs gets no requests after 2 s: checks begin every half second, and one that gets no answer within
+    # 1.5 s is enough (cluster/serving/haproxy.py).
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "500ms",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "1",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_RISE": "1",
     # Serve restarts HAProxy after three failed checks in a row.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     # How long a stopping replica stays reachable. HAProxy on this machine removes it within a fraction of a second, or

@@ -86,6 +86,8 @@ def logging_config(log_format: LogFormat, quiet: bool = True) -> dict[str, Any]:
 
 HEALTH_CHECK_S = 1.0  # how often Serve checks whether a process is alive; it replaces dead ones
 
+is_replica = False  # whether this process computes, and has no HTTP interface
+
 
 def process_options(log_format: LogFormat, ends_within_s: float, quiet: bool = True) -> dict[str, Any]:
     """The options of every deployment. `quiet`: only warnings are logged."""
@@ -101,6 +103,8 @@ class ReplicaProcess:
     """A replica in Serve, whatever it computes: its log, its spans, and its end."""
 
     def __init__(self) -> None:
+        global is_replica
+        is_replica = True
         join_serves_log()
         self._tracing = tracing_here(time.perf_counter)
         # Serve awaits this before it ends a replica. Set on the instance only, so that Python does not call it as well.

@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, read_text
+from profiles.errors import UserError, first_wrong, json_in, read_text
+from profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
@@ -34,8 +36,9 @@ class Split:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
             raise ValueError(f"split {self.start}..{self.stop}: it must start at 0 or later and stop after its start")
-        if self.batch_size < 1:
-            raise ValueError(f"split {self.start}..{self.stop}: batch_size = {self.batch_size} must be at least 1")
+        if not 1 <= self.batch_size <= MOST_BATCH:
+            split = f"split {self.start}..{self.stop}"
+            raise ValueError(f"{split}: batch_size = {self.batch_size} must be from 1 to {MOST_BATCH}")
         if list(self.ramps) != sorted({ramp for ramp in self.ramps if self.start <= ramp < self.stop}):
             raise ValueError(f"split {self.start}..{self.stop}: ramps {self.ramps} must ascend and lie inside it")
 
@@ -178,6 +181,8 @@ class Plan:
                 raise ValueError(f"the splits must cover every block once, but {start} follows {stop}")
         if self.length is not None and self.length < 1:
             raise ValueError(f"length = {self.length} must be at least 1 token")
+        if not all(isfinite(threshold) for _, threshold in self.thresholds):
+            raise ValueError(f"thresholds = {self.thresholds} must be finite")
         if any(each.num_blocks != self.num_blocks or each.beside for each in self.beside):
             raise ValueError(f"every pipeline beside must cover {self.num_blocks} blocks, and have none beside itself")
 
@@ -222,10 +227,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Read a plan. Raise UserError with one line that names the wrong place."""
-        try:
-            content: Mapping[str, Any] = dict(json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"this is no plan: {error}") from None
+        content: Mapping[str, Any] = json_in(text, "this plan")
+        if not isinstance(content, dict):
+            raise UserError(f"this plan must be a JSON object, got {type(content).__name__}")
         if content.get("schema_version") != SCHEMA_VERSION:
             version = content.get("schema_version")
             raise UserError(

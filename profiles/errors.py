@@ -1,12 +1,14 @@
 """UserError, for everything that the user can mend, and errors of files that name the user's own path."""
 
 import errno
+import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -28,13 +30,44 @@ class UserError(ValueError):
     """
 
 
-def read_text(path: Path) -> str:
+MOST_BYTES = 2**28  # of a text that the user names; the largest profiles have a few MiB
+
+
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        if stat.S_ISCHR(path.stat().st_mode) or stat.S_ISBLK(path.stat().st_mode):
+            raise UserError(f"cannot read {path}: it is a device, not a file")
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > most_bytes:
+        raise UserError(f"{path} has more than {most_bytes:,} bytes, the most that are read of such a file")
+    try:
+        return content.decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file (UTF-8)") from None
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file that the user named."""
+    return json_in(read_text(path), path)
+
+
+def json_in(text: str, source: object) -> Any:
+    """The JSON in a text of the user's. `source`: where it comes from, for errors.
+
+    >>> json_in("[" * 100_000, "plan.json")
+    Traceback (most recent call last):
+        ...
+    profiles.errors.UserError: plan.json is not JSON: it is nested too deeply
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UserError(f"{source} is not JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{source} is not JSON: {error}") from None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, naming_target, read_text
+from profiles.errors import UserError, first_wrong, naming_target, read_json
 from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths, at_length
@@ -206,11 +206,7 @@ def load(path: Path) -> Profile:
 
 
 def fields_in(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+    fields = read_json(path)
     if not isinstance(fields, dict):
         raise UserError(f"{path} must hold one JSON object, got {type(fields).__name__}")
     return fields

@@ -20,6 +20,7 @@ MEASURED = "measured"
 PUBLISHED = "published"
 ESTIMATED = "estimated"
 ORIGINS = (MEASURED, PUBLISHED, ESTIMATED)  # the most reliable first
+MOST_BATCH = 2**20  # far beyond what any device computes at once
 
 
 class ExtrapolationWarning(UserWarning):
@@ -145,8 +146,9 @@ class LatencyTable:
         if self.length is not None and self.length < 1:
             raise ValueError(f"length = {self.length} must be at least 1 token")
         least = 1 if self.length is None else 0
-        if not self.batch_sizes or not max(least, 1e-9) <= self.batch_sizes[0] <= self.batch_sizes[-1] < np.inf:
-            raise ValueError(f"batch_sizes = {self.batch_sizes} must hold at least one size, from {least} upwards")
+        if not self.batch_sizes or not max(least, 1e-9) <= self.batch_sizes[0] <= self.batch_sizes[-1] <= MOST_BATCH:
+            sizes = f"at least one size, from {least} to {MOST_BATCH}"
+            raise ValueError(f"batch_sizes = {self.batch_sizes} must hold {sizes}")
         for before, after in zip(self.batch_sizes, self.batch_sizes[1:], strict=False):
             if after <= before:
                 raise ValueError(f"batch_sizes must ascend, but {after} follows {before}")

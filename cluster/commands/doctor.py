@@ -202,6 +202,13 @@ def _proxy() -> CheckResult:
     return "", "it is missing: install ray[serve] again, which brings it"
 
 
+def _files() -> CheckResult:
+    from cluster.serving.haproxy import MAX_CONNECTIONS
+    from deployments.front.proxy import allowed_connections
+
+    return f"enough for {allowed_connections(MAX_CONNECTIONS):,} connections", ""
+
+
 def _cache() -> CheckResult:
     from deployments.folders import cache_directory
 
@@ -231,6 +238,7 @@ LOOKS: dict[str, Callable[[], CheckResult]] = {
     "ray": _ray,
     "haproxy": _proxy,
     "ports": _ports,
+    "open files": _files,
     "cache": _cache,
     "temporary files": _temporary,
     "shared memory": _shared,

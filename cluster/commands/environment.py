@@ -20,6 +20,7 @@ def environment(
     import shlex
 
     from cluster.serving.haproxy import MAX_CONNECTIONS, ready, write_script
+    from deployments.front.proxy import allowed_connections
     from deployments.ray_settings import PORTS_OF_PROXY, node_settings
     from profiles.errors import UserError
 
@@ -27,7 +28,8 @@ def environment(
     if len(str(place)) > LONGEST:
         raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} characters")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    program = write_script(place, (PORTS_OF_PROXY["stats"], PORTS_OF_PROXY["metrics"]))
+    connections = allowed_connections(MAX_CONNECTIONS)
+    program = write_script(place, (PORTS_OF_PROXY["stats"], PORTS_OF_PROXY["metrics"]), connections)
     ready(place)  # a cluster's node does not know when an application is ready
-    for name, value in node_settings(str(place), program, MAX_CONNECTIONS).items():
+    for name, value in node_settings(str(place), program, connections).items():
         print(f"export {name}={shlex.quote(value)}")

@@ -20,7 +20,7 @@ from optimizer.plan import Plan
 from optimizer.text_paces import DecodingGoal
 from optimizer.text_plans import terms_of, tokens_per_s
 from profiles.devices import Device, fleet
-from profiles.errors import UserError, first_wrong, read_text
+from profiles.errors import UserError, first_wrong, read_json
 from profiles.files import differ
 from profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_text_profile
 
@@ -148,7 +148,7 @@ def _stats_at(source: str) -> Any:
     if source.startswith(("http://", "https://")):
         return ask(f"{source.rstrip('/')}/stats", None)
     try:
-        return json.loads(read_text(Path(source)))
+        return read_json(Path(source))
     except ValueError as error:
         raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
 

@@ -4,8 +4,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from deployments.config import LogFormat
+from deployments.config import HostName, LogFormat
 from optimizer.goals import GOALS
+from profiles.latency import MOST_BATCH
 
 GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
 
@@ -93,9 +94,11 @@ class ControllerConfig(Patience):
         description="How many devices of each kind there may be, as KIND: COUNT, present ones included: Ray's "
         "autoscaler is asked for those that the cheapest plan needs (goal: cost). None: no device is requested.",
     )
-    slo_ms: float | None = Field(None, gt=0, description="The SLO of plans; none: the application's slo_ms.")
+    slo_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="The SLO of plans; none: the application's slo_ms."
+    )
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
-    max_batch: int = Field(64, ge=1, description="The largest batch of a plan.")
+    max_batch: int = Field(64, ge=1, le=MOST_BATCH, description="The largest batch of a plan.")
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
     side_by_side: bool = Field(True, description="Kinds of devices may serve in pipelines of their own.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
@@ -113,6 +116,9 @@ class ControllerConfig(Patience):
     log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: no key is needed."
+    )
+    allowed_hosts: tuple[HostName, ...] = Field(
+        (), description="Names by which clients reach this server, besides addresses and local names."
     )
 
     @field_validator("goal")

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from ipaddress import ip_address
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
@@ -27,9 +26,8 @@ from cluster.controller.status import brief, export, status_of
 from cluster.controller.text_planning import text_problem
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
-from deployments.front.answers import shown
-from deployments.front.headers import NO_KEY, is_shown, key_in, page_refusal, path_below
-from deployments.front.openapi import DocumentedApi, documented, in_json
+from deployments.front.headers import key_in, path_below
+from deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
 from deployments.front.page import EXPLAINING, explain
 from deployments.graph import profile_of
 from deployments.named import VIRTUAL
@@ -41,34 +39,6 @@ from profiles.evidence import EVIDENCE, Evidence
 from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
 from profiles.text_profile import load_text_profile
 
-_LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # names that no public host can have
-
-
-def foreign(headers: Mapping[str, str]) -> str | None:
-    """Why a request is refused as foreign; None: it is not. Browsers let any page send requests, even to this machine.
-
-    The `Origin` of a page must be this server. `Host` must be a name that no public page can have: otherwise a public
-    name could be pointed at this machine.
-
-    >>> foreign({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}) is None
-    True
-    >>> foreign({"host": "evil.example:8000"})
-    "Host is 'evil.example': without a key only an address, localhost or a local name is taken"
-    """
-    host = headers.get("host", "").lower()
-    if not _is_local(name := host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
-        return f"Host is {shown(name)}: without a key only an address, localhost or a local name is taken"
-    return page_refusal((name.lower().encode(), value.encode("latin-1")) for name, value in headers.items())
-
-
-def _is_local(name: str) -> bool:
-    """Whether this is an address or a name that no public host can have: one without a dot, or one that ends so."""
-    try:
-        return bool(ip_address(name.strip("[]")))
-    except ValueError:
-        return bool(name) and ("." not in name or name.endswith(_LOCAL_ENDINGS))
-
-
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503
 log = logging.getLogger("ray.serve")  # where Serve's own lines about a replica go
@@ -78,7 +48,8 @@ class ControllerService:
     """The one replica of the controller's application: it runs the loop and serves the HTTP API."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        self.config, self.name, self.key = config, config.application, key_in(config.api_key_variable)
+        self.config, self.name, self.hosts = config, config.application, config.allowed_hosts
+        self.key = key_in(config.api_key_variable)
         self.loop: ControlLoop | None = None
         self._request: Callable[[Mapping[str, int]], None] = request_nothing
         self._stays: Callable[[], Awaitable[bool]]  # whether the application keeps the configuration of the loop
@@ -213,6 +184,7 @@ class LoopOwner(Protocol):
 
     name: str  # of the application
     key: bytes | None
+    hosts: tuple[str, ...]
     loop: ControlLoop | None
     waits_for: str
     promise: str  # the most that the exits of the network may lose
@@ -235,19 +207,15 @@ def create_api(service: LoopOwner) -> FastAPI:
 
     about = f"Watches {service.name} and changes its plan"
     api = DocumentedApi(title="isobatch controller", description=about, lifespan=life)
-    api.key = service.key
+    api.key, api.hosts, api.open_paths = service.key, service.hosts, EXPLAINING
     explain(api)
 
     @api.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
-        if path_below(request.scope) in EXPLAINING:
-            explained: Response = await answer(request)
-            return explained
-        if service.key and not is_shown(service.key, request.scope["headers"]):
-            return JSONResponse({"error": NO_KEY}, 401, {"WWW-Authenticate": "Bearer"})
-        if not service.key and request.method == "POST" and (reason := foreign(request.headers)):
-            return JSONResponse({"error": reason}, 403)
-        if service.loop is None:
+        api.key = service.key
+        if refused := api.refusal(request.scope):
+            return JSONResponse({"error": refused.sentence}, refused.status, refusal_headers(refused))
+        if service.loop is None and path_below(request.scope) not in EXPLAINING:
             return JSONResponse({"error": f"the controller waits for {service.waits_for}"}, 503)
         try:
             response: Response = await answer(request)

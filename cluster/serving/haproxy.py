@@ -1,38 +1,45 @@
 """HAProxy as Serve runs it, with additions for which Ray has no setting: local statistics, limits, errors in JSON.
 
 At every change, Ray writes the configuration and starts HAProxy. A script of ours takes the place of HAProxy's program:
-it edits the configuration, then starts a copy of the real program. The copy is changed too: HAProxy answers input that
-is not HTTP with error pages from inside its program, whatever the configuration says, and in the copy these are JSON.
+it edits the configuration, then starts the real program. Only input that is not HTTP gets HAProxy's own error pages,
+which no configuration replaces.
 """
 
 import contextlib
 import json
-import re
 import shlex
 import socket
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from deployments.front.headers import OPEN_PATHS
+from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS, OPEN_PATHS
 from deployments.front.proxy import (
     FEW,
+    FEW_LONG,
+    LONG,
     QUESTIONS,
     QUESTIONS_MS,
     QUEUED,
     QUEUED_MS,
     REQUEST_S,
     RETRY_S,
+    SLO_MAP,
     asks_little,
     of_clients,
+    too_slow,
 )
 from deployments.ray_settings import haproxy_program
 from profiles.errors import UserError
 
-MAX_CONNECTIONS = 4096  # of all clients; HAProxy needs twice as many file handles
-MAX_OF_ONE_ADDRESS = MAX_CONNECTIONS // 2  # so that no single client locks out the others
+MAX_CONNECTIONS = 8192  # of all clients
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header
+HURRIED_S = 2  # the time for the first 16 KiB of a body while more than half of all connections are taken
 COMMAND_S = 2.0  # the time limit of a command to HAProxy
-SILENT_S = 60  # how long a client may fail to send or to receive
+SILENT_S = 15  # how long a client may fail to send or to receive
+HANGS_MS = 1500  # a front that does not answer a check for so long gets no requests; checks begin every half second
+CUT_MS = 100  # the time after a deadline in which the front itself may still refuse the request
+ANSWERING = "/predict /classify /score /rerank"  # the ends of paths whose deadline is the SLO, or in a header
+METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")  # for others uvicorn has no sentence in JSON
 
 _STARTING = "starting"  # a file with this name exists in the folder until the server is ready
 _STOPPING = "stopping"  # a file with this name exists in the folder once the server stops
@@ -64,6 +71,7 @@ exec {binary} "$@"
 _EDITS = r"""s/^( *bind +)[*]?:({ports})$/\1127.0.0.1:\2/
 /^ *errorfile /d
 /^defaults$/a\
+    timeout check {hangs_ms}\
 {errorfiles}
 s#^( *http-request return status 404) .*#\1 content-type application/json file {folder}/404.json#
 s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/json string '{{"error": "\2"}}'#
@@ -72,19 +80,30 @@ s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/js
     timeout http-request {request_s}s\
     timeout client {silent_s}s\
 {clients}\
+    {answer} 405 {json}/405.json if !{{ method {methods} }}\
     http-request set-header X-Request-Start t=%[date(0,us)]\
-    http-request wait-for-body time {request_s}s if !{{ req.hdr_val(content-length) gt {most_bytes} }}\
+    acl large req.hdr_val(content-length) gt {most_bytes}\
+    http-request wait-for-body time {hurried_s}s if !large {{ fe_conn gt {half} }}\
+    http-request wait-for-body time {request_s}s if !large\
+    http-request set-var(txn.came) req.body_len if !METH_GET\
+    acl unfinished req.body_size,sub(txn.came) gt 0\
+    acl unfinished req.hdr(transfer-encoding) -m found\
+    {answer} 503 {json}/slow.json if unfinished {too_slow}\
+    http-response return status 408 {json}/408.json if {{ status 408 }}\
     acl says_when res.hdr(retry-after) -m found\
     http-after-response set-header Retry-After %[rand({retry_s}),add(1)] if {{ status 503 }} !says_when
 s/^ *use_backend ([^ ]+) if is_\1$/    use_backend \1:{questions} if is_\1 METH_GET !{{ req.body_len gt 0 }}\
+    use_backend \1:{few_long} if is_\1 unfinished {asks_little}\
+    use_backend \1:{long} if is_\1 unfinished\
     use_backend \1:{few} if is_\1 {asks_little}\n&/
 /^ *http-reuse/a\
     timeout queue {queued_ms}\
-    http-request {refuse}/empty.json if {{ nbsrv eq 0 }}\
-    http-request {refuse}/crowded.json if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
+{deadlines}\
+    {answer} 503 {json}/empty.json if {{ nbsrv eq 0 }}\
+    {answer} 503 {json}/crowded.json if {{ avg_queue gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
 """
-# Each backend gets two more with the same servers and reserved connections: one for clients with few requests, one for
-# questions about the server. Requests whose body has not arrived cannot use them, as they would occupy a connection.
+# Each backend gets more with the same servers and reserved connections: for clients with few requests, for requests
+# whose body has not arrived completely, and for questions about the server.
 _ASIDE = """$1 == "use_backend" {{ used[$2] = 1 }}
 /^[a-z]/ {{ name = "" }}
 $1 == "backend" && $2 in used {{ name = $2; servers[name] = "" }}
@@ -96,7 +115,8 @@ function backend(of, kind, waits_ms) {{
   print "backend " of ":" kind
   print "    http-reuse always"
   print "    timeout queue " waits_ms
-  print "    http-request {refuse}/empty.json if {{ nbsrv eq 0 }}"
+{deadlines}
+  print "    {answer} 503 {json}/empty.json if {{ nbsrv eq 0 }}"
   printf "%s", servers[of]
 }}
 END {{
@@ -105,20 +125,25 @@ END {{
   }}
 }}
 """
-_PAGE = re.compile(rb"HTTP/1\.1 (\d{3}) ([\w -]+)\r\n(?:[\w-]+: [^\r\n]+\r\n)+\r\n<html>[^\0]+</html>\n(?=\0)")
+_BUSY = "there are too many requests now, or a front has just ended: try again later"
+_LATE = f"the request was not complete after {REQUEST_S} seconds, or came more slowly than others"
 _ERRORS = {
     400: ("Bad Request", "this is no HTTP request, or its headers are longer than is allowed"),
     403: ("Forbidden", "this is not allowed"),
-    408: ("Request Timeout", f"the request was not complete after {REQUEST_S} seconds"),
+    408: ("Request Timeout", _LATE),
     413: ("Content Too Large", "the request is longer than is allowed"),
     429: ("Too Many Requests", "too many requests at once"),
     500: ("Internal Server Error", "the proxy before the front failed"),
     501: ("Not Implemented", "the request asks for something that is not supported"),
     502: ("Bad Gateway", "the front ended before it had answered"),
-    503: ("Service Unavailable", "there are too many requests now, or a front has just ended: try again later"),
-    504: ("Gateway Timeout", "the front did not answer"),
+    503: ("Service Unavailable", _BUSY),
 }
-_REFUSALS = {  # the reasons for which HAProxy itself answers 503
+_NO_ANSWER = (503, "Service Unavailable", "the front did not answer before the deadline: try again later")
+_SENTENCES = {  # of HAProxy's own answers, by their files
+    "404": "there is no such path: GET /-/routes lists all paths",
+    "405": f"this method is not known here: there are {', '.join(METHODS)}",
+    "408": _LATE,
+    "slow": "other requests of this client come too slowly: try again later",
     "crowded": "there are too many requests now: try again later",
     "empty": "no front is running now: another one starts",
     _STARTING: "this server starts: try again when it is ready",
@@ -126,46 +151,73 @@ _REFUSALS = {  # the reasons for which HAProxy itself answers 503
 }
 
 
-def write_script(folder: Path, ports: Collection[str]) -> str:
+def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CONNECTIONS) -> str:
     """Write the script that Ray runs in HAProxy's place, and return its path. It binds `ports` to 127.0.0.1 only."""
     for status, (reason, sentence) in _ERRORS.items():
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
-    for reason, sentence in _REFUSALS.items():
-        (folder / f"{reason}.json").write_text(_json(sentence))
-    (folder / "404.json").write_text(_json("there is no such path: GET /-/routes lists all paths"))
-    refuse = f"return status 503 content-type application/json file {folder}"
+    (folder / "504.http").write_bytes(_reply(*_NO_ANSWER))
+    for name, sentence in _SENTENCES.items():
+        (folder / f"{name}.json").write_text(_json(sentence))
+    (folder / SLO_MAP).touch()
+    words = {"answer": "http-request return status", "json": f"content-type application/json file {folder}"}
+    deadlines = list(_deadlines(folder / SLO_MAP))
     edits = _EDITS.format(
+        **words,
         ports="|".join(ports),
         folder=folder,
-        refuse=refuse,
-        errorfiles=_added(f"errorfile {status} {folder}/{status}.http" for status in _ERRORS),
+        errorfiles=_added(f"errorfile {status} {folder}/{status}.http" for status in (*_ERRORS, 504)),
+        deadlines=_added(deadlines),
+        hangs_ms=HANGS_MS,
         request_s=REQUEST_S,
+        hurried_s=HURRIED_S,
+        half=connections // 2,
         most_bytes=MOST_BYTES,
+        methods=" ".join(METHODS),
         silent_s=SILENT_S,
-        clients=_added(of_clients(MAX_OF_ONE_ADDRESS, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}")),
+        clients=_added(of_clients(connections, f"METH_GET {{ path_end {' '.join(sorted(OPEN_PATHS))} }}")),
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         retry_s=RETRY_S,
         asks_little=asks_little(QUEUED),
+        too_slow=too_slow(),
         few=FEW,
+        few_long=FEW_LONG,
+        long=LONG,
         questions=QUESTIONS,
     )
     (folder / "haproxy.sed").write_text(edits)
-    waits = {FEW: QUEUED_MS, QUESTIONS: QUESTIONS_MS}
+    waits = dict.fromkeys((FEW, FEW_LONG, LONG), QUEUED_MS) | {QUESTIONS: QUESTIONS_MS}
     backends = "\n".join(f'    backend(each, "{kind}", {waits_ms})' for kind, waits_ms in waits.items())
-    (folder / "aside.awk").write_text(_ASIDE.format(refuse=refuse, backends=backends))
+    printed = "\n".join(f'  print "    {line}"' for line in deadlines)
+    (folder / "aside.awk").write_text(_ASIDE.format(**words, deadlines=printed, backends=backends))
     script = folder / "haproxy"
     (folder / _STARTING).touch()
     script.write_text(
         _SCRIPT.format(
             folder=shlex.quote(str(folder)),
-            binary=shlex.quote(_copied(folder)),
+            binary=shlex.quote(_program()),
             starting=_STARTING,
             stopping=_STOPPING,
         )
     )
     script.chmod(0o700)
     return str(script)
+
+
+def _deadlines(slo_map: Path) -> Iterable[str]:
+    """Rules that end a request soon after its deadline, in case that the front hangs and does not do so itself."""
+    deadline_ms, longest_ms = f"req.hdr_val({DEADLINE_HEADER})", int(LONGEST_MS)
+    slo_ms = f"be_name,map_str_int({slo_map},{longest_ms})"
+    infers = f"{{ path_end {ANSWERING} /infer }} {{ {deadline_ms} 1:{longest_ms} }}"
+    predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"
+    for time_ms, condition in ((deadline_ms, infers), (slo_ms, predicts)):
+        yield f"http-request set-timeout server {time_ms},add({CUT_MS}) if {condition}"
+
+
+def _program() -> str:
+    if not (program := haproxy_program()):
+        raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
+    return program
 
 
 def _added(lines: Iterable[str]) -> str:
@@ -228,28 +280,3 @@ def _reply(status: int, reason: str, sentence: str) -> bytes:
     end = "" if status == 503 else "Connection: close\r\n"
     headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{end}"
     return f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode()
-
-
-def _copied(folder: Path) -> str:
-    """Write a copy of HAProxy's program with our error pages. It finds its libraries beside itself."""
-    if not (original := haproxy_program()):
-        raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
-    program, copy = Path(original), folder / "haproxy-json"
-    copy.unlink(missing_ok=True)  # a running program cannot be written to
-    copy.write_bytes(_with_errors_in_json(program.read_bytes()))
-    copy.chmod(0o700)
-    (folder / "lib").unlink(missing_ok=True)
-    (folder / "lib").symlink_to(program.parent / "lib")
-    return str(copy)
-
-
-def _with_errors_in_json(program: bytes) -> bytes:
-    """The program with our error pages in place of its own. Spaces in a header keep each page's length."""
-
-    def as_json(page: re.Match[bytes]) -> bytes:
-        status, reason = int(page[1]), page[2].decode()
-        reply = _reply(status, *_ERRORS.get(status, (reason, reason)))
-        spaces = len(page[0]) - len(reply)
-        return page[0] if spaces < 0 else reply.replace(b"Type: ", b"Type: " + b" " * spaces)
-
-    return _PAGE.sub(as_json, program)

@@ -27,8 +27,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
 from cluster.serving.ports import check_port, held_ports
-from cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants, end_guards, runs_below
+from cluster.serving.processes import (
+    adopt_orphans,
+    bound_to_us,
+    end_descendants,
+    end_guards,
+    is_running,
+    reap,
+    running_below,
+)
 from deployments.config import checked
+from deployments.front.proxy import allowed_connections
 from deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
 from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from deployments.resources import Resources
@@ -96,6 +105,7 @@ RAY_ATTEMPTS = 4
 REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
+HAPROXY = "haproxy"  # the name of its processes
 LOOK_EVERY_S = 0.1  # how often to check whether Ray has stopped
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
@@ -109,6 +119,11 @@ def running_cluster() -> str | None:
         address = address_file().read_text().strip()
         return address if _listens(address) else None
     return None
+
+
+def _runs(address: str, raylet: int) -> bool:
+    """Whether a Ray runs whose GCS has this address; `raylet`: the main process of its node here, 0 if not ours."""
+    return _listens(address) and (not raylet or is_running(raylet))
 
 
 def _listens(address: str, within_s: float = 1.0) -> bool:
@@ -146,8 +161,9 @@ def prepare_environment(folder: str, ports: Sequence[int]) -> None:
     No port or path is fixed, so several servers can run side by side.
     """
     stats, metrics, fallback = map(str, ports)
-    program = write_script(Path(folder), (stats, metrics))
-    settings = SETTINGS | haproxy_settings(folder, program, MAX_CONNECTIONS, stats, metrics, fallback)
+    connections = allowed_connections(MAX_CONNECTIONS)
+    program = write_script(Path(folder), (stats, metrics), connections)
+    settings = SETTINGS | haproxy_settings(folder, program, connections, stats, metrics, fallback)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     paths = [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
@@ -161,9 +177,16 @@ class LocalRay:
     address: str
     folder: Path  # for small files; deleted when Ray stops
     serving: Future[None]  # done when HTTP can be reached
+    raylet: int = 0  # the main process of this node; 0: it is not ours
 
     def alive(self) -> bool:
-        return _listens(self.address)
+        """Whether Ray runs. Zombies of HAProxy, which outlives its parents, are removed on the way."""
+        reap(HAPROXY)
+        return _runs(self.address, self.raylet)
+
+    @property
+    def logs(self) -> Path:
+        return _logs()
 
 
 @contextmanager
@@ -184,17 +207,18 @@ def local_ray(
     folder = Path(tempfile.mkdtemp(prefix="isobatch-", dir=short_temporary()))
     _folders.add(folder)
     os.environ |= bound_to_us(folder)
+    raylet = 0
     with held_ports(PORTS) as ports:
         try:
             prepare_environment(str(folder), ports)
             with _handler_kept():
-                _start_ray(dashboard, metrics_port)
-            ray = _start(http, folder, more, check)
+                raylet = _start_ray(dashboard, metrics_port)
+            ray = _start(http, folder, raylet, more, check)
             yield ray
         finally:
             try:
                 stopping(folder)
-                _stop()
+                _stop(raylet)
             finally:
                 leave_nothing()
 
@@ -220,7 +244,11 @@ def _handler_kept() -> Iterator[None]:
 
 
 def _start(
-    http: dict[str, Any], folder: Path, more: Sequence[LocalNode], check: Callable[[Sequence[Resources]], None]
+    http: dict[str, Any],
+    folder: Path,
+    raylet: int,
+    more: Sequence[LocalNode],
+    check: Callable[[Sequence[Resources]], None],
 ) -> LocalRay:
     import ray
 
@@ -228,10 +256,10 @@ def _start(
         join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
         http = http | {"location": "HeadOnly"}
     check(nodes())
-    return _serving(http, folder)
+    return _serving(http, folder, raylet)
 
 
-def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
+def _serving(http: dict[str, Any], folder: Path, raylet: int = 0) -> LocalRay:
     import_serve()
     import ray
     from ray import serve
@@ -240,7 +268,7 @@ def _serving(http: dict[str, Any], folder: Path) -> LocalRay:
     # Starting the proxies takes seconds, as does loading a network: both happen at the same time.
     logs = {"log_level": "WARNING", "enable_access_log": False}
     serving = ThreadPoolExecutor(1).submit(serve.start, http_options=http, logging_config=logs)
-    return LocalRay(ray.get_runtime_context().gcs_address, folder, serving)
+    return LocalRay(ray.get_runtime_context().gcs_address, folder, serving, raylet)
 
 
 @contextmanager
@@ -266,13 +294,16 @@ def attached(address: str) -> Iterator[Callable[[dict[str, Any]], LocalRay]]:
         ray.shutdown()
 
 
-def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
-    """Start Ray, with several attempts: on a busy machine its processes may give up waiting for each other."""
+def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
+    """Start Ray, with several attempts: on a busy machine its processes may give up waiting for each other.
+
+    Returns the number of its main process.
+    """
     import ray
 
     for attempt in reversed(range(RAY_ATTEMPTS)):
         try:
-            with patient_start(RAY_WITHIN_S, starts=partial(runs_below, RAYLET)), spare_start(dashboard):
+            with patient_start(RAY_WITHIN_S, starts=lambda: bool(running_below(RAYLET))), spare_start(dashboard):
                 ray.init(
                     address="local",
                     include_dashboard=dashboard,
@@ -281,16 +312,21 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> None:
                     log_to_driver=False,
                     logging_level="ERROR",
                 )
-            return
+            return next(iter(running_below(RAYLET)), 0)
         except Exception as error:
             end_descendants()
             if not attempt:
-                where = address_file().with_name("session_latest") / "logs"
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise UserError(f"Ray did not start on this machine ({reason}); its logs are in {where}") from error
+                raise UserError(f"Ray did not start on this machine ({reason}); its logs are in {_logs()}") from error
+    raise AssertionError("This is a bug: the last attempt returns or raises.")
 
 
-def _stop() -> None:
+def _logs() -> Path:
+    """The folder of the logs of the latest Ray."""
+    return address_file().with_name("session_latest") / "logs"
+
+
+def _stop(raylet: int = 0) -> None:
     """Let applications answer what they admitted, then stop Serve and Ray. Ray's output meanwhile is discarded.
 
     A call to a Ray that has died hangs for a minute and then ends this process, so no such call is waited for.
@@ -302,9 +338,9 @@ def _stop() -> None:
     address, ending = ray.get_runtime_context().gcs_address, threading.Thread(target=_stop_serve_and_ray, daemon=True)
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        if _listens(address):
+        if _runs(address, raylet):
             ending.start()
-            while ending.is_alive() and _listens(address):
+            while ending.is_alive() and _runs(address, raylet):
                 ending.join(LOOK_EVERY_S)
             ending.join(RAY_ENDS_S)  # the GCS has ended, by Ray's own stop or otherwise
     if ending.is_alive() or not ending.ident:

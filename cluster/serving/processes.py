@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
 _FOLDER = "ISOBATCH_FOLDER"  # an environment variable of all processes that must end with this one
@@ -52,27 +54,55 @@ def bound_to_us(folder: Path) -> dict[str, str]:
 _guards: list[subprocess.Popen[bytes]] = []  # keeps our ends of their pipes open
 
 
-def descendants(ancestor: int) -> list[int]:
-    """All descendants of a process, children first, without zombies."""
-    children: dict[int, list[int]] = defaultdict(list)
+class _Process(NamedTuple):
+    number: int
+    name: str
+    state: str
+    parent: int
+
+
+_ENDED = "Z"  # the state of a zombie
+
+
+def _processes() -> Iterator[_Process]:
+    """All processes of this machine, zombies too."""
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # The program's name may contain spaces and brackets, so fields are read from after the last bracket.
-            state, parent = status.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children[int(parent)].append(int(status.parent.name))
-    processes = list(children[ancestor])
-    for process in processes:
-        processes += children[process]
-    return processes
+            about, _, fields = status.read_text().rpartition(")")
+            state, parent = fields.split()[:2]
+            yield _Process(int(status.parent.name), about.partition("(")[2], state, int(parent))
 
 
-def runs_below(name: str) -> bool:
-    for process in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{process}/comm").read_text().strip() == name:
-                return True
-    return False
+def descendants(ancestor: int) -> list[int]:
+    """All descendants of a process, children first, without zombies."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for process in _processes():
+        if process.state != _ENDED:
+            children[process.parent].append(process.number)
+    below = list(children[ancestor])
+    for number in below:
+        below += children[number]
+    return below
+
+
+def running_below(name: str) -> list[int]:
+    """The descendants of this process with this name."""
+    below = set(descendants(os.getpid()))
+    return [process.number for process in _processes() if process.name == name and process.number in below]
+
+
+def is_running(number: int) -> bool:
+    """Whether a child of this process has not ended."""
+    return any(process.number == number and process.state != _ENDED for process in _processes())
+
+
+def reap(name: str) -> None:
+    """Remove the zombies of orphans with this name that this process has adopted."""
+    for process in _processes():
+        if process.name == name and process.state == _ENDED and process.parent == os.getpid():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.number, os.WNOHANG)
 
 
 def end_descendants(patience_s: float = 3.0) -> None:

@@ -293,8 +293,10 @@ def _check_deployments(deployments: Any) -> None:
 
 
 def _check_import_path(path: Any) -> None:
-    """Refuse a misspelt import path of isobatch. Serve would report it many seconds later, and less clearly."""
-    if path in (known := (APPLICATION, CONTROLLER, DECODER)) or not isinstance(path, str):
+    """Refuse an import path that is none, or a misspelt one of isobatch. Serve would report it later, less clearly."""
+    if not isinstance(path, str) or not path:
+        raise UserError(f"import_path = {path!r}: every application needs one, as in {APPLICATION}")
+    if path in (known := (APPLICATION, CONTROLLER, DECODER)):
         return
     if similar := get_close_matches(path, known, n=1, cutoff=0.8):
         raise UserError(f"import_path = {path!r}: there is no such application; is {similar[0]!r} meant?")

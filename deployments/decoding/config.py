@@ -14,6 +14,7 @@ from deployments.folders import cache_directory, content_of
 from deployments.resources import gpu_options
 from optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from profiles.errors import UserError
+from profiles.latency import MOST_BATCH
 
 FRONT = "front"  # the deployment of the front, which switches the replicas to another plan
 OFF = "off"
@@ -52,7 +53,7 @@ class DecoderConfig(ServedConfig):
         description="Blocks before which the network is cut, each behind a ramp with a threshold in exits.json; none: "
         "behind the ramps that exits.json uses.",
     )
-    max_residents: int = Field(32, ge=1, description="Sequences that a replica decodes at once.")
+    max_residents: int = Field(32, ge=1, le=MOST_BATCH, description="Sequences that a replica decodes at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences that may wait for a place at a replica (429 beyond).")
     kv_megabytes: int = Field(256, ge=1, description="Memory for keys and values, of each replica.")
     page_tokens: int = Field(16, ge=1, description="Positions in one page of that memory.")
@@ -69,7 +70,7 @@ class DecoderConfig(ServedConfig):
         description="Tokens that a sequence may write before deeper splits process them; none: "
         f"{MAX_PENDING}, or {MAX_PENDING_VERIFIED} with exits: verified, which sends them only then.",
     )
-    prompt_rows: int = Field(256, ge=1, description="Tokens of prompts that run in one launch.")
+    prompt_rows: int = Field(256, ge=1, le=MOST_BATCH, description="Tokens of prompts that run in one launch.")
     ttft_ms: float = Field(
         1000.0, gt=0, description="Time to the first token: a text that would wait longer is refused (429)."
     )

@@ -16,7 +16,8 @@ from deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
 from deployments.decoding.scheduler import DecodingLimits, Scheduler
 from deployments.decoding.sequences import Splits
 from deployments.folders import checkpoint_json
-from deployments.models.loading import resolve_device
+from deployments.models.checkpoint import check_index
+from deployments.models.loading import one_line_errors, resolve_device
 from profiles.errors import UserError
 from profiles.promise import RULES
 
@@ -51,11 +52,10 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     target = resolve_device(device)
-    kind = AutoModelForSeq2SeqLM if _config(folder).is_encoder_decoder else AutoModelForCausalLM
-    try:
-        model = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    with one_line_errors(folder):
+        check_index(folder)
+        kind = AutoModelForSeq2SeqLM if _config(folder).is_encoder_decoder else AutoModelForCausalLM
+        model = kind.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
     return model.to(target).eval()
 
 

@@ -21,7 +21,7 @@ BY_LENGTH = ("longrope", "dynamic")
 class DecoderRamp(BaseModel):
     """One ramp in exits.json."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     block: int = Field(ge=0, description="The ramp stands after this block: the network is cut there.")
     threshold: float = Field(description="In the policy's own unit.")
@@ -33,7 +33,7 @@ class DecoderRamp(BaseModel):
 class TextLengths(BaseModel):
     """Tokens of the prompts that were used for measuring, and of the full network's text after each."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -42,7 +42,7 @@ class TextLengths(BaseModel):
 class ProjectedTexts(BaseModel):
     """The effect of `exits: project` on texts, with the ramps in use."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     survival: float = Field(ge=0, le=1, description="Measured: the share of tokens that go on.")
     same_tokens: float = Field(ge=0, le=1, description="Of the full network's tokens, those before the first other.")
@@ -54,7 +54,7 @@ class ProjectedTexts(BaseModel):
 class DecoderRules(BaseModel):
     """exits.json of a decoder: the places of its ramps, how they are used, and what was measured."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     version: Literal[1] = 1
     kind: Literal["decoder"] = "decoder"

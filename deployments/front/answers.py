@@ -58,7 +58,12 @@ class Answer:
 
 
 class RefusedError(Exception):
-    """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value."""
+    """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value.
+
+    `strains`: with 503 and 504, whether others are the reason; not so if the request was too large or too hurried.
+    """
+
+    strains = True
 
     write: Callable[["RefusedError"], Any] | None = None  # its JSON in another server's style; None: in our own
 

@@ -127,6 +127,7 @@ def api_of(
 
     api = kind(title="isobatch", description=f"{about}: {served.name}", lifespan=lifespan)
     api.dialect, api.key, api.open_paths = dialect, served.key, OPEN_PATHS | files().keys()
+    api.hosts = served.config.allowed_hosts
     api.allow(served.config.allowed_origins)
     api.add_exception_handler(RefusedError, lambda _, refused: api.refused(refused))
     api.add_exception_handler(HTTPException, lambda request, error: api.no_such_path(request, error))

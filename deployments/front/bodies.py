@@ -6,18 +6,26 @@ The sizes that a request claims are checked before any memory of that size is al
 import asyncio
 import gc
 import re
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Self
 
 import msgspec
 from starlette.types import Receive
 
 from deployments.front.answers import RefusedError, shown
 
-# The time to read a body. A slower client would only hold the connection.
+# The time to read a body, over HTTP or gRPC: it has a place in the proxy meanwhile.
 READ_WITHIN_S = 30.0
+# Bodies that may arrive at once: as many as half of the places in the proxy, between these two, ...
+LEAST_ARRIVING, MOST_ARRIVING = 8, 256
+# ... and their bytes together.
+MOST_ARRIVING_BYTES = 256 * 2**20
+# A body has this time before it is called slow: a few parts of the quickest one may come late, too.
+JUDGED_AFTER_S = 0.1
 ENCODINGS = {b"", b"identity", b"gzip", b"deflate"}
 # Dimensions of a tensor.
 MOST_DIMENSIONS = 8
@@ -25,7 +33,6 @@ MOST_DIMENSIONS = 8
 LONGEST_NAME = 1024
 # Names in a list of a request, such as its outputs.
 MOST_NAMED = 64
-_TOO_SLOW = "the body is too slow"  # marks the cancellation by our own alarm
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. No real size has more, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 18
@@ -58,6 +65,100 @@ class Sizes:
         return values
 
 
+class ArrivingBodies:
+    """The bodies that arrive now in this process. If they are too many or too large together, the slowest is given up.
+
+    An honest client sends as fast as its network. So clients that send slowly to keep many places lose these places.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.places: Callable[[], int] = lambda: 2 * MOST_ARRIVING  # in the proxy before this process
+        self._clock = clock
+        self._bodies: set[ArrivingBody] = set()
+        self._size = 0  # bytes
+        self._looks_again = False
+
+    def body(self) -> "ArrivingBody":
+        """A body that begins to arrive; the code that awaits it runs in its context."""
+        return ArrivingBody(self, self._clock())
+
+    def add(self, body: "ArrivingBody") -> None:
+        self._bodies.add(body)
+        self._make_room()
+
+    def grow(self, body: "ArrivingBody", size: int) -> None:
+        body.size += size
+        self._size += size
+        self._make_room()
+
+    def remove(self, body: "ArrivingBody") -> None:
+        if body in self._bodies:
+            self._bodies.remove(body)
+            self._size -= body.size
+
+    def _make_room(self) -> None:
+        now_s, most = self._clock(), min(MOST_ARRIVING, max(LEAST_ARRIVING, self.places() // 2))
+        while len(self._bodies) > most or (self._size > MOST_ARRIVING_BYTES and len(self._bodies) > 1):
+            slowest = min(self._bodies, key=lambda body: body.pace(now_s))
+            if (left_s := slowest.begun_s + JUDGED_AFTER_S - now_s) > 0:
+                self._look_again(left_s)
+                return
+            self.remove(slowest)
+            slowest.give_up()
+
+    def _look_again(self, after_s: float) -> None:
+        if not self._looks_again:
+            self._looks_again = True
+            asyncio.get_running_loop().call_later(after_s, self._again)
+
+    def _again(self) -> None:
+        self._looks_again = False
+        self._make_room()
+
+
+class ArrivingBody:
+    """A body that arrives. As a context it raises 408 if that takes too long, or is slower than with others.
+
+    `asyncio.timeout` would add a twentieth to the processor time of every request.
+    """
+
+    def __init__(self, others: ArrivingBodies, begun_s: float) -> None:
+        self._others, self.begun_s = others, begun_s
+        self.size = 0
+        self._given_up = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task, "This is a bug: bodies are read by tasks."
+        self._task = task
+        self._alarm = asyncio.get_running_loop().call_later(READ_WITHIN_S, self.give_up)
+        self._others.add(self)
+        return self
+
+    def pace(self, now_s: float) -> tuple[float, float]:
+        """Its bytes per second; of two that are alike, the older one is slower."""
+        return self.size / max(now_s - self.begun_s, JUDGED_AFTER_S), self.begun_s
+
+    def came(self, size: int) -> None:
+        """Count a part, after which more is awaited."""
+        self._others.grow(self, size)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self._task.cancel()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._alarm.cancel()
+        self._others.remove(self)
+        if self._given_up and isinstance(error, asyncio.CancelledError):
+            self._task.uncancel()
+            limit = f"within {READ_WITHIN_S:g} seconds"
+            raise RefusedError(408, f"the request did not arrive {limit}, or came more slowly than others") from None
+
+
+ARRIVING = ArrivingBodies()
+
+
 async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
     """The whole body, decompressed. Raises 413 as soon as its compressed or decompressed size is too large."""
     encoding = headers.get(b"content-encoding", b"").strip().lower()
@@ -66,37 +167,24 @@ async def body_of(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: i
         raise RefusedError(415, f"Content-Encoding is {name}: a body may be uncompressed, gzip or deflate")
     if (size := size_of(headers)) > max_bytes:
         raise RefusedError(413, f"the body has {size} bytes: {max_bytes} are allowed")
-    body = await _read_in_time(receive, max_bytes)
+    with ARRIVING.body() as arriving:
+        body = await _read(receive, max_bytes, arriving)
     return _decompressed(body, max_bytes) if encoding in (b"gzip", b"deflate") else body
 
 
-async def _read_in_time(receive: Receive, max_bytes: int) -> bytes:
-    """Like `asyncio.timeout`, which would add a twentieth to the processor time of every request."""
-    task = asyncio.current_task()
-    assert task, "This is a bug: bodies are read by tasks."
-    alarm = asyncio.get_running_loop().call_later(READ_WITHIN_S, task.cancel, _TOO_SLOW)
-    try:
-        return await _read(receive, max_bytes)
-    except asyncio.CancelledError as cancelled:
-        if cancelled.args != (_TOO_SLOW,):
-            raise
-        task.uncancel()
-        raise RefusedError(408, f"the body did not arrive within {READ_WITHIN_S:.0f} seconds") from None
-    finally:
-        alarm.cancel()
-
-
-async def _read(receive: Receive, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int, arriving: ArrivingBody) -> bytes:
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise RefusedError(400, "the connection closed before the whole body had arrived")
-        body += message.get("body", b"")
+        part = message.get("body", b"")
+        body += part
         if len(body) > max_bytes:
             raise RefusedError(413, f"the body has more than the {max_bytes} bytes that are allowed")
         if not message.get("more_body"):
             return bytes(body)
+        arriving.came(len(part))
 
 
 def _decompressed(body: bytes, max_bytes: int) -> bytes:

@@ -24,6 +24,7 @@ from deployments.front.headers import CLIENT, STARTED, TIMEOUT
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.proxy import (
     FEW,
+    LONG,
     MOST,
     QUESTIONS,
     QUESTIONS_AT_ONCE,
@@ -34,9 +35,11 @@ from deployments.front.proxy import (
     RETRY_S,
     Burden,
     ProxyLimit,
+    allowed_connections,
     asks_little,
     haproxy_reply,
     of_clients,
+    too_slow,
 )
 from deployments.ray_settings import haproxy_folder
 from profiles.errors import UserError
@@ -44,25 +47,29 @@ from profiles.errors import UserError
 log = logging.getLogger(__name__)
 
 # Connections of all clients.
-CONNECTIONS = 1024
-# Connections from one address: one client may not take all of them.
-OF_ONE_ADDRESS = CONNECTIONS // 2
+CONNECTIONS = 2048
 # Calls of one connection at once. Further calls wait at the client.
 CALLS = 128
+# Calls of one client at once, each of which may take a buffer of HAProxy while its message arrives.
+CALLS_OF_ONE_ADDRESS = 4096
 # Streams of all clients that are open at once: more would keep calls out of the front.
 STREAMS = 1024
 # Streams from one address.
 STREAMS_OF_ONE_ADDRESS = STREAMS // 2
 # Calls on one connection to the front: high, so that HAProxy needs few connections.
 CALLS_TO_FRONT = 1024
-# Bytes of a call about the server. It is small, so it is complete before it takes a place.
+# Bytes of a call that has arrived completely before it takes a place. Longer ones have places of their own.
+WHOLE_BYTES = 61_440
+# Bytes of a call about the server, which always arrives completely before it takes a place.
 QUESTION_BYTES = 16_384
-# The time after which a silent connection is closed. Clients connect again by themselves.
+# The time after which a connection without a call is closed. Clients connect again by themselves.
+KEEP_ALIVE_S = 30
+# The time for which a client may be silent in a call.
 IDLE_S = 300
 # Characters of the folder's path: a socket's path has at most 97, and we need 25 below the folder.
 LONGEST_FOLDER = 72
 # HAProxy's names for the front in the backends with a limit.
-_SERVERS = [f"{FEW}/front", "inferences/front"]
+_SERVERS = [f"{FEW}/front", f"{LONG}/front", "inferences/front"]
 # The time for HAProxy to start, for instance on a busy machine.
 _STARTS_WITHIN_S = 30.0
 # The time for HAProxy to end after a signal.
@@ -100,7 +107,7 @@ defaults
     mode http
     timeout connect 100
     timeout http-request {request_s}s
-    timeout http-keep-alive {idle_s}s
+    timeout http-keep-alive {keep_alive_s}s
     timeout client {idle_s}s
     timeout server 24d
     timeout queue {queued_ms}
@@ -121,10 +128,13 @@ frontend calls
     http-request set-header {started} t=%[date(0,us)] if infers
     http-request set-header {timeout} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
     http-request set-header {client} %[src] if streams
-    http-request track-sc1 src table streams if streams
+    http-request track-sc1 src,ipmask(32,64) table streams if streams
     http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
+    http-request track-sc1 src,ipmask(32,64) table inferences if infers
+    http-request return status 503 if infers {{ sc1_conn_cur gt {calls_of_one} }}
     http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
     http-request wait-for-body time {request_s}s if !streams  # before it takes a place
+    http-request return status 503 if infers {{ req.body_len gt {whole_bytes} }} {too_slow}
     http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {question_bytes} }}
     http-after-response set-header content-type application/grpc if refused
     http-after-response set-header grpc-status 14 if unavailable
@@ -132,13 +142,17 @@ frontend calls
     http-after-response set-header grpc-message "{gone}" if unavailable turned_to_front
     http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
     http-after-response set-status 200 if refused
+    use_backend {long} if infers {{ req.body_len gt {whole_bytes} }}
     use_backend {few} if infers {asks_little}
     use_backend inferences if infers
     use_backend streams if streams
     default_backend {questions}
 backend {few}
     server front unix@{folder}/front.sock proto h2 maxconn {places}
+backend {long}
+    server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend inferences
+    stick-table type ipv6 size 100k expire 60s store conn_cur
     server front unix@{folder}/front.sock proto h2 maxconn {places}
 backend streams
     stick-table type ipv6 size 100k expire 60s store conn_cur
@@ -251,24 +265,30 @@ class GrpcProxy(threading.Thread):
 
 
 def _configuration(folder: Path, host: str, port: int) -> str:
+    connections = allowed_connections(CONNECTIONS)
     http_error = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
     return _CONFIGURATION.format(
         folder=folder,
         address=f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}",
         errors="\n".join(http_error.format(status, *error) for status, error in _ERRORS.items()),
-        connections=CONNECTIONS,
-        clients="\n".join(f"    {line}" for line in of_clients(OF_ONE_ADDRESS, _HEALTH)),
+        connections=connections,
+        clients="\n".join(f"    {line}" for line in of_clients(connections, _HEALTH)),
         calls=CALLS,
+        calls_of_one=CALLS_OF_ONE_ADDRESS,
         calls_to_front=CALLS_TO_FRONT,
         streams=STREAMS,
         streams_of_one=STREAMS_OF_ONE_ADDRESS,
         request_s=REQUEST_S,
+        keep_alive_s=KEEP_ALIVE_S,
         idle_s=IDLE_S,
         queued_ms=QUEUED_MS,
         queued=QUEUED,
         places=MOST,
         asks_little=asks_little(QUEUED),
         few=FEW,
+        long=LONG,
+        whole_bytes=WHOLE_BYTES,
+        too_slow=too_slow(),
         questions=QUESTIONS,
         questions_ms=QUESTIONS_MS,
         questions_at_once=QUESTIONS_AT_ONCE,

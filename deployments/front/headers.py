@@ -5,6 +5,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any
 
 from deployments.front.answers import RefusedError, shown
@@ -26,6 +28,8 @@ LONGEST_MS = 86_400_000.0
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: KEY"
 _BEARER = b"bearer "
+# Digits, as HAProxy reads them too: it knows neither exponents nor Python's underscores.
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -85,6 +89,38 @@ def foreign_origin(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return (origin or b"another site").decode("latin-1")
 
 
+_LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no public page can have
+
+
+def host_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str] = ()) -> str | None:
+    """Why a request is refused whose `Host` is not this server; None if it is not, or if the name is allowed.
+
+    A public page could let its name point to this machine (DNS rebinding), and would then be a page of this server.
+
+    >>> host_refusal([(b"host", b"127.0.0.1:8000")]) is None, host_refusal([(b"host", b"front.local")]) is None
+    (True, True)
+    >>> host_refusal([(b"host", b"evil.example:8000")])
+    "Host is 'evil.example': without a key, only addresses, local names and allowed_hosts are answered"
+    """
+    name = _public_name(next((value for name, value in headers if name == b"host"), b""))
+    if not name or name in allowed:
+        return None
+    return f"Host is {shown(name)}: without a key, only addresses, local names and allowed_hosts are answered"
+
+
+@lru_cache(maxsize=64)
+def _public_name(host: bytes) -> str:
+    """The name in a `Host` header; empty for an address, or a name that no public page can have."""
+    name = host.decode("latin-1").lower()
+    if (parts := name.rpartition(":"))[2].isdigit():
+        name = parts[0]
+    try:
+        ip_address(name.strip("[]"))
+        return ""
+    except ValueError:
+        return name if "." in name and not name.endswith(_LOCAL_ENDINGS) else ""
+
+
 def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str] = ()) -> str | None:
     """Why a request from the page of another server is refused; None if it is not, or if the page is allowed.
 
@@ -139,10 +175,7 @@ def deadline_s(milliseconds: str | None) -> float | None:
     """
     if milliseconds is None:
         return None
-    try:
-        deadline_ms = float(milliseconds)
-    except ValueError:
-        deadline_ms = 0.0
+    deadline_ms = float(milliseconds) if _NUMBER.fullmatch(milliseconds) else 0.0
     if not 0 < deadline_ms <= LONGEST_MS:
         rule = "it must be a number of milliseconds, more than 0 and at most a day"
         raise RefusedError(400, f"X-Deadline-Ms is {shown(milliseconds)}: {rule}")

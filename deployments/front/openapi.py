@@ -18,6 +18,7 @@ from deployments.front.headers import (
     LONGEST_MS,
     NO_KEY,
     OPEN_PATHS,
+    host_refusal,
     is_shown,
     page_refusal,
     path_below,
@@ -28,7 +29,7 @@ from deployments.tracing import PARENT
 PROBLEMS = {
     400: "The body has the wrong form.",
     401: "The key is missing or wrong.",
-    403: "A web page of another server sent this request.",
+    403: "A web page of another server sent this request, or it is for a host that is not this server.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large, compressed or decompressed.",
@@ -182,6 +183,7 @@ class DocumentedApi(FastAPI):
 
     key: bytes | None = None
     pages: tuple[str, ...] = ()  # the origins of other servers whose pages may send requests
+    hosts: tuple[str, ...] = ()  # names of this server that are not local
     open_paths: Collection[str] = OPEN_PATHS  # that are answered without the key
     _with_cors: AllowedPages | None = None
 
@@ -192,11 +194,13 @@ class DocumentedApi(FastAPI):
         self.pages, self._with_cors = pages, AllowedPages(self._handle, pages) if pages else None
 
     def refusal(self, scope: Scope) -> RefusedError | None:
-        """The refusal of a request without the key, or, where no key is needed, of a web page of another server."""
+        """The refusal of a request without the key, or, where no key is needed, for another host or from its page."""
+        headers, path = scope["headers"], path_below(scope)
         if self.key:
-            may_pass = path_below(scope) in self.open_paths or is_shown(self.key, scope["headers"])
-            return None if may_pass else RefusedError(401, NO_KEY)
-        reason = page_refusal(scope["headers"], self.pages) if scope["method"] == "POST" else None
+            return None if path in self.open_paths or is_shown(self.key, headers) else RefusedError(401, NO_KEY)
+        reason = None if path in OPEN_PATHS else host_refusal(headers, self.hosts)
+        if not reason and scope["method"] == "POST":
+            reason = page_refusal(headers, self.pages)
         return RefusedError(403, reason) if reason else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,18 +9,21 @@ be late.
 """
 
 import csv
+import ctypes
 import logging
+import resource
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from deployments.front.load import FadingPeak
+from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ MOST_ADDED = 0.2
 ADDED_PER_S = 0.2
 # The time in which a limit that is not reached doubles.
 DOUBLES_S = 5.0
+# While few requests come, the time between two returns of free memory to the system: after a flood glibc keeps it.
+TRIM_EVERY_S = 30.0
 # HAProxy is told of a higher limit only if it is higher by this factor, since each message takes processor time.
 SENT_FROM_FACTOR = 1.05
 # The bounds of the limit: requests at once.
@@ -70,6 +75,10 @@ QUEUED_MS = 25
 QUEUED = 64
 # The backend of clients that send at most QUEUED requests per second: it has as many places as all others together.
 FEW = "few"
+# The backend of requests whose body has not arrived completely: a slow one would keep the place of others, ...
+LONG = "long"
+# ... and that of such requests from clients that send at most QUEUED requests per second.
+FEW_LONG = "few-long"
 # The backend of requests about the server itself (health, metadata), which the front answers at once.
 QUESTIONS = "questions"
 # The places of that backend.
@@ -80,8 +89,17 @@ QUESTIONS_MS = 2000
 HEALTH_MS = 1000
 # The longest time after which a refused client should retry; each gets a random whole number of seconds.
 RETRY_S = 4
+# File handles: of a connection in HAProxy, of everything else, and the fewest with which enough clients can connect.
+FILES_OF_ONE, FILES_BESIDE, LEAST_FILES = 2, 512, 2048
+# For each connection of a client, there must be so many that are free.
+FREE_FOR_ONE = 4
+# The requests of a client that may come too slowly within SLOW_WITHIN_S. With more, further long ones are refused.
+SLOW = 16
+SLOW_WITHIN_S = 10
 # HAProxy's expression for the delay, in ms, of a client's request behind those of others, by its rate of requests.
-_DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"  # in milliseconds by which a request comes later than it did
+_DELAY_BY_RATE = "sc0_http_req_rate,mul(100)"
+# The file from which HAProxy reads the SLO, in ms, of each backend. Fronts fill it over HAProxy's socket.
+SLO_MAP = "slo.map"
 
 
 def asks_little(per_s: int) -> str:
@@ -89,15 +107,43 @@ def asks_little(per_s: int) -> str:
     return f"!{{ sc0_http_req_rate gt {per_s} }}"
 
 
-def of_clients(most_connections: int, health: str) -> list[str]:
-    """HAProxy's rules for clients: a limit of connections for each, and the least frequent client goes first.
+def too_slow() -> str:
+    """HAProxy's condition for a client of which too many requests came too slowly."""
+    return f"{{ sc0_gpc0_rate gt {SLOW} }}"
 
-    `health`: HAProxy's condition for a health check.
+
+def most_of_one(connections: int) -> int:
+    """The connections that one client gets of those of all clients, while no other client has any.
+
+    >>> most_of_one(1000)
+    200
+    """
+    return connections // (FREE_FOR_ONE + 1)
+
+
+def allowed_connections(most: int) -> int:
+    """The connections, `most` at most, that a HAProxy can have with this process's limit of open files."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    if files < LEAST_FILES:
+        raise UserError(f"only {files} files may be open here, but serving needs {LEAST_FILES:,}: raise ulimit -n")
+    return min(most, (files - FILES_BESIDE) // FILES_OF_ONE)
+
+
+def of_clients(connections: int, health: str) -> list[str]:
+    """HAProxy's rules for clients: a share of the connections for each, and the least frequent client goes first.
+
+    The more connections all clients have, the fewer one client gets, so some remain for clients that come later. A
+    client is an IPv4 address, or an IPv6 network of 64 bits, since one customer has all addresses of it. `health`:
+    HAProxy's condition for a health check.
     """
     return [
-        "stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s)",
-        "tcp-request connection track-sc0 src",
-        f"tcp-request connection reject if {{ sc0_conn_cur gt {most_connections} }}",
+        f"stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate(1s),gpc0_rate({SLOW_WITHIN_S}s)",
+        "tcp-request connection track-sc0 src,ipmask(32,64)",
+        "tcp-request connection set-var(sess.all) fe_conn",
+        f"tcp-request connection reject if {{ sc0_conn_cur,mul({FREE_FOR_ONE}),add(sess.all) gt {connections} }}",
+        "http-after-response sc-inc-gpc0(0) if { status 408 }",
         f"http-request set-priority-offset {_DELAY_BY_RATE}",
         f"http-request set-priority-offset {_DELAY_BY_RATE},sub({HEALTH_MS}) if {health}",
     ]
@@ -230,14 +276,21 @@ class ProxyLimit(threading.Thread):
 
     `servers` returns HAProxy's names for the front. A front may have two HAProxies, for HTTP and for gRPC. Each has its
     own limit, which depends on the whole load of the front: a flood through one leaves the places of the other free.
+    `slo_ms`: HAProxy ends requests without a deadline of their own soon after this time; None: it does not.
     """
 
-    def __init__(self, path: Path, burden: Callable[[], Burden], servers: Callable[[], list[str]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        burden: Callable[[], Burden],
+        servers: Callable[[], list[str]],
+        slo_ms: float | None = None,
+    ) -> None:
         super().__init__(name="proxy-limit", daemon=True)
-        self._path, self._burden, self._find_servers = path, burden, servers
+        self._path, self._burden, self._find_servers, self._slo_ms = path, burden, servers, slo_ms
         self._limit, self._sent_limit = Limit(), 0
         self._servers: list[str] = []  # HAProxy's names for the front, at the last repetition
-        self._repeated_s = self._counted_s = 0.0
+        self._repeated_s = self._counted_s = self._trimmed_s = 0.0
         self._refusals = Refusals()
         self._ended = threading.Event()
 
@@ -262,6 +315,9 @@ class ProxyLimit(threading.Thread):
                 self._send(self._limit.value, repeat)
             if repeat or (not self._limit.calm and time.monotonic() - self._counted_s > COUNT_EVERY_S):
                 self._count()
+            if self._limit.calm and time.monotonic() - self._trimmed_s > TRIM_EVERY_S:
+                self._trimmed_s = time.monotonic()
+                _return_memory()
 
     def _count(self) -> None:
         self._counted_s = time.monotonic()
@@ -273,12 +329,28 @@ class ProxyLimit(threading.Thread):
             if find_servers:
                 self._repeated_s = time.monotonic()
                 self._servers = self._find_servers()
+                self._tell_slo()
             if self._servers:
                 commands = [f"set maxconn server {server} {_places(server, limit)}" for server in self._servers]
                 haproxy_reply(self._path, ";".join(commands))
             self._sent_limit = limit
         except OSError as error:
             log.warning("HAProxy did not take the limit of this front: %s: %s", type(error).__name__, error)
+
+    def _tell_slo(self) -> None:
+        if self._slo_ms is None:
+            return
+        # Ray's socket is in a folder of this node, the map in the folder above.
+        file = self._path.parent.with_name(SLO_MAP)
+        for backend in {server.partition("/")[0] for server in self._servers}:
+            entry = f"map {file} {backend} {ceil(self._slo_ms)}"
+            if "not found" in haproxy_reply(self._path, f"set {entry}"):
+                haproxy_reply(self._path, f"add {entry}")
+
+
+def _return_memory() -> None:
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _places(server: str, limit: int) -> int:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from deployments.config import ServedConfig
 from deployments.front import shortcut
+from deployments.front.bodies import ARRIVING
 from deployments.front.proxy import Burden, ProxyLimit, Refusing, servers_at
 from deployments.ray_settings import haproxy_socket
 
@@ -45,9 +46,10 @@ class GuardedNetwork(Protocol):
         ...
 
 
-def limit_http(burden: Callable[[], Burden], watch: Callable[[Refusing], None]) -> None:
+def limit_http(burden: Callable[[], Burden], watch: Callable[[Refusing], None], slo_ms: float | None = None) -> None:
     """Let Serve's HAProxy, if there is one, refuse requests beyond a limit that follows the load of this front."""
     if socket := haproxy_socket():
-        limit = ProxyLimit(socket, burden, lambda: servers_at(socket, shortcut.port))
+        limit = ProxyLimit(socket, burden, lambda: servers_at(socket, shortcut.port), slo_ms)
+        ARRIVING.places = lambda: limit.value
         limit.start()
         watch(limit)

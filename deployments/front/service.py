@@ -221,9 +221,10 @@ class Service:
                 queue.check(work_s, deadline_s - rest_s)
             else:  # an idle front admits it, so that estimates that are too high are corrected
                 queue.check(0.0, deadline_s)
-        except RefusedError:
+        except RefusedError as refused:
             waits = self._waits(deadline_s - arrived_s)
             self._driver.counts.refused_unread(weight, self.config.most_inputs, waits, full)
+            refused.strains = waits and now_s + work_s <= deadline_s - rest_s
             raise
         long_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         return IncomingRequest(
@@ -249,9 +250,10 @@ class Service:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s)
             if self._clock() > incoming.gone_s:
                 raise RefusedError(503, "refused: the deadline had passed before the whole request arrived")
-        except RefusedError:
+        except RefusedError as refused:
             waits = self._waits(min(incoming.within_s or inf, incoming.until_s - incoming.arrived_s))
             self._driver.counts.refused_unread(incoming.weight, self.config.most_inputs, waits, incoming.full)
+            refused.strains = waits
             raise
         self._strained += self._clock() - incoming.arrived_s > incoming.long_s
         measures = costs.measures_next()
@@ -266,7 +268,11 @@ class Service:
         deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s)
-        answers = await self._driver.answer(inputs, within_s, incoming.full, waits)
+        try:
+            answers = await self._driver.answer(inputs, within_s, incoming.full, waits)
+        except RefusedError as refused:
+            refused.strains = waits
+            raise
         known_s, began_s = self._clock(), work_clock()
         written = content.write(_finite(_with_texts(answers, inputs)))
         now_s = self._clock()
@@ -308,7 +314,7 @@ class Service:
             self._retry_times.answered(self._clock())
         except RefusedError as refused:
             counts.request_ended("failed" if refused.status == 500 else "refused")
-            self._strained += refused.status in (503, 504)
+            self._strained += refused.strains and refused.status in (503, 504)
             if refused.status == 503:
                 self._retry_times.refused(self._clock())
                 refused.retry_after_s = self._retry_times.retry_after_s(refused.retry_after_s or 0.0)

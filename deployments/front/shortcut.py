@@ -5,6 +5,8 @@ Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_
 `isobatch serve`). This middleware answers the most frequent requests itself; without the variable, only costs change.
 Other parts do the work that Serve then skips: the dispatcher limits and counts requests, uvicorn waits for running
 requests when it stops, and this module cancels a request whose client disconnects.
+
+Replicas of a network have an HTTP server too, which Serve starts for every application. There it refuses all requests.
 """
 
 import asyncio
@@ -12,7 +14,12 @@ from collections.abc import Collection
 from typing import Any
 
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments import serve_process
+
+_OF_SERVE = ("/-/healthz", "/-/routes")  # Serve's own questions
 
 port: int | None = None  # the HTTP port of this process, learned from the proxy's first health check
 _front: ASGIApp | None = None  # the front of this process, once it exists
@@ -29,6 +36,11 @@ def apply(front: ASGIApp, paths: Collection[str]) -> None:
     _front, _paths = front, frozenset(paths)
 
 
+async def _refused(scope: Scope, receive: Receive, send: Send) -> None:
+    sentence = "this is the port of a replica, which answers its fronts only: use the port of HTTP"
+    await JSONResponse({"error": sentence}, 404)(scope, receive, send)
+
+
 class Shortcut:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -39,6 +51,8 @@ class Shortcut:
             port = scope["server"][1]
         if _front and scope["type"] == "http" and scope["path"] in _paths and scope["method"] == "POST":
             await _CancellableRequest(receive).run(_front, scope, send)
+        elif serve_process.is_replica and scope["type"] == "http" and scope["path"] not in _OF_SERVE:
+            await _refused(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from deployments.folders import checkpoint_json
 from deployments.models.families import family_of
 from deployments.models.levels import is_cascade, last_of
 from deployments.models.ramps import WEIGHTS
@@ -38,7 +39,17 @@ def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda
     check_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{checkpoint}: has no *.safetensors weights; save it with save_pretrained() first")
+    check_index(folder)
     return folder
+
+
+def check_index(folder: Path) -> None:
+    """Raise UserError if the index of the weights names a file that is not in the directory."""
+    for index in folder.glob("*.safetensors.index.json"):
+        names = checkpoint_json(folder, index.name).get("weight_map")
+        for name in names.values() if isinstance(names, dict) else [names]:
+            if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+                raise UserError(f"{index}: weight_map names {name!r}, which is no file of this directory")
 
 
 def check(folder: Path) -> None:

@@ -104,7 +104,7 @@ def _read_network(folder: Path, task: Task, family: Family, dtype: torch.dtype) 
     import transformers
 
     loader = getattr(transformers, task.loaders[family.reads])
-    model, report = loader.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    model, report = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"{folder}: has no trained classifier: {', '.join(missing[:3])} missing; fine-tune it first")
     return model
@@ -166,10 +166,12 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(folder: Path) -> Iterator[None]:
+    """Name the folder in errors of Hugging Face's libraries, which raise whatever a wrong file leads to."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{folder}: cannot be read as a checkpoint: {reason}") from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
+        raise UserError(f"{folder}: cannot be read as a checkpoint: {kind}{reason}") from error

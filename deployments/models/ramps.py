@@ -30,7 +30,7 @@ RampDtype = Literal["float32", "float16", "bfloat16", "int8"]
 class RampRule(BaseModel):
     """One ramp in exits.json."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     block: int = Field(ge=0, description="The ramp stands after this block.")
     threshold: float = Field(description="In the policy's own unit.")
@@ -45,7 +45,7 @@ class RampRule(BaseModel):
 class ClassFigures(BaseModel):
     """The effect of exits on the inputs of one class. `recall`: the share of these inputs that get this class."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     label: int = Field(ge=0, description="The class, as the head numbers it.")
     inputs: int = Field(ge=0, description="The number of inputs of this class in the test.")
@@ -60,7 +60,7 @@ class ClassFigures(BaseModel):
 class ExitRules(BaseModel):
     """exits.json: the rules by which inputs leave at ramps, and the figures measured when the ramps were made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     version: Literal[1, 2] = Field(2, description="Version 1 has no promise.")
     kind: RampKind = Field("light", description="The shape of every ramp.")

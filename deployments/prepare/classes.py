@@ -68,7 +68,13 @@ def warnings(
         if len(classes) == 1:
             yield f"the network answers {names[most.label]!r} to every input: exits have nothing to keep"
         return
-    guessed = most.inputs / count
+    guessed, by_chance = most.inputs / count, 1 / len(names)
+    if by_chance - right > SURE * (by_chance * (1 - by_chance) / count) ** 0.5:
+        yield (
+            f"the full network answers {right:.1%} right, fewer than by chance: are labels swapped? --labels gives the "
+            "head's name or number of each label of the file"
+        )
+        return
     if right - guessed <= SURE * (right * (1 - right) / count) ** 0.5:
         yield (
             f"the most frequent class alone ({names[most.label]!r}) gets {guessed:.1%}, the full network {right:.1%}: "

@@ -146,6 +146,8 @@ def _object(where: str, value: Any) -> Record:
 def parsed(where: str, text: str) -> Any:
     try:
         return json.loads(text)
+    except RecursionError:
+        raise UserError(f"{where} is not JSON: it is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}") from error
 

@@ -147,12 +147,21 @@ def draw(
         raise UserError(
             f"{source}: every label is {chosen_rows[0].label!r}: ramps need at least two classes to tell apart"
         )
+    different = len({_identity(row.value) for row in chosen_rows})
+    if different < MIN_ROWS:
+        few = f"only {different} of its {len(chosen_rows)} rows are different"
+        raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed, as copies of an input prove nothing")
     return Sample(
         [row.value for row in chosen_rows],
         labels,
         Parts.of(len(chosen_rows), seed),
         words_of(chosen_rows, labels, task),
     )
+
+
+def _identity(value: Any) -> Any:
+    """What two equal inputs share."""
+    return value.tobytes() if isinstance(value, np.ndarray) else tuple(value) if isinstance(value, list) else value
 
 
 def labels_of(
@@ -207,5 +216,7 @@ def _numbers(labels: Sequence[Any], where: str, names: LabelNames) -> Indices:
 
 
 def _no_label(where: str, label: Any, names: LabelNames, hint: str | None = None) -> UserError:
+    if not str(label).strip():
+        return UserError(f"{where}: its label is empty: give it one, or leave this row out")
     hint = hint or f"; --labels {label}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
     return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.listed}{hint}")

@@ -146,6 +146,17 @@ GRPC = [
     _grpc_request(outputs=[{"name": "label"}] * 5000),
     _grpc_request(parameters=[{"key": "timeout", "value": {"int64_param": -(2**62)}}]),
 ]
+# Of a decoder: a request of OpenAI's interface, and one over gRPC
+COMPLETION = {"model": "tiny", "prompt": "1+1=", "max_tokens": 3, "stop": ["."], "stream": False, "seed": 7}
+_TEXT_TENSOR = {"datatype": "BYTES", "shape": (1,)}
+TEXT_INFER = message("ModelInferRequest")(
+    model_name="tiny",
+    inputs=[
+        _TEXT_TENSOR | {"name": "text_input", "contents": {"bytes_contents": [b"1+1="]}},
+        _TEXT_TENSOR | {"name": "sampling_parameters", "contents": {"bytes_contents": [b'{"max_tokens": 3}']}},
+    ],
+    outputs=[{"name": "text_output"}],
+).SerializeToString()
 METHODS = ["ModelInfer"] * 6 + ["ModelReady", "ServerMetadata", "ModelStatistics", "ModelConfig"]
 
 

@@ -10,7 +10,6 @@ import pytest
 from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
 from deployments.decoding.openai_api import create_decoder_api
-from deployments.front.open_inference.messages import message
 from experiments.demos.sums import tokenizer
 from tests.fuzz import cases
 from tests.fuzz.attack import AT_ONCE, attack, within_memory
@@ -18,18 +17,8 @@ from tests.fuzz.clients import HOST, Grpc, judged, without_socket
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.tiny_decoders import decoder
 
-COMPLETION = {"model": "tiny", "prompt": "1+1=", "max_tokens": 3, "stop": ["."], "stream": False, "seed": 7}
 CHAT = {"messages": [{"role": "user", "content": "1+1"}], "max_completion_tokens": 3, "temperature": 0.5}
-PATHS = {"/v1/completions": COMPLETION, "/v1/chat/completions": CHAT}
-TENSOR = {"datatype": "BYTES", "shape": (1,)}
-INFER = message("ModelInferRequest")(
-    model_name="tiny",
-    inputs=[
-        TENSOR | {"name": "text_input", "contents": {"bytes_contents": [b"1+1="]}},
-        TENSOR | {"name": "sampling_parameters", "contents": {"bytes_contents": [b'{"max_tokens": 3}']}},
-    ],
-    outputs=[{"name": "text_output"}],
-).SerializeToString()
+PATHS = {"/v1/completions": cases.COMPLETION, "/v1/chat/completions": CHAT}
 
 
 @pytest.fixture
@@ -51,12 +40,12 @@ def request(random: Random) -> tuple[str, bytes, cases.Headers]:
 
 def call(random: Random) -> tuple[str, bytes]:
     method = random.choice(["ModelInfer"] * 6 + ["ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"])
-    return method, cases.damaged(INFER, random) if random.randrange(4) else cases.noise(random)
+    return method, cases.damaged(cases.TEXT_INFER, random) if random.randrange(4) else cases.noise(random)
 
 
 def stream(random: Random) -> list[bytes]:
     """The last one is right."""
-    return [*(cases.damaged(INFER, random) for _ in range(random.randint(1, 4))), INFER]
+    return [*(cases.damaged(cases.TEXT_INFER, random) for _ in range(random.randint(1, 4))), cases.TEXT_INFER]
 
 
 def test_openai(world: World) -> None:

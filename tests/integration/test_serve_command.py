@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
+from cluster.serving.processes import descendants
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import ROOT, SERVE, marked, serving, temporary
 
@@ -90,6 +91,22 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         assert slow.exception()
         assert marked(mark) == []
         assert ours(tmp_path) == []
+
+
+def test_when_rays_main_process_is_killed_it_ends_with_a_sentence_and_leaves_no_process(tmp_path: Path) -> None:
+    """Its GCS runs on, but nothing is served any more: a supervisor must see that."""
+    with served(tmp_path, "tests.helpers.toy_model:load") as (process, _, mark):
+        (raylet,) = [each for each in descendants(process.pid) if name_of(each) == "raylet"]
+        os.kill(raylet, signal.SIGKILL)
+        output, _ = process.communicate(timeout=END_S)
+        assert process.returncode == 1
+        assert "Ray ended unexpectedly" in output
+        assert marked(mark) == []
+        assert ours(tmp_path) == []
+
+
+def name_of(process: int) -> str:
+    return Path(f"/proc/{process}/comm").read_text().strip()
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:

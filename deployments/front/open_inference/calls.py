@@ -1,6 +1,5 @@
 """The parts of gRPC calls that are the same for every network: reading a message, answering once, and errors."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from deployments.front.answers import RefusedError
-from deployments.front.bodies import READ_WITHIN_S
+from deployments.front.bodies import ARRIVING
 from deployments.front.headers import FULL, STARTED
 from deployments.front.open_inference.messages import has_few_fields, message
 from deployments.tracing import PARENT
@@ -73,13 +72,10 @@ async def aborting(context: Any, name: str) -> AsyncIterator[None]:
 
 
 async def first(requests: AsyncIterator[bytes]) -> bytes:
-    """The message of a call, within the time of an HTTP body: it holds a place in the proxy meanwhile."""
-    try:
-        async with asyncio.timeout(READ_WITHIN_S):
-            async for sent in requests:
-                return sent
-    except TimeoutError:
-        raise RefusedError(408, f"the request did not arrive within {READ_WITHIN_S:g} s") from None
+    """The message of a call, which arrives within the limits of an HTTP body."""
+    with ARRIVING.body():
+        async for sent in requests:
+            return sent
     raise RefusedError(400, "the call holds no request")
 
 

@@ -6,28 +6,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from cluster.serving import haproxy as haproxy_module
 from cluster.serving.haproxy import (
-    MAX_OF_ONE_ADDRESS,
-    QUEUED,
-    QUEUED_MS,
     REQUEST_S,
     RETRY_S,
     ready,
     stopping,
     write_script,
 )
-from cluster.serving.ports import free_port, is_free
 from deployments.front.headers import waited_s_by
-from deployments.front.proxy import FEW, QUESTIONS, QUESTIONS_AT_ONCE, Burden, ProxyLimit, haproxy_reply, servers_at
+from deployments.front.proxy import (
+    FEW,
+    FEW_LONG,
+    LONG,
+    QUESTIONS,
+    QUESTIONS_AT_ONCE,
+    SLOW,
+    Burden,
+    ProxyLimit,
+    haproxy_reply,
+    most_of_one,
+    servers_at,
+)
 from tests.helpers.asking import eventually
+from tests.helpers.haproxy import haproxy
 
 
 def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_says(
@@ -49,64 +56,6 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
     ]
 
 
-CONFIGURATION = """global
-    stats socket {folder}/node/admin.sock level admin
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 3600s
-    timeout server 3600s
-    errorfile 503 /nowhere/500.http
-frontend http_frontend
-    bind 127.0.0.1:{port}
-    http-request return status 503 content-type text/plain string "Service Unavailable" if {{ path /-/healthz }}
-    # for static use_backend selection below
-    acl is_app path_beg /app/
-{uses}
-    default_backend default_backend
-backend app
-    http-reuse always
-    server front 127.0.0.1:{front}
-    server fallback 127.0.0.1:{front} check backup
-backend default_backend
-    http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found."
-"""
-
-
-@contextmanager
-def haproxy(
-    folder: Path,
-    uses: str = "    use_backend app if is_app",
-    within_s: float | None = None,
-    front: int | None = None,
-    queued_ms: int = QUEUED_MS,
-    queued: int = QUEUED,
-    starts: bool = False,
-) -> Iterator[int]:
-    """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told."""
-    port = free_port(0)
-    with pytest.MonkeyPatch.context() as patch:
-        told = {"QUEUED_MS": queued_ms, "QUEUED": queued, "REQUEST_S": within_s or REQUEST_S}
-        for name, value in told.items():
-            patch.setattr(haproxy_module, name, value)
-        script = write_script(folder, ())
-    if not starts:
-        ready(folder)
-    config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
-    config.parent.mkdir(exist_ok=True)
-    config.write_text(CONFIGURATION.format(port=port, front=front or free_port(0), uses=uses, folder=folder))
-    subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
-    with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
-        try:
-            deadline_s = time.monotonic() + 60
-            while is_free("127.0.0.1", port) or not (folder / "node" / "admin.sock").exists():
-                assert time.monotonic() < deadline_s
-                time.sleep(0.02)
-            yield port
-        finally:
-            process.kill()
-
-
 def allow(orders: Path, front: int, requests: int) -> None:
     """As a front that HAProxy reaches at this port tells it."""
     assert servers_at(orders, None) == []
@@ -116,7 +65,11 @@ def allow(orders: Path, front: int, requests: int) -> None:
 def end(orders: Path) -> None:
     """HAProxy takes the front for one that has gone."""
     haproxy_reply(
-        orders, ";".join(f"disable server {backend}/front" for backend in ("app", f"app:{FEW}", f"app:{QUESTIONS}"))
+        orders,
+        ";".join(
+            f"disable server {backend}/front"
+            for backend in ("app", *(f"app:{each}" for each in (FEW, FEW_LONG, LONG, QUESTIONS)))
+        ),
     )
 
 
@@ -138,9 +91,7 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
             (503, b"GET /app/predict HTTP/1.1\r\nHost: x\r\n\r\n"),
             (503, b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n"),
             (404, b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n"),
-            (400, b"nonsense\r\n\r\n"),
-            (400, b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n"),
-            (408, b"GET / HTTP/1.1\r\nX-Slow: "),
+            (405, b"FOO /app/predict HTTP/1.1\r\nHost: x\r\n\r\n"),
             (408, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"),
             (503, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{"),  # at once
         ):
@@ -323,19 +274,119 @@ def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
-def test_connections_that_say_nothing_lock_nobody_out(tmp_path: Path) -> None:
-    with haproxy(tmp_path, within_s=2) as port, ExitStack() as silent:
-        for _ in range(MAX_OF_ONE_ADDRESS + 50):  # from one address; those beyond its share are ended at once
-            connection = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
-            silent.enter_context(connection)
+def test_idle_connections_leave_places_for_others_and_go_after_a_while(tmp_path: Path) -> None:
+    """The first address gets a fifth of all connections, each further one a fifth of those that are left."""
+    with haproxy(tmp_path, within_s=2, connections=200) as port, ExitStack() as idle:
+
+        def stays(source: str) -> bool:
+            connection = socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
+            idle.enter_context(connection).settimeout(0.02)
+            try:
+                return bool(connection.recv(1))
+            except TimeoutError:
+                return True
+            except ConnectionResetError:
+                return False
+
+        stayed = [sum(stays(f"127.0.0.{address}") for _ in range(60)) for address in (2, 3)]
+        assert [most_of_one(200), most_of_one(160)] == pytest.approx(stayed, abs=2)
         assert asked(port, "/other")[0] == 404
-        connection.settimeout(60)
-        with pytest.raises(ConnectionResetError):
-            connection.recv(1)
 
         def is_let_in() -> bool:
-            with suppress(OSError, IndexError):  # not yet: it is hung up on
+            with suppress(OSError, IndexError):  # not yet: its connection is ended
                 return asked(port, "/other", source="127.0.0.2")[0] == 404
             return False
 
-        assert eventually(is_let_in, REQUEST_S - 2.0), "those who said nothing have been sent away"
+        assert eventually(is_let_in, REQUEST_S - 2.0)
+
+
+UNFINISHED = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"x" * 17_000
+WHOLE = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class TooSlow(BaseHTTPRequestHandler):
+    """A front that gives up each body at once."""
+
+    def do_POST(self) -> None:
+        status = 408 if int(self.headers["Content-Length"]) > 2 else 200
+        self.send_response(status)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        with suppress(OSError):  # HAProxy answers in its place, and closes the connection
+            self.wfile.write(b"{}")
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_a_408_ends_the_connection_and_a_client_with_many_is_refused_before_the_front(tmp_path: Path) -> None:
+    """Only requests that have not arrived completely are refused, and only those of this client."""
+
+    def told(said: bytes, source: str) -> tuple[int, bool]:
+        """The status, and whether the connection is closed then."""
+        connection = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+        with connection, connection.makefile("rb") as reply:
+            connection.sendall(said)
+            status = int(reply.readline().split()[1])
+            lines = [line.lower() for line in iter(reply.readline, b"\r\n")]
+            (length,) = [int(line.split()[1]) for line in lines if line.startswith(b"content-length")]
+            reply.read(length)
+            connection.settimeout(1)
+            with suppress(TimeoutError):
+                return status, not reply.read(1)
+        return status, False
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), TooSlow) as front:
+        threading.Thread(target=front.serve_forever, daemon=True).start()
+        with haproxy(tmp_path, front=front.server_port) as port:
+            assert {told(UNFINISHED, "127.0.0.2") for _ in range(SLOW)} == {(408, True)}
+            assert told(UNFINISHED, "127.0.0.2") == (408, True)
+            assert told(UNFINISHED, "127.0.0.2")[0] == 503
+            assert told(UNFINISHED, "127.0.0.3") == (408, True)
+            assert told(WHOLE, "127.0.0.2")[0] == 200
+        front.shutdown()
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+def test_a_front_that_hangs_is_passed_over_within_two_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hung, ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as healthy:
+        threading.Thread(target=healthy.serve_forever, daemon=True).start()
+        with haproxy(tmp_path, fronts=[hung.getsockname()[1], healthy.server_port]) as port:
+            time.sleep(2.2)  # from now on, nothing reaches the front that hangs
+            began_s = time.monotonic()
+            assert [asked(port, said=WHOLE)[0] for _ in range(5)] == [200] * 5
+            assert time.monotonic() - began_s < 1
+        healthy.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+@pytest.mark.parametrize("header", [b"", b"X-Deadline-Ms: 300\r\n"])
+def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path, header: bytes) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as hung,
+        haproxy(tmp_path, front=(place := hung.getsockname()[1])) as port,
+    ):
+        orders = tmp_path / "node" / "admin.sock"
+        slo_ms = None if header else 300.0
+        ProxyLimit(orders, lambda: Burden(0, 0, 0), lambda: servers_at(orders, place), slo_ms)._send(100)
+        for _ in range(2):
+            began_s = time.monotonic()
+            status, headers, body = asked(port, said=WHOLE.replace(b"Host: x\r\n", b"Host: x\r\n" + header))
+            assert (status, b"retry-after: " in headers) == (503, True), body
+            assert 0.3 < time.monotonic() - began_s < 2

@@ -1,16 +1,18 @@
 """What is checked before a Ray is started, and what is left after: nothing."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from cluster.serving import ports
-from cluster.serving.local import attached, check_place, running_cluster, short_temporary
+from cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
 from cluster.serving.ports import check_port, free_port, held_ports, is_free
 from profiles.errors import UserError
 from tests.helpers.asking import eventually
@@ -113,6 +115,37 @@ told = subprocess.check_output(["sh", "-c", "trap '' TERM; sleep 60 >/dev/null &
 assert descendants(os.getpid()) == [int(told)], descendants(os.getpid())
 end_descendants(patience_s=0.1)
 assert descendants(os.getpid()) == []
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gcs, subprocess.Popen(["sleep", "60"]) as raylet:
+        ray = LocalRay(f"127.0.0.1:{gcs.getsockname()[1]}", tmp_path, Future(), raylet.pid)
+        assert ray.alive()
+        raylet.kill()
+        assert eventually(lambda: not ray.alive()), "a zombie does not run"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "haproxy").symlink_to(shutil.which("sleep") or "")
+    script = f"""
+import subprocess, sys, time
+from concurrent.futures import Future
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from cluster.serving.processes import adopt_orphans, is_running, reap
+adopt_orphans()
+own = subprocess.Popen(["sleep", "0"])
+orphan = int(subprocess.check_output(["sh", "-c", "{tmp_path}/haproxy 0 >/dev/null & echo $!"], text=True))
+while is_running(orphan) or is_running(own.pid):
+    time.sleep(0.01)
+assert Path(f"/proc/{{orphan}}").exists()
+reap("haproxy")
+assert not Path(f"/proc/{{orphan}}").exists()
+assert own.wait() == 0
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,15 @@ from cluster.serving.serve_file import (
     with_grpc,
 )
 from deployments.config import parse
+from deployments.decoding.ramp_rules import read_decoder_rules
 from deployments.folders import weights_of
+from deployments.models.checkpoint import check_index
+from deployments.models.ramps import read_rules
 from deployments.named import VIRTUAL
 from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load, save
+from profiles.text_profile import load_text_profile
 
 
 def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None:
@@ -48,12 +53,65 @@ def test_a_head_of_several_labels_is_refused_before_anything_starts(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("broken", "said"),
-    [("[]", "must be a JSON object, got list"), ('{"a": ', "cannot be read as JSON: Expecting value")],
+    [("[]", "must be a JSON object, got list"), ('{"a": ', "is not JSON: Expecting value")],
 )
 def test_a_broken_config_is_refused_before_anything_starts(tmp_path: Path, broken: str, said: str) -> None:
     (tmp_path / "config.json").write_text(broken)
     with pytest.raises(UserError, match=rf"config.json {said}"):
         serve_file(tmp_path, {})
+
+
+DEEP = "[" * 100_000
+RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read", "sentence"),
+    [
+        ("plan.json", DEEP, read_plan, "is not JSON: it is nested too deeply"),
+        ("profile.json", DEEP, load, "is not JSON: it is nested too deeply"),
+        ("profile.json", DEEP, load_text_profile, "nested too deeply"),
+        ("config.json", DEEP, lambda path: serve_file(path.parent, {}), "is not JSON: it is nested too deeply"),
+        ("exits.json", DEEP, read_rules, "recursion limit exceeded"),
+        ("exits.json", RAMP % "NaN", read_rules, "threshold: Input should be a finite number"),
+        ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
+        ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
+         lambda path: check_index(path.parent), "'../../etc/passwd', which is no file of this directory"),
+        ("serve.yaml", "applications: [{import_path: 5}]", lambda path: serve_file(path, {}), "import_path = 5: every"),
+        ("serve.yaml", "applications: [{import_path: 'deployments.app:build', args: {slo_ms: .inf}}]",
+         lambda path: serve_file(path, {}), "slo_ms = inf: Input should be a finite number"),
+        ("serve.yaml", "applications: [{import_path: 'deployments.app:build', args: {max_batch: 1000000000000}}]",
+         lambda path: serve_file(path, {}), "max_batch = 1000000000000: Input should be less than or equal to 1048576"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_sentence(
+    tmp_path: Path, name: str, content: str, read: Callable[[Path], object], sentence: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        read(tmp_path / name)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_batch_that_no_device_computes_is_refused_in_plans_and_profiles(tmp_path: Path) -> None:
+    demo = ROOT / "cluster" / "demo"
+    for name, read in (("plan.json", read_plan), ("profile.json", load)):
+        content = json.loads((demo / name).read_text())
+        if name == "plan.json":
+            content["placements"][0]["splits"][0]["batch_size"] = 10**12
+        else:
+            content["tables"][0]["batch_sizes"][-1] = 10**12
+        (tmp_path / name).write_text(json.dumps(content))
+        with pytest.raises(UserError, match="1000000000000"):
+            read(tmp_path / name)
+
+
+def test_a_device_is_read_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"serve\.yaml: it is a device, not a file"):
+        serve_file(tmp_path / "serve.yaml", {})
 
 
 def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(

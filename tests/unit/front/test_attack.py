@@ -1,5 +1,6 @@
 """Hostile requests are refused in one short sentence, before they cost much, and are counted."""
 
+import asyncio
 import contextlib
 import gc
 import gzip
@@ -198,7 +199,6 @@ def test_other_encodings_are_415(client: TestClient) -> None:
 
 
 def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
 
     monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.05)
 
@@ -208,6 +208,57 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RefusedError) as error:
         asyncio.run(bodies.body_of({}, silent, 100))
     assert error.value.status == 408
+
+
+class Network:
+    """A client's body that arrives in parts of the size of `parts`, one every 20 ms; then nothing comes."""
+
+    def __init__(self, *parts: int) -> None:
+        self.parts = list(parts)
+
+    async def __call__(self) -> dict[str, Any]:
+        if not self.parts:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": bytes(self.parts.pop(0)), "more_body": True}
+
+
+def test_where_too_many_bodies_arrive_the_slowest_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "ARRIVING", arriving := bodies.ArrivingBodies())
+    arriving.places = lambda: 2 * 10
+
+    async def scene() -> tuple[list[str], list[int]]:
+        slow = [asyncio.create_task(bodies.body_of({}, Network(17_000), 10**6)) for _ in range(10)]
+        await asyncio.sleep(0.3)
+        assert not any(each.done() for each in slow), "there is room"
+        quick = [asyncio.create_task(bodies.body_of({}, Network(*[50_000] * 15), 10**6)) for _ in range(4)]
+        await asyncio.sleep(0.25)
+        given_up = [str(each.exception()) for each in slow if each.done()]
+        left = [int(each.done()) for each in quick]
+        for each in (*slow, *quick):
+            each.cancel()
+        return given_up, left
+
+    given_up, left = asyncio.run(scene())
+    assert len(given_up) == 4
+    assert all("more slowly than others" in sentence for sentence in given_up)
+    assert left == [0] * 4
+
+
+def test_bodies_that_are_too_large_together_are_given_up_the_slowest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "ARRIVING", bodies.ArrivingBodies())
+    monkeypatch.setattr(bodies, "MOST_ARRIVING_BYTES", 5_000)
+
+    async def scene() -> list[bool]:
+        sizes = [2_000], [1_000], [1_000] * 30, [500] * 30
+        tasks = [asyncio.create_task(bodies.body_of({}, Network(*each), 10**6)) for each in sizes]
+        await asyncio.sleep(0.3)
+        done = [each.done() for each in tasks]
+        for each in tasks:
+            each.cancel()
+        return done
+
+    assert asyncio.run(scene()) == [True, True, False, True]
 
 
 def test_head_is_answered_where_get_is(client: TestClient) -> None:

@@ -192,7 +192,7 @@ def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pyt
 
 
 def test_connections_are_limited_and_those_that_are_there_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_proxy, "OF_ONE_ADDRESS", 2)
+    monkeypatch.setattr(grpc_proxy, "CONNECTIONS", 12)  # two for the first address
 
     async def scene(client: Client) -> None:
         await client.ask("ServerLive")

@@ -4,16 +4,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
 
-from deployments.front import grpc_proxy
+from deployments.front import bodies, grpc_proxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
-from deployments.front.open_inference import calls
-from deployments.front.open_inference.messages import SERVICE
+from deployments.front.open_inference.messages import SERVICE, message
 from deployments.front.proxy import RETRY_S
 from deployments.front.service import Service
 from tests.helpers.grpc_proxy import (
@@ -52,6 +50,23 @@ def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
         assert service.burden().inside == 1, "it has seen none of them"
         held.set()
         assert await admitted
+
+    play(scene, free_port)
+
+
+def test_the_calls_of_one_address_are_limited(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "CALLS_OF_ONE_ADDRESS", 2)
+
+    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+        infer = channel.unary_unary(INFER)
+        admitted = [asyncio.ensure_future(infer(REQUEST)) for _ in range(2)]
+        await until(lambda: service.burden().inside == 2)
+        assert (await refusal(infer(REQUEST))).code().name == "UNAVAILABLE"
+        held.set()
+        assert all(await asyncio.gather(*admitted))
+        assert await infer(REQUEST)
 
     play(scene, free_port)
 
@@ -115,8 +130,9 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
-    monkeypatch.setattr(calls, "READ_WITHIN_S", 0.3)
+    monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.3)
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
+    long = message("ModelInferRequest")(model_name="toy", id="x" * 100_000).SerializeToString()
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
@@ -124,15 +140,17 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
         writer.write(frame(8, 0, (10**6).to_bytes(4, "big"), 0) + b"".join(frame(*each) for each in frames))
         infer = channel.unary_unary(INFER)
-        while (await asyncio.wait([call := asyncio.ensure_future(infer(REQUEST))]) and call.exception()) is None:
-            pass  # it has not come that far yet
+
+        async def is_let_in() -> bool:
+            """Whether a long call comes to the front, which refuses its id."""
+            return (await refusal(infer(long))).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        while await is_let_in():
+            pass  # the other one has not come that far yet
+        assert await infer(REQUEST), "short calls have places of their own"
         until_s = time.monotonic() + 15  # by itself it would take twice as long
-        while time.monotonic() < until_s:
-            with suppress(grpc.aio.AioRpcError):
-                assert await infer(REQUEST)
-                break
-        else:
-            raise AssertionError("its place is not given back")
+        while not await is_let_in():
+            assert time.monotonic() < until_s, "its place is not given back"
         writer.close()
 
     play(scene, free_port)

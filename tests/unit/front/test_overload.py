@@ -116,7 +116,7 @@ def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
     play(scene)
 
 
-def test_refused_late_and_long_waiting_requests_count_as_strained() -> None:
+def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones_that_are_refused_do_not() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
             clock.ahead_s += 1.0
@@ -136,6 +136,6 @@ def test_refused_late_and_long_waiting_requests_count_as_strained() -> None:
         assert await strain(patient) == 0
         with pytest.raises(RefusedError), service.counted():
             service.register("", 0, {}, 1e-9)
-        assert service.burden().strained == 3
+        assert service.burden().strained == 2
 
     play(scene)

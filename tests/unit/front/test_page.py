@@ -107,3 +107,23 @@ def test_no_other_page_gets_cors_headers(allowing: TestClient) -> None:
 def test_an_invalid_origin_is_refused(wrong: str) -> None:
     with pytest.raises(UserError, match="must be as browsers send it"):
         parse({"allowed_origins": [wrong]})
+
+
+def test_another_host_is_refused_unless_it_is_allowed() -> None:
+    """A public page whose name points to this machine would be a page of this server."""
+    config = TOY.model_copy(update={"allowed_hosts": ("api.example",)})
+    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+        for path in ("/stats", "/", "/docs"):
+            assert client.get(path, headers={"Host": "evil.example:8000"}).status_code == 403
+        refused = client.post("/predict", json=BODY, headers={"Host": "evil.example"})
+        assert refused.status_code == 403
+        assert "Host is 'evil.example'" in refused.json()["error"]
+        for host in ("api.example", "localhost:8000", "[::1]:8000", "10.0.0.7:8000", "front.local", "front"):
+            assert client.post("/predict", json=BODY, headers={"Host": host}).status_code == 200, host
+        assert client.get("/healthz", headers={"Host": "balancer.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", ["*", "https://api.example", "api.example:80", ""])
+def test_an_invalid_host_is_refused(wrong: str) -> None:
+    with pytest.raises(UserError, match="must be a name"):
+        parse({"allowed_hosts": [wrong]})

@@ -11,7 +11,8 @@ from deployments.front.shortcut import Shortcut
 
 
 @pytest.fixture(autouse=True)
-def nobody() -> Iterator[None]:
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("deployments.serve_process.is_replica", False)
     yield
     shortcut._front = None
 
@@ -87,3 +88,17 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
 
     asyncio.run(scene())
     assert ended == ["abandoned"]
+
+
+def test_a_replica_answers_nothing_but_serves_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serve_process.is_replica", True)
+
+    async def scene() -> None:
+        client = Client(b"a")
+        await ask(client, "GET", "/-/healthz")
+        assert client.sent == ["Serve"]
+        await ask(client)
+        assert client.sent[1]["status"] == 404
+        assert b"this is the port of a replica" in client.sent[2]["body"]
+
+    asyncio.run(scene())

@@ -47,3 +47,9 @@ def test_a_network_that_always_answers_one_class_is_no_triumph() -> None:
     assert sentence.startswith("the most frequent class alone ('common') gets 70.0%, the full network 70.0%")
     (sentence,) = warnings(by_class(always, always, always), NAMES, labelled=False)
     assert "answers 'common' to every input" in sentence
+
+
+def test_a_network_that_is_wrong_nearly_always_has_swapped_labels() -> None:
+    truth = labels((0, 50), (1, 50))
+    (sentence,) = warnings(by_class(truth, 1 - truth, 1 - truth), NAMES)
+    assert sentence.startswith("the full network answers 0.0% right, fewer than by chance: are labels swapped?")

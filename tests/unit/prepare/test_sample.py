@@ -75,7 +75,7 @@ def test_numbers_of_a_file_are_names_where_the_head_names_its_labels_by_other_nu
     assert [LabelNames(("0", "1")).number(label) for label in (0, "1", 1.0, 2)] == [0, 1, 1, None]
 
 
-@pytest.mark.parametrize("label", [2, -1, "neutral", "", 0.5])
+@pytest.mark.parametrize("label", [2, -1, "neutral", 0.5])
 def test_labels_that_do_not_fit_the_head(label: object) -> None:
     with pytest.raises(UserError, match=r"row 7: label .* does not fit the head; it knows negative, positive or 0..1"):
         labels_of([Row(6, "", "0"), Row(7, "", label)], FILE, NAMES)
@@ -91,4 +91,15 @@ def test_too_few_rows_none_at_all_and_one_class_only() -> None:
 
 
 def test_recorded_inputs_need_no_labels() -> None:
-    assert draw([Row(number, "", None) for number in range(60)], FILE, NAMES, 100).labels is None
+    assert draw([Row(number, f"text {number}", None) for number in range(60)], FILE, NAMES, 100).labels is None
+
+
+def test_copies_of_a_few_rows_are_no_sample() -> None:
+    with pytest.raises(UserError, match="only 7 of its 300 rows are different; at least 50 are needed"):
+        draw(table(7) * 42 + table(6), FILE, NAMES, 300)
+
+
+def test_an_empty_label_is_named_as_such() -> None:
+    rows = [*table(60), Row(61, "a text", " ")]
+    with pytest.raises(UserError, match=r"reviews.csv: row 61: its label is empty: give it one"):
+        draw(rows, FILE, NAMES, 100)
