@@ -16,6 +16,7 @@ from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
 from cluster.commands.environment import environment
 from cluster.commands.evaluate import evaluate
+from cluster.commands.explain import explain
 from cluster.commands.load import load
 from cluster.commands.plan import plan
 from cluster.commands.prepare import prepare
@@ -58,6 +59,7 @@ app.command("deploy")(deploy)
 app.command("doctor")(doctor)
 app.command("environment")(environment)
 app.command("evaluate")(evaluate)
+app.command("explain")(explain)
 app.command("load")(load)
 app.command("plan")(plan)
 app.command("prepare")(prepare)

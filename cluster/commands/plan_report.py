@@ -31,6 +31,9 @@ def _estimated(result: PlanResult) -> Iterator[str]:
         estimated = [_of(table) for table in result.facts.tables if table.origin == origin]
         if estimated:
             yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(estimated)}. 'isobatch profile' measures."
+    if span := result.goodput_span_per_s:
+        low, high = span
+        yield f"Such times are often off: as far as nine of ten are, the promise would be {low:,.0f} to {high:,.0f}/s."
     if warning := mixed_backends_warning(result.facts.tables):
         yield f"[bold yellow]mixed:[/] {warning}"
 
@@ -85,7 +88,8 @@ def _promise(result: PlanResult) -> Table:
             if simulated.tried
             else "no other was promising"
         )
-        table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}")
+        cell = f", {simulated.cell}" if simulated.cell else ""
+        table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}{cell}")
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")

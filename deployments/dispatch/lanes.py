@@ -175,7 +175,7 @@ class Lane:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
         until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
-        self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
+        self.stages = tuple(StageQueues(route, stage, groups, until, limits.order) for stage in route.stages)
         self.promised = tuple(stage for stage in self.stages if stage.is_promised)
         self.estimates = Estimates([promised.stage for promised in self.promised], limits.slack)
         for stage in self.stages:
@@ -183,6 +183,7 @@ class Lane:
         self.by_group = tuple(
             (group, tuple(stage for stage in self.stages if stage.group is group)) for group in self.groups
         )
+        self.unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
         self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
             group.forget_kept()
@@ -198,6 +199,12 @@ class Lane:
     def busy(self) -> bool:
         """Whether any input waits or runs in this lane."""
         return any(group.running for group in self.groups) or any(stage.waiting for stage in self.stages)
+
+    @property
+    def room_left(self) -> float:
+        """The room that the next launch and recent ones left in the fullest stage, as a share of a full launch."""
+        fill = max([stage.fill for stage in self.promised])
+        return max(0.0, 1.0 - max(fill, self.entry.weight / self.entry.stage.room))
 
     def alone_s(self, weight: int) -> float:
         """The planned time until half of the inputs have their answers, in a lane without other inputs."""

@@ -8,25 +8,29 @@ from math import prod, sqrt
 from typing import NamedTuple
 
 from cluster.commands.plan_search import CANDIDATE_GAP
-from cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, can_simulate
+from cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, why_not_simulated
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
+from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
+from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.oracle import oracle_per_s
+from optimizer.pipelines.shortfalls import shortfalls
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
+from optimizer.search.exact import search
 
 SEEDS = 7, 8  # of inputs that no plan was chosen by
-INPUTS, SLOS = 20_000, 60  # of a run at least
+INPUTS, SLOS = 10_000, 40  # of a run at least
 BEATEN = 0.02  # a baseline is better if it sustains this share more
 GAP = 0.01  # of the planner, as the product's controller asks for it
 FIND = partial(side_by_side, gap=CANDIDATE_GAP)
 BATCH = 16  # the largest, of the paper's figures
-MOVED_EVERY, MOVING_S = 4, 20.0  # problem's plan has its neighbours played, and for how much processor time
+MOVED_EVERY, MOVING_S = 8, 20.0  # problem's plan has its neighbours played, and for how much processor time
 
 
 class JudgedPlan(NamedTuple):
@@ -39,6 +43,11 @@ class JudgedPlan(NamedTuple):
     beaten_by: str  # a baseline, or nothing
     neighbour_gain: float | None  # how much more the best plan sustains that is found close by, where it is looked for
     seconds: float  # of processor time that planning took
+    hindsight: list[Hindsight]  # by load
+    share_of_oracle: float
+    limited_by: str  # what costs the largest part of the upper bound
+    devices: int
+    slo_times: float  # the SLO, times what the fastest plan takes
 
 
 def judge(seed: int) -> JudgedPlan | None:
@@ -54,7 +63,13 @@ def judge(seed: int) -> JudgedPlan | None:
     kept = sustained_per_s(World(plan, facts, objective.slo_s), promised)
     beaten_by = next(better(facts, objective, kept * (1 + BEATEN)), "")
     gain = neighbour_gain(plan, facts, objective) if seed % MOVED_EVERY == 0 else None
-    return JudgedPlan(promised, kept, kept / promised - 1, plan.promise.gap, beaten_by, gain, seconds)
+    lost = shortfalls(plan, facts, objective, kept)
+    return JudgedPlan(
+        promised, kept, kept / promised - 1, plan.promise.gap, beaten_by, gain, seconds,
+        hindsight(World(plan, facts, objective.slo_s), promised, seed), 1 - sum(each.share for each in lost),
+        max(lost, key=lambda each: each.share).why, sum(each.count for each in facts.devices),
+        objective.slo_s / _fastest_s(facts, objective),
+    )  # fmt: skip
 
 
 def sustained_per_s(world: World, near_per_s: float) -> float:
@@ -65,7 +80,7 @@ def sustained_per_s(world: World, near_per_s: float) -> float:
 def planned(facts: Problem, objective: Objective) -> Plan | None:
     """What `isobatch plan` answers."""
     plan = side_by_side(facts, objective, GAP)
-    if plan is None or not can_simulate(plan, facts, objective):
+    if plan is None or why_not_simulated(facts, objective):
         return plan
     return best_simulated(plan, facts, objective, FIND).plan
 
@@ -97,3 +112,9 @@ def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[
                 kept = all(run_if_sustained(world, rate_per_s, each, SEEDS[0]) for each in sorted(counts))
                 if kept and sustained_per_s(world, rate_per_s) >= rate_per_s:
                     yield other.name
+
+
+def _fastest_s(facts: Problem, objective: Objective) -> float:
+    fastest = search(facts, Objective(goal="latency", max_batch=objective.max_batch))
+    assert fastest is not None
+    return evaluate(fastest, facts).latency_s

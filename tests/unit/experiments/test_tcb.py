@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from deployments.dispatch.batching import Ticket
 from deployments.dispatch.messages import Place
+from deployments.dispatch.orders import das_row
 from experiments.tcb import engines, run
-from experiments.tcb.schedulers import das, das_row
+from experiments.tcb.schedulers import das
 
 NOWHERE = Place(None, 0)
 
