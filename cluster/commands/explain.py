@@ -56,16 +56,16 @@ def explain(
         check_writable(picture)
     facts, padded = _problems(explained, known)
     objective = Objective(slo_s=slo_s, max_batch=max_batch)
-    found = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
+    all_steps = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
     more = changes(facts, objective)
     if picture.name:
-        _draw(found, picture)
+        _draw(all_steps, picture)
     if as_json:
-        taken = [{"mechanism": each.mechanism, "goodput_per_s": each.goodput_per_s} for each in found]
+        taken = [{"mechanism": each.mechanism, "goodput_per_s": each.goodput_per_s} for each in all_steps]
         print(json.dumps({"schema_version": 1, "steps": taken, "changes": [asdict(each) for each in more]}, indent=2))
         return
     console = Console()
-    console.print(_table(found))
+    console.print(_table(all_steps))
     for line in _words(more):
         console.print(line, highlight=False)
     if picture.name:
@@ -94,12 +94,12 @@ def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | Non
     return facts, problem(measured, devices, links, survival, length=longest)
 
 
-def _table(found: "list[Step]") -> "object":
+def _table(all_steps: "list[Step]") -> "object":
     from rich.table import Table
 
     table = Table("mechanism", "goodput", "change", "of this plan", title="step by step, each with those before it")
-    last_per_s, before = found[-1].goodput_per_s, None
-    for each in found:
+    last_per_s, before = all_steps[-1].goodput_per_s, None
+    for each in all_steps:
         if not each.goodput_per_s:
             table.add_row(each.mechanism, "-", "no plan keeps the SLO", "-")
             continue
@@ -117,21 +117,21 @@ def _words(more: "list[Change]") -> list[str]:
     return ["What would bring more, by the planner's estimates, each change alone:", *lines]
 
 
-def _draw(found: "list[Step]", path: Path) -> None:
+def _draw(all_steps: "list[Step]", path: Path) -> None:
     """A waterfall: each bar goes from the goodput before a step to the one after it."""
     from matplotlib.figure import Figure
 
     from profiles.picture import BLUE, DARK, RED, plain
 
-    figure = Figure(figsize=(8, 0.6 * len(found) + 1.2), layout="constrained")
+    figure = Figure(figsize=(8, 0.6 * len(all_steps) + 1.2), layout="constrained")
     axes, before = figure.subplots(), 0.0
-    for row, each in enumerate(found):
-        is_last = row == len(found) - 1
+    for row, each in enumerate(all_steps):
+        is_last = row == len(all_steps) - 1
         left = 0.0 if is_last else before
         axes.barh(row, each.goodput_per_s - left, left=left, color=DARK if is_last else _color(each, before, BLUE, RED))
         axes.text(max(each.goodput_per_s, before), row, f" {each.goodput_per_s:,.0f}", va="center")
         before = each.goodput_per_s or before
-    axes.set_yticks(range(len(found)), [each.mechanism for each in found])
+    axes.set_yticks(range(len(all_steps)), [each.mechanism for each in all_steps])
     axes.invert_yaxis()
     axes.set_xlabel("inputs per second that are answered in time")
     axes.margins(x=0.12)

@@ -52,7 +52,7 @@ class LivePlan:
             self._seconds is not None and self._clock() - self._began_s >= self._until_share * self._seconds
         )
 
-    def found(self, plan: Plan, rate_per_s: float) -> None:
+    def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
         self._best = f"{rate_per_s:,.0f} per second by estimate: {_splits(plan)}"
         self._show()

@@ -50,7 +50,7 @@ def searched(
     def result(survival: tuple[float, ...], simulate: Simulate | None = None) -> PlanResult:
         return plan_result(
             problem_for(survival), within, options.alpha, options.gap, not options.one_pipeline, options.evaluate,
-            options.max_splits, replace(EFFORT, out_of_time=live.is_over), simulate, live.found,
+            options.max_splits, replace(EFFORT, out_of_time=live.is_over), simulate, live.estimated,
         )  # fmt: skip
 
     survival = exits.survival
@@ -175,7 +175,7 @@ def plan_result(
     max_splits: int | None = None,
     effort: Effort = EFFORT,
     simulate: Simulate | None = None,
-    found: Callable[[Plan, float], None] = lambda plan, rate_per_s: None,
+    show: Callable[[Plan, float], None] = lambda plan, rate_per_s: None,
 ) -> PlanResult:
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
 
@@ -187,7 +187,7 @@ def plan_result(
         raise UserError(f"--cut {objective.cuts[-1]}: the network has {within}")
     others = baselines(facts, objective)
     if simple := best_of([each.plan for each in others], facts, objective):
-        found(simple, evaluate(simple, facts).goodput_per_s)
+        show(simple, evaluate(simple, facts).goodput_per_s)
     if alpha is not None:
         objective = constrained(objective, others[0], alpha)
     one = partial(side_by_side if apart else search, effort=effort)
@@ -198,7 +198,7 @@ def plan_result(
     plan_found = read_plan(file) if file else find(facts, objective, gap)
     first = plan_found or (find(facts, replace(objective, slack=0.0), gap) if simulate else None)
     if first:
-        found(first, evaluate(first, facts).goodput_per_s)
+        show(first, evaluate(first, facts).goodput_per_s)
     better = simulate(first, facts, objective, find) if simulate and first else None
     if better:
         plan_found, objective = better.plan, replace(objective, slo_s=None)

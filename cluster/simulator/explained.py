@@ -23,6 +23,7 @@ from optimizer.search.exact import search
 
 GAP = 0.03  # of the planner
 WORTH = 0.01  # a change that brings less than this share is left out
+EFFORT = SimulationEffort(inputs=4_000, slos=SHORT_SLOS, most=80_000)  # of a step
 SINGLE, BATCHES, PACKING = "single inputs, no exits", "batches", "packing: texts without padding"
 EXITS, CONSTANT = "exits, in batches that shrink", "constant batches: survivors merge on their device"
 CUTS, TOGETHER = "cuts: splits on devices of their own", "this plan: kinds chained or side by side, other inputs"
@@ -49,7 +50,7 @@ class Change:
 
 
 def steps(plan: Plan, facts: Problem, objective: Objective, padded: Problem | None = None) -> Iterator[Step]:
-    """The steps from single inputs to this plan. `padded`: the same problem with every text padded to a common length."""
+    """The steps from single inputs to this plan. `padded`: the same problem, with texts padded to a common length."""
     first, best = padded or facts, partial(_best, objective=objective)
     yield best(SINGLE, first, _baselines(NO_EXITS, first, objective, single=True))
     yield best(BATCHES, first, _baselines(NO_EXITS, first, objective))
@@ -67,8 +68,7 @@ def _best(mechanism: str, facts: Problem, plans: Iterator[Plan], objective: Obje
     ordered = sorted(dict.fromkeys(plans), key=lambda each: -evaluate(each, facts).goodput_per_s)
     if not ordered or objective.slo_s is None:
         return Step(mechanism, 0.0, None)
-    effort = SimulationEffort(inputs=4_000, slos=SHORT_SLOS, most=80_000)
-    best = BestSoFar(facts, objective.slo_s, ordered[0], effort)
+    best = BestSoFar(facts, objective.slo_s, ordered[0], EFFORT)
     others = iter(ordered[1:])
     while best.improve(others):
         pass
@@ -100,8 +100,8 @@ def changes(facts: Problem, objective: Objective) -> list[Change]:
     now_per_s = _planned_per_s(facts, objective)
     if not now_per_s:
         return []
-    found = [Change(what, _planned_per_s(*changed()) / now_per_s) for what, changed in _changes(facts, objective)]
-    return sorted((each for each in found if each.times > 1 + WORTH), key=lambda each: -each.times)
+    better = [Change(what, _planned_per_s(*changed()) / now_per_s) for what, changed in _changes(facts, objective)]
+    return sorted((each for each in better if each.times > 1 + WORTH), key=lambda each: -each.times)
 
 
 def _planned_per_s(facts: Problem, objective: Objective) -> float:

@@ -183,6 +183,7 @@ class Lane:
         self.by_group = tuple(
             (group, tuple(stage for stage in self.stages if stage.group is group)) for group in self.groups
         )
+        self._first_of_groups = tuple({stage.group: stage for stage in reversed(self.promised)}.values())
         self.unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
         self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
@@ -202,8 +203,11 @@ class Lane:
 
     @property
     def room_left(self) -> float:
-        """The room that the next launch and recent ones left in the fullest stage, as a share of a full launch."""
-        fill = max([stage.fill for stage in self.promised])
+        """The room that the next launch and recent ones left where they were fullest, as a share of a full launch.
+
+        Of the stages that take turns on a group only the first tells: later ones wait until they are full.
+        """
+        fill = max([stage.fill for stage in self._first_of_groups])
         return max(0.0, 1.0 - max(fill, self.entry.weight / self.entry.stage.room))
 
     def alone_s(self, weight: int) -> float:

@@ -96,7 +96,7 @@ def test_the_promise_is_what_was_played_and_not_what_devices_compute(
     assert promise is not None
     assert promise.goodput_per_s == output["played"]["after_per_s"] != output["score"]["goodput_per_s"]
     assert json.loads(run(profile, *small, "--json"))["played"] is None
-    for slow in (["--one-pipeline"], ["--seconds", "1"], ["--max-splits", "1"], ["--rate", "10"]):
+    for slow in (["--one-pipeline"], ["--max-splits", "1"], ["--rate", "10"]):
         assert json.loads(run_played(profile, *small, *slow, "--json"))["played"] is None
 
 
@@ -121,11 +121,10 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     [
         (("--believed",), "--believed"),
         (
-            ("--seconds", "1"),
-            "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates",
+            ("--max-splits", "1"),
+            "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates",
         ),
         (("--rate", "10"), "only the most goodput within an SLO is, without another limit"),
-        (("--slo-ms", "9000"), "inputs arrive within the SLO, which takes long to simulate (--polish SECONDS does it)"),
     ],
 )
 def test_that_nothing_was_played_is_said_and_why(
@@ -267,3 +266,23 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     with pytest.raises(UserError, match=sentence) as error:
         run(profile, "--picture", "", *options)
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_within_some_seconds_is_simulated_too_and_so_is_one_for_any_rate(
+    profile: Path, small: tuple[str, ...]
+) -> None:
+    assert json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["played"]["after_per_s"] > 0
+    many = json.loads(run_played(profile, *small, "--json", "--devices", "v100=4000"))
+    assert many["played"]["cell"]["devices"] < many["played"]["cell"]["of_devices"] == 4000
+    promise = many["plan"]["promise"]["goodput_per_s"]
+    assert promise == pytest.approx(many["score"]["goodput_per_s"], rel=0.3)
+    assert promise > 4000 * 100
+    words = in_one_line(run_played(profile, *small, "--devices", "v100=4000"))
+    assert re.search(r"in a cell of \d+ of its 4000 devices, within [\d.]+ %", words)
+
+
+def test_what_is_not_measured_is_told_with_what_it_may_do_to_the_promise(profile: Path) -> None:
+    told = json.loads(run(profile, "--json", "--picture", ""))
+    low, high = told["goodput_span_per_s"]
+    assert low < told["plan"]["promise"]["goodput_per_s"] < high
+    assert f"the promise would be {low:,.0f} to {high:,.0f}/s" in in_one_line(run(profile, "--picture", ""))
