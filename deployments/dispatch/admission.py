@@ -22,6 +22,8 @@ MOST_OVER_UNAVOIDABLE = 2.0
 # Late inputs that may come together after a time in which few were late: a longer rush would break the promise.
 MOST_SAVED_INPUTS = 8.0
 OVER_ROOM = 4.0  # the share of inputs that may be late, as a multiple of the room that is left in launches
+TOO_LATE = 0.4  # where this share of the inputs is late, they cost others more than they gain
+LATE_RATE = 0.01  # the weight of one input in the learned share of late ones
 
 
 class Admitted(NamedTuple):
@@ -37,6 +39,7 @@ class Admission:
 
     def __init__(self) -> None:
         self._may_be_late = 1.0  # inputs
+        self._late = 0.0  # the share of recent inputs that were late
 
     def place(
         self, lanes: Sequence[Lane], now_s: float, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
@@ -63,7 +66,7 @@ class Admission:
         left_s, latest_s = deadline_s - expected.now_s, expected.latest_s
         alone = alone_risk(lane, expected, left_s, weight)
         lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
-        tolerated = _tolerated(lane, alone)
+        tolerated = self._tolerated(lane, alone)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
         if latest_s > left_s:
@@ -76,16 +79,27 @@ class Admission:
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", latest_s)
         risk = expected.late(left_s)
+        self._late -= LATE_RATE * self._late
         self._add(tolerated - risk)
         return risk
 
     def ended(self, risk: float, late: bool) -> None:
         """Count an input that ended. If estimates are too pessimistic, this leaves room for more inputs."""
+        self._late += LATE_RATE * late
         self._add(risk - late)
 
     def needed_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, weight: int = 1) -> float:
         """The time that an input needs to be admitted to this lane, if it has about `left_s`."""
-        return self._needed_s(expected, _tolerated(lane, alone_risk(lane, expected, left_s, weight)))
+        return self._needed_s(expected, self._tolerated(lane, alone_risk(lane, expected, left_s, weight)))
+
+    def _tolerated(self, lane: Lane, alone: float) -> float:
+        """The share of a lane's inputs that may be late, of those that are late with probability `alone` if alone.
+
+        If other inputs have enough time, an input with little time may not be late more often than they are.
+        """
+        unavoidable = MOST_OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
+        spare = OVER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
+        return max(MAX_LATE, min(MOST_RISK, max(unavoidable, spare)))
 
     def _needed_s(self, expected: ExpectedTimes, tolerated: float) -> float:
         """The time that an input needs. The tolerated share may always be late, even if more than that were late.
@@ -96,15 +110,6 @@ class Admission:
 
     def _add(self, inputs: float) -> None:
         self._may_be_late = max(-MOST_SAVED_INPUTS, min(MOST_SAVED_INPUTS, self._may_be_late + inputs))
-
-
-def _tolerated(lane: Lane, alone: float) -> float:
-    """The share of a lane's inputs that may be late, of those that are late with probability `alone` in an empty lane.
-
-    If other inputs have enough time, an input with little time may not be late more often than they are.
-    """
-    unavoidable = MOST_OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
-    return max(MAX_LATE, min(MOST_RISK, max(unavoidable, OVER_ROOM * lane.room_left)))
 
 
 def alone_risk(lane: Lane, expected: ExpectedTimes, left_s: float, weight: int) -> float:

@@ -27,6 +27,7 @@ PRIOR_LAUNCHES = 8  # the number of launches that the values before any measurem
 MOST_DELAY = 5.0  # the longest delay that is learned, in full launches: one outlier should not dominate
 SURE_SPREADS = 3.0  # beyond the mean plus this many spreads, almost no input is later
 MAX_LATE = 0.01  # the share of all inputs that may be late
+FULL = 0.9  # launches that are fuller than this share have no room left
 _STEEPNESS = 1.702  # the slope of the logistic curve that is closest to the normal distribution
 
 
@@ -208,7 +209,7 @@ class Lane:
         Of the stages that take turns on a group only the first tells: later ones wait until they are full.
         """
         fill = max([stage.fill for stage in self._first_of_groups])
-        return max(0.0, 1.0 - max(fill, self.entry.weight / self.entry.stage.room))
+        return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
 
     def alone_s(self, weight: int) -> float:
         """The planned time until half of the inputs have their answers, in a lane without other inputs."""

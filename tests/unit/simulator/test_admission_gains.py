@@ -19,10 +19,10 @@ from profiles.exits import ExitProfile
 from profiles.latency import LatencyTable
 from tests.helpers.everybody import EverybodyDispatcher
 
-INPUTS, SEEDS = 1500, (1, 2)
-# Where everybody is let in and more than this share is in time, the rate is at most about 1.2 times the promise.
-NEAR_PROMISE = 0.82
-CHANCE = 0.012  # of all inputs
+INPUTS, SEEDS = 1200, (1, 2)
+# Where everybody is let in and at least this share is in time, the rate is about 1.2 times the promise at most.
+NEAR_PROMISE = 0.9
+CHANCE = 0.015  # of all inputs
 
 
 @st.composite
@@ -65,7 +65,7 @@ def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> R
 
 
 @given(lanes(), st.sampled_from((1.2, 1.6, 2.5, 4.0)), st.sampled_from((1.0, 0.5, 0.7, 0.85, 1.2)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], slo_times: float, load: float) -> None:
     """`slo_times`: the SLO as a multiple of the latency of an input that is alone in the slowest lane."""
     facts, plan = problem
