@@ -6,7 +6,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exit_blocks
+from cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exits_at
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.messages import Limits
@@ -30,6 +30,7 @@ TURNS = 8  # how often a guess is corrected
 FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
 SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
 LOOKS = 10  # checks in a run whether too many inputs are lost already
+GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -171,5 +172,14 @@ def _simulation(world: World, rate_per_s: float, inputs: int, seed: int) -> tupl
         times_s = arrivals("gamma", rate_per_s, seconds, seed, cv=max(LEAST_CV, sqrt(world.share)))
     else:
         times_s = arrivals("poisson", rate_per_s, seconds, seed)
-    depths = exit_blocks(ExitProfile(world.facts.survival), len(times_s), np.random.default_rng(seed))
+    draws = _draws(world, len(times_s), np.random.default_rng(seed))
+    depths = exits_at(ExitProfile(world.facts.survival), draws)
     return Simulation(world, [(times_s, depths)], seconds, seed), len(times_s)
+
+
+def _draws(world: World, count: int, random: np.random.Generator) -> Floats:
+    """Draws from 0 to 1. Those of a cell vary as much as its fleet's in sum: all but its share are an even sequence."""
+    if world.share == 1:
+        return random.random(count)
+    even = (random.random() + GOLDEN * np.arange(count)) % 1.0
+    return np.where(random.random(count) < world.share, random.random(count), even)
