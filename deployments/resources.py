@@ -5,12 +5,14 @@ from typing import Any
 
 from deployments.config import AppConfig
 from deployments.named import VIRTUAL
+from profiles.devices import kind_of
 
 Resources = Mapping[str, float]  # amounts by Ray's names of resources
 
 KIND = "isobatch.io/kind"  # a node's label for the kind of its devices, set by the owner of the cluster
 _ACCELERATOR = "accelerator_type:"  # a node's resource for its kind of GPU has this prefix
 _ACCELERATOR_AMOUNT = 0.001  # the amount of that resource by which Ray requests a node that has it
+_RAY_NAMES = {"a6000": "RTX-A6000"}  # Ray's names of kinds that are not the kind in capitals
 _ROUNDING = 1e-6
 DEFAULT_CPUS = 1.0  # Serve's default for a replica without num_cpus
 
@@ -18,12 +20,16 @@ DEFAULT_CPUS = 1.0  # Serve's default for a replica without num_cpus
 
 
 def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
-    """A node's resources, with the kind of GPU from the node's label instead of Ray's name for the GPU.
+    """A node's resources, with the kind of its GPUs as plans name it: from the node's label, else from Ray's name.
 
-    >>> by_label({"GPU": 2.0, "accelerator_type:A100": 1.0}, {"Labels": {"isobatch.io/kind": "a100-80g"}})
-    {'GPU': 2.0, 'accelerator_type:A100-80G': 1.0}
+    >>> by_label({"GPU": 2.0, "accelerator_type:A100": 1.0}, {"Labels": {"isobatch.io/kind": "a100-40g"}})
+    {'GPU': 2.0, 'accelerator_type:A100-40G': 1.0}
+    >>> by_label({"GPU": 1.0, "accelerator_type:RTX-A6000": 1.0}, {})
+    {'GPU': 1.0, 'accelerator_type:A6000': 1.0}
     """
-    if not (kind := node.get("Labels", {}).get(KIND)) or "GPU" not in resources:
+    names = accelerators(resources)
+    kind = node.get("Labels", {}).get(KIND) or (kind_of(names[0]) if names else None)
+    if not kind or "GPU" not in resources:
         return resources
     others = {name: amount for name, amount in resources.items() if not name.startswith(_ACCELERATOR)}
     return others | {f"{_ACCELERATOR}{kind.upper()}": 1.0}
@@ -89,8 +95,16 @@ def replica_options(config: AppConfig, kind: str, labelled: bool = False) -> dic
 
 
 def gpu_options(kind: str, labelled: bool) -> dict[str, Any]:
-    """Ray's options for a replica on a GPU of this kind."""
-    return {"num_gpus": 1} | ({"label_selector": {KIND: kind}} if labelled else {"accelerator_type": kind.upper()})
+    """Ray's options for a replica on a GPU of this kind.
+
+    >>> gpu_options("a6000", labelled=False)
+    {'num_gpus': 1, 'accelerator_type': 'RTX-A6000'}
+    >>> gpu_options("a100-40g", labelled=True)
+    {'num_gpus': 1, 'label_selector': {'isobatch.io/kind': 'a100-40g'}}
+    """
+    if labelled:
+        return {"num_gpus": 1, "label_selector": {KIND: kind}}
+    return {"num_gpus": 1, "accelerator_type": _RAY_NAMES.get(kind, kind.upper())}
 
 
 def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
@@ -101,8 +115,8 @@ def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
     """
     options = replica_options(config, kind)
     needs = dict(requested_amounts(options))
-    if accelerator := options.get("accelerator_type"):
-        needs[f"{_ACCELERATOR}{accelerator}"] = _ACCELERATOR_AMOUNT
+    if "accelerator_type" in options:
+        needs[f"{_ACCELERATOR}{kind.upper()}"] = _ACCELERATOR_AMOUNT
     return needs
 
 

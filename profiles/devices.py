@@ -1,5 +1,6 @@
 """The devices that a plan may use, the links between them, and a catalogue of known kinds."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -98,11 +99,31 @@ CATALOGUE: dict[str, DeviceKind] = {
     "a40": _kind(48, 0.85, 37.4, 149.7, 696, 24, 10),  # as an A6000, the same chip
     "a6000": _kind(48, 0.80, 38.7, 154.8, 768, 24, 10),  # Lambda 0.80
     "l40s": _kind(48, 1.86, 91.6, 362, 864, 24, 20),  # AWS g6e.xlarge 1.861
+    "a100-40g": _kind(40, 3.67, 19.5, 312, 1555, 24, 50),  # GCP a2-highgpu-1g 3.673
     "a100": _kind(80, 3.67, 19.5, 312, 2039, 24, 50),  # 80 GB: Azure NC24ads A100 v4 3.673
     "h100": _kind(80, 6.93, 67, 989, 3350, 50, 100),  # AWS p5 6.88, Azure NC40ads H100 v5 6.98
     "h200": _kind(141, 7.91, 67, 989, 4800, 50, 100),  # AWS p5en 7.91
     "cpu": _kind(16, 0.19, 0.38, 0.38, 20, 12, 10),  # 4 vCPUs with 16 GB: AWS m6i.xlarge 0.192, Azure D4s v5 0.192
 }
+
+
+def kind_of(device_name: str) -> str:
+    """The catalogue's kind of a device, by the name that its driver or Ray reports, or a kind made from that name.
+
+    A slice of a device, or a device with another memory size than the catalogue's, is another kind.
+
+    >>> kind_of("NVIDIA A100-SXM4-80GB"), kind_of("NVIDIA A100-SXM4-40GB"), kind_of("RTX-A6000"), kind_of("Radeon VII")
+    ('a100', 'a100-40g', 'a6000', 'radeon-vii')
+    >>> kind_of("Tesla V100-SXM2-32GB"), kind_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    ('tesla-v100-sxm2-32gb', 'h100-80gb-hbm3-mig-1g-10gb')
+    """
+    words: list[str] = re.findall(r"[a-z0-9]+", device_name.lower())
+    name = next((word for word in words if word in CATALOGUE), "")
+    memories_gb = {int(size) for size in re.findall(r"(\d+)gb?\b", device_name.lower())}
+    for kind in (name, *(f"{name}-{size}g" for size in memories_gb)):
+        if kind in CATALOGUE and "mig" not in words and memories_gb <= {CATALOGUE[kind].memory_bytes // GB}:
+            return kind
+    return "-".join(word for word in words if word != "nvidia")
 
 
 def known_kind(kind: str) -> DeviceKind:

@@ -15,7 +15,6 @@ from cluster.profiling.block_times import (
     SampleInputs,
     exits_from_rules,
     in_batches,
-    kind_of,
     sample_inputs,
     timed,
     timed_block_ranges,
@@ -31,6 +30,7 @@ from deployments.named import DEMO_NAME
 from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import LabelNames, labels_of, sampled
 from optimizer.plan import Plan
+from profiles.devices import kind_of
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, differ

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.profiling.block_times import kind_of, lengths_of, sample_inputs, timed
+from cluster.profiling.block_times import lengths_of, sample_inputs, timed
 from cluster.profiling.datasheets import tables as derived
 from deployments.models import checkpoint, load
 from deployments.models.encode import Encoder
 from deployments.prepare.cascades import Candidate
 from profiles.cascade_tables import cascade_table, edge_bytes
+from profiles.devices import kind_of
 from profiles.files import Profile
 from profiles.latency import LatencyTable
 from profiles.lengths import Lengths

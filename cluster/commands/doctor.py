@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,32 @@ LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
 HOST = "127.0.0.1"
+DRIVER_ANSWERS_WITHIN_S = 20.0
+ONLY_FATAL = 4  # of ONNX Runtime's severities
+CUDA_PROVIDER = "CUDAExecutionProvider"
 PORTS = {8000: "--port", 8001: "--grpc-port"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVIDIA's driver describes it."""
+
+    name: str
+    driver: str
+    capability: str
+
+
+@dataclass(frozen=True)
+class CudaNeeds:
+    """The oldest driver and the oldest generation of GPUs that a version of CUDA runs with."""
+
+    driver: int
+    capability: float
+    first: str  # the oldest generation
+
+
+# By CUDA's major version, from the release notes of NVIDIA's toolkit.
+CUDA_NEEDS = {12: CudaNeeds(525, 5.0, "Maxwell"), 13: CudaNeeds(580, 7.5, "Turing")}
 CheckResult = tuple[str, str]  # the result, and what to do; empty where nothing is wrong
 
 
@@ -80,11 +106,68 @@ def _packages() -> CheckResult:
 def _devices() -> CheckResult:
     import torch
 
-    count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
-    if not count and shutil.which("nvidia-smi"):
-        return f"torch {torch.__version__}", "there is a driver, but torch sees no GPU: is it a CPU build?"
-    return f"torch {torch.__version__}, {names or 'no GPU: networks run on the CPU'}", ""
+    installed, gpus = f"torch {torch.__version__}", gpus_by_driver()
+    for gpu in gpus:
+        if wrong := gpu_obstacle(gpu, torch.version.cuda):
+            return installed, wrong
+    if gpus and not torch.cuda.device_count():
+        return installed, f"the driver shows {gpus[0].name}, but torch cannot use it: is CUDA_VISIBLE_DEVICES empty?"
+    return f"{installed}, {', '.join(gpu.name for gpu in gpus) or 'no GPU: networks run on the CPU'}", ""
+
+
+def gpus_by_driver() -> list[Gpu]:
+    """The GPUs that NVIDIA's driver shows; none without a driver."""
+    if not (program := shutil.which("nvidia-smi")):
+        return []
+    query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    result = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_ANSWERS_WITHIN_S)
+    if result.returncode:
+        raise UserError(f"nvidia-smi: {(result.stdout + result.stderr).strip().partition(chr(10))[0]}")
+    return [Gpu(*map(str.strip, line.split(","))) for line in result.stdout.splitlines() if line.strip()]
+
+
+def gpu_obstacle(gpu: Gpu, cuda: str | None) -> str:
+    """What keeps torch, built for this version of CUDA, from computing on a GPU; empty if nothing does.
+
+    >>> gpu_obstacle(Gpu("NVIDIA L4", "570.86.15", "8.9"), "13.0")
+    "NVIDIA L4: torch's CUDA 13.0 needs driver 580 or newer, this is 570.86.15"
+    >>> gpu_obstacle(Gpu("Tesla V100-SXM2-16GB", "580.65.06", "7.0"), "13.0")
+    "Tesla V100-SXM2-16GB: torch's CUDA 13.0 needs compute capability 7.5 (Turing), this has 7.0: docs/gpu.md"
+    >>> gpu_obstacle(Gpu("NVIDIA L4", "580.65.06", "8.9"), "13.0")
+    ''
+    """
+    if cuda is None:
+        return f"{gpu.name} is here, but this torch is a CPU build: install a CUDA build, as docs/gpu.md says"
+    needs = CUDA_NEEDS.get(int(cuda.partition(".")[0]))
+    if needs and int(gpu.driver.partition(".")[0]) < needs.driver:
+        return f"{gpu.name}: torch's CUDA {cuda} needs driver {needs.driver} or newer, this is {gpu.driver}"
+    if needs and float(gpu.capability) < needs.capability:
+        wanted = f"compute capability {needs.capability} ({needs.first})"
+        return f"{gpu.name}: torch's CUDA {cuda} needs {wanted}, this has {gpu.capability}: docs/gpu.md"
+    return ""
+
+
+def _onnx_runtime() -> CheckResult:
+    """Whether ONNX Runtime loads its CUDA provider where there is a GPU: without it, it computes on the CPU."""
+    import onnxruntime
+
+    installed = f"onnxruntime {onnxruntime.__version__}"
+    if not gpus_by_driver():
+        return installed, ""
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        return installed, "this is a CPU build, but there is a GPU: install onnxruntime-gpu in its place"
+    onnxruntime.set_default_logger_severity(ONLY_FATAL)  # what does not load is this check's result
+    loaded = onnxruntime.InferenceSession(_smallest_graph(), providers=[CUDA_PROVIDER]).get_providers()
+    return installed, "" if CUDA_PROVIDER in loaded else "its CUDA libraries do not load: backend onnx has no GPU"
+
+
+def _smallest_graph() -> bytes:
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "smallest", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return bytes(model.SerializeToString())
 
 
 def _ray() -> CheckResult:
@@ -136,6 +219,7 @@ LOOKS: dict[str, Callable[[], CheckResult]] = {
     "python": _python,
     "packages": _packages,
     "devices": _devices,
+    "onnx runtime": _onnx_runtime,
     "ray": _ray,
     "haproxy": _proxy,
     "ports": _ports,

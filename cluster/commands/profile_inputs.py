@@ -12,7 +12,6 @@ from cluster.profiling.block_times import (
     SampleInputs,
     exits_from_rules,
     in_batches,
-    kind_of,
     lengths_of,
     report,
     sample_inputs,
@@ -28,7 +27,7 @@ from deployments.models.backends import INT8, make_ready, on_backend, weights_dt
 from deployments.models.served_model import ServedModel
 from deployments.prepare.data import Columns, rows, taken
 from deployments.prepare.sample import sampled
-from profiles.devices import known_kinds
+from profiles.devices import kind_of, known_kinds
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile, load, save

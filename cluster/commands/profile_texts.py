@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from cluster.profiling import launch_prices
-from cluster.profiling.block_times import kind_of, source_of, uncatalogued
+from cluster.profiling.block_times import source_of, uncatalogued
 from cluster.profiling.launch_estimates import estimated_table
 from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of
 from deployments.decoding.config import cached_profile
@@ -17,7 +17,7 @@ from deployments.folders import locked, weights_of
 from deployments.models.backends import warn_of_ramp_dtype
 from deployments.models.loading import resolve_device
 from deployments.named import built_in
-from profiles.devices import known_kinds
+from profiles.devices import kind_of, known_kinds
 from profiles.errors import UserError
 from profiles.measure import device_name
 from profiles.text_profile import (

@@ -1,6 +1,5 @@
 """Profiles a checkpoint on this machine: makes inputs for it, names the device, and reports the result."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from deployments.progress import show
 from deployments.replica.split import SplitReplica
 from deployments.transport.holdings import Share
 from deployments.transport.orders import Order
-from profiles.devices import CATALOGUE, GB
+from profiles.devices import CATALOGUE
 from profiles.errors import UserError
 from profiles.evidence import EVIDENCE, Evidence
 from profiles.exits import ExitProfile
@@ -181,24 +180,6 @@ def _bar(tables: int) -> Iterator[Callable[[int, float, str], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("timing", total=tables)
         yield lambda done, share, what: progress.update(task, completed=done + share, description=f"timing {what}")
-
-
-def kind_of(device_name: str) -> str:
-    """The catalogue's kind of a device, by the name that its driver reports, or a kind made from that name.
-
-    A slice of a device, or a device with another memory size than the catalogue's, is another kind.
-
-    >>> kind_of("NVIDIA A100-SXM4-80GB"), kind_of("NVIDIA L40S"), kind_of("NVIDIA RTX A6000"), kind_of("Radeon VII")
-    ('a100', 'l40s', 'a6000', 'radeon-vii')
-    >>> kind_of("NVIDIA A100-SXM4-40GB"), kind_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-    ('a100-sxm4-40gb', 'h100-80gb-hbm3-mig-1g-10gb')
-    """
-    words: list[str] = re.findall(r"[a-z0-9]+", device_name.lower())
-    known = next((word for word in words if word in CATALOGUE), None)
-    memories_gb = {int(size) for size in re.findall(r"(\d+)gb\b", device_name.lower())}
-    if known and "mig" not in words and memories_gb <= {CATALOGUE[known].memory_bytes // GB}:
-        return known
-    return "-".join(word for word in words if word != "nvidia")
 
 
 def uncatalogued(kind: str) -> str | None:

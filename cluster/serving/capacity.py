@@ -164,8 +164,8 @@ def _decoding(config: DecoderConfig, has: Resources) -> dict[str, float]:
     """What a decoder's replicas need; raise UserError if the cluster has less, even if nothing else runs."""
     owner = f"Ray has {_as_text(has)}"
     for kind, planned in config.per_kind().items():
-        wanted = planned.replica_options(kind).get("accelerator_type")
-        if wanted and wanted not in accelerators(has) and kind not in has:
+        on_gpu = "accelerator_type" in planned.replica_options(kind)
+        if on_gpu and kind.upper() not in accelerators(has) and kind not in has:
             raise UserError(f"{config.plan} runs on {kind}; this {owner}: plan for these devices")
     needs = _amounts_of_decoder(config)
     if needs["GPU"] and not config.plan and not has.get("GPU"):

@@ -1,8 +1,10 @@
 """Attention inside each text of a packed batch, in place of Hugging Face's own attention."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -35,8 +37,15 @@ def is_fused(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch has a kernel for this device and precision that needs no padding at all."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
-    has_kernel = find_spec("torch.nn.attention.varlen") is not None
-    return has_kernel and torch.cuda.get_device_capability(device) >= FUSED_CAPABILITY
+    return has_kernel() and torch.cuda.get_device_capability(device) >= FUSED_CAPABILITY
+
+
+@cache
+def has_kernel(module: str = "torch.nn.attention.varlen") -> bool:
+    """Whether this torch has the kernel, and the kernel takes the scale of the scores: that of torch 2.10 does not."""
+    if find_spec(module) is None:
+        return False
+    return "scale" in signature(import_module(module).varlen_attn).parameters
 
 
 def attend(

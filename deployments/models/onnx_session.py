@@ -1,10 +1,9 @@
 """One ONNX graph ready to run: it reads and writes tensors in place, on host or device, without copies."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
+
+from profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ _ELEMENTS: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
 }
 Provider = tuple[str, dict[str, str]]
+CUDA_PROVIDER = "CUDAExecutionProvider"
 NOT_RECORDED = -1  # the "gpu_graph_id" of a launch that ONNX Runtime does not record
 
 
@@ -126,30 +128,46 @@ class Session:
 
     def _open(self, path: Path, records: bool) -> tuple[Any, bool]:
         """A graph with a node that only the host can run cannot be recorded, but it can be run."""
-        given = providers(self._device, path.parent, self._side_stream.handle, records)
+        given = providers(self._device, self._side_stream.handle, records)
         try:
-            return ort.InferenceSession(str(path), _options(), providers=given), records
+            session = ort.InferenceSession(str(path), _options(), providers=given)
         except Exception:
             if not records:
                 raise
             log.exception("%s is not recorded as CUDA graphs", path)
             return self._open(path, records=False)
+        check_providers(self._device, session.get_providers())
+        return session, records
 
 
-def providers(device: torch.device, cache: Path, stream: int, records: bool) -> list[Provider]:
+def providers(device: torch.device, stream: int, records: bool) -> list[Provider]:
     """ONNX Runtime's execution providers, the fastest first: each runs the nodes that it can, the next one the others.
 
-    >>> providers(torch.device("cpu"), Path("cache"), stream=0, records=False)
+    TensorRT is not among them: it builds an engine for each new shape, which takes tens of seconds.
+
+    >>> providers(torch.device("cpu"), stream=0, records=False)
     [('CPUExecutionProvider', {})]
     """
     host: Provider = ("CPUExecutionProvider", {})
     if device.type != "cuda":
         return [host]
-    common = {"device_id": str(device.index or 0), "user_compute_stream": str(stream)}
-    cuda = common | {"arena_extend_strategy": "kSameAsRequested"}
+    cuda = {
+        "device_id": str(device.index or 0),
+        "user_compute_stream": str(stream),
+        "arena_extend_strategy": "kSameAsRequested",
+    }
     if records:  # only a graph that a single provider runs can be recorded
-        return [("CUDAExecutionProvider", cuda | {"enable_cuda_graph": "1"}), host]
-    return [*_tensorrt(common, cache), ("CUDAExecutionProvider", cuda), host]
+        cuda["enable_cuda_graph"] = "1"
+    return [(CUDA_PROVIDER, cuda), host]
+
+
+def check_providers(device: torch.device, loaded: Sequence[str]) -> None:
+    """Raise UserError where ONNX Runtime would compute on the host: it does so silently if CUDA cannot be loaded."""
+    if device.type == "cuda" and CUDA_PROVIDER not in loaded:
+        raise UserError(
+            f"ONNX Runtime cannot use {device}: it loaded only {', '.join(loaded)}. 'isobatch doctor' says what is "
+            "missing; backend: torch runs without it"
+        )
 
 
 def run_options(device: torch.device, graph: int | None) -> Any:
@@ -161,14 +179,6 @@ def run_options(device: torch.device, graph: int | None) -> Any:
         if graph is not None:
             options.add_run_config_entry("gpu_graph_id", str(graph))
     return options
-
-
-def _tensorrt(common: Mapping[str, str], cache: Path) -> list[Provider]:
-    """TensorRT, if it is installed. Its engines take minutes to build, so they are cached beside the graph."""
-    if find_spec("tensorrt") is None or "TensorrtExecutionProvider" not in ort.get_available_providers():
-        return []
-    engines = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(cache), "trt_timing_cache_enable": "1"}
-    return [("TensorrtExecutionProvider", {**common, **engines})]
 
 
 def _options() -> Any:

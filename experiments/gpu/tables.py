@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from cluster.bench.recorded_exits import with_recorded_exits
-from cluster.profiling.block_times import SampleInputs, kind_of, timed, timed_block_ranges
+from cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
 from cluster.profiling.datasheets import shape_of
 from deployments.models.backends import served
 from deployments.models.interface import BackedModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
-from profiles.devices import CATALOGUE
+from profiles.devices import CATALOGUE, kind_of
 from profiles.files import Profile, load, save
 from profiles.latency import LatencyTable
 from profiles.measure import device_name

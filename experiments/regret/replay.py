@@ -50,6 +50,11 @@ def _beside(case: ReplayedTrace, run: Led, cores: Executor) -> Replay:
         f"{replay.regret:.2%}, in the worst hour {replay.worst_hour:.2%}, {len(replay.harmed)} windows harmed, "
         f"{replay.hindsight_share:.2%} of hindsight's"
     )
+    for window in replay.harmed:
+        console.print(
+            f"{case.name}, harmed at {window * run.window_s:.0f} s: {run.arrived[window]} came, {run.good[window]} in "
+            f"time; the plan before answers {fixed[replay.judged[window], window]}"
+        )
     return replay
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deployments import load as load_network
 from deployments.exits import Decision, Range, takes
 from deployments.folders import cache_directory, locked, replacing
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -50,6 +51,13 @@ def leaves(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
 def texts(count: int, seed: int = 0) -> list[str]:
     drawn = np.random.default_rng(seed).integers(0, len(WORDS), (count, WORDS_OF_A_TEXT))
     return [" ".join(WORDS[word] for word in row) for row in drawn]
+
+
+def survival_of(inputs: list[str]) -> tuple[float, ...]:
+    """The share of these texts that enters each block, by the network itself; chance makes it another than SURVIVAL."""
+    answers = load_network(checkpoint(), dtype=DTYPE).predict(inputs)
+    left = np.array([answer.exit_block for answer in answers])
+    return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
 def checkpoint() -> Path:

@@ -1,9 +1,11 @@
 """What `isobatch doctor` finds wrong, each by breaking it."""
 
+import os
 import socket
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
@@ -67,3 +69,22 @@ def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert result.output.splitlines()[1] == "wrong two: broken: mend it"
+
+
+def test_gpus_are_read_from_the_driver_and_a_driver_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def driver(script: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    driver("echo 'NVIDIA L4, 570.86.15, 8.9'")
+    assert doctor.gpus_by_driver() == [doctor.Gpu("NVIDIA L4", "570.86.15", "8.9")]
+    assert "NVIDIA L4 is here, but this torch is a CPU build" in found("devices").wrong
+    assert found("onnx runtime").wrong == "its CUDA libraries do not load: backend onnx has no GPU"
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert "this is a CPU build, but there is a GPU" in found("onnx runtime").wrong
+    driver("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    assert found("devices").wrong == "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from cluster.cli import app, main
 from cluster.profiling.block_times import (
     exits_from_rules,
-    kind_of,
     replica_adds_s,
     report,
     texts,
@@ -28,6 +27,7 @@ from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from deployments.prepare.sample import sampled
 from profiles.curves import BACKENDS, DTYPES
 from profiles.datasheet import datasheet_table
+from profiles.devices import kind_of
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.files import Profile
@@ -226,7 +226,6 @@ def test_a_kind_without_datasheet_is_refused_first(checkpoint: Path, tmp_path: P
 def test_a_device_that_no_plan_can_use_is_told() -> None:
     assert uncatalogued("a100") is None
     assert "no plan can use a geforce-rtx-4090" in str(uncatalogued(kind_of("NVIDIA GeForce RTX 4090")))
-    assert kind_of("Tesla V100-SXM2-32GB") == "tesla-v100-sxm2-32gb"
 
 
 @pytest.mark.usefixtures("no_clock")

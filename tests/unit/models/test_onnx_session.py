@@ -7,26 +7,31 @@ import pytest
 import torch
 
 from deployments.models import onnx_session
-from deployments.models.onnx_session import providers, run_options
+from deployments.models.onnx_session import check_providers, providers, run_options
+from profiles.errors import UserError
 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
 
 
 def test_a_session_that_records_has_one_provider_and_a_stream_of_its_own() -> None:
-    (name, options), host = providers(CUDA, Path("cache"), stream=4711, records=True)
+    (name, options), host = providers(CUDA, stream=4711, records=True)
     assert name == "CUDAExecutionProvider"
     assert options["enable_cuda_graph"] == "1"
     assert (options["device_id"], options["user_compute_stream"]) == ("1", "4711")
     assert host == ("CPUExecutionProvider", {})
 
 
-def test_others_do_not_record_and_may_have_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_session, "find_spec", lambda package: package)
-    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: ["TensorrtExecutionProvider"])
-    found = dict(providers(CUDA, Path("cache"), stream=4711, records=False))
-    assert list(found) == ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert "enable_cuda_graph" not in found["CUDAExecutionProvider"]
-    assert found["TensorrtExecutionProvider"]["trt_engine_cache_path"] == "cache"
+def test_other_sessions_do_not_record_and_never_use_tensorrt() -> None:
+    given = dict(providers(CUDA, stream=4711, records=False))
+    assert list(given) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert "enable_cuda_graph" not in given["CUDAExecutionProvider"]
+
+
+def test_a_gpu_that_onnx_runtime_cannot_use_is_an_error() -> None:
+    check_providers(CUDA, ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    check_providers(HOST, ["CPUExecutionProvider"])
+    with pytest.raises(UserError, match=r"cannot use cuda:1: it loaded only CPUExecutionProvider\."):
+        check_providers(CUDA, ["CPUExecutionProvider"])
 
 
 def test_a_run_is_not_waited_for_and_says_which_recording_it_is() -> None:
@@ -44,7 +49,7 @@ def test_what_cannot_be_recorded_is_run(
     def refuse(path: str, options: object, providers: list[onnx_session.Provider]) -> object:
         if "enable_cuda_graph" in providers[0][1]:
             raise onnx_session.ort.capi.onnxruntime_pybind11_state.Fail("cannot use the graph capture feature")
-        return SimpleNamespace(get_inputs=list, get_outputs=list)
+        return SimpleNamespace(get_inputs=list, get_outputs=list, get_providers=lambda: ["CUDAExecutionProvider"])
 
     monkeypatch.setattr(onnx_session, "SideStream", lambda device: SimpleNamespace(handle=4711))
     monkeypatch.setattr(onnx_session.ort, "InferenceSession", refuse)
