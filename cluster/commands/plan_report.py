@@ -1,6 +1,7 @@
 """The tables that `isobatch plan` prints."""
 
 from collections.abc import Iterator
+from math import ceil
 
 from rich.table import Table
 
@@ -17,12 +18,23 @@ def tables(result: PlanResult, objective: Objective, surprises: bool, shortfalls
     yield _baselines(result)
     yield from map(str, result.batch_gains)
     yield from _estimated(result)
+    yield from _fronts(result, objective)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
     if surprises:
         yield _surprises(result)
     if shortfalls:
         yield _losses(result, objective)
+
+
+def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
+    """Say how many fronts the promise needs, where one holds too few inputs at once."""
+    from deployments.config import INSIDE_A_FRONT
+
+    inside = (result.plan.promise.goodput_per_s if result.plan.promise else 0.0) * (objective.slo_s or 0.0)
+    if inside > INSIDE_A_FRONT:
+        fronts = ceil(inside / INSIDE_A_FRONT)
+        yield f"Up to {inside:,.0f} inputs are inside at once, a front holds {INSIDE_A_FRONT:,}: front_replicas: {fronts}."
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:

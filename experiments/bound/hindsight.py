@@ -4,8 +4,9 @@ The rules are to let everybody in, and to refuse whoever finds more than some nu
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,14 +32,16 @@ class Hindsight(NamedTuple):
 
 
 class CappedDispatcher(Dispatcher):
-    """Lets in whoever finds fewer inputs inside than `most`."""
+    """Lets in whoever finds fewer inputs inside than a number."""
 
-    most = inf
+    def __init__(self, most: float, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._most = most
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
     ) -> Ticket | Refusal:
-        if self.inside >= self.most:
+        if self.inside >= self._most:
             return Refusal("too many inside", 0.0)
         return self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
 
@@ -46,18 +49,14 @@ class CappedDispatcher(Dispatcher):
 def hindsight(world: World, promised_per_s: float, seed: int) -> list[Hindsight]:
     """By load, for this plan."""
     inside = world.slo_s * promised_per_s
-    rules = [_capped(inf), *(_capped(max(1.0, share * inside)) for share in SHARES)]
+    caps = [inf, *(max(1.0, share * inside) for share in SHARES)]
     found = []
     for load in LOADS:
         ours = _run(world, load * promised_per_s, seed, Dispatcher)
-        best = max(_run(world, load * promised_per_s, seed, rule).good for rule in rules)
+        best = max(_run(world, load * promised_per_s, seed, partial(CappedDispatcher, most)).good for most in caps)
         late = ours.answered - ours.good + ours.expired
         found.append(Hindsight(best / max(1, ours.good) - 1, late / max(1, ours.arrived - ours.refused)))
     return found
-
-
-def _capped(most: float) -> type[Dispatcher]:
-    return type("Capped", (CappedDispatcher,), {"most": most})
 
 
 def _run(world: World, rate: float, seed: int, dispatcher: Callable[..., Dispatcher]) -> Report:
