@@ -34,7 +34,8 @@ def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
     inside = (result.plan.promise.goodput_per_s if result.plan.promise else 0.0) * (objective.slo_s or 0.0)
     if inside > INSIDE_A_FRONT:
         fronts = ceil(inside / INSIDE_A_FRONT)
-        yield f"Up to {inside:,.0f} inputs are inside at once, a front holds {INSIDE_A_FRONT:,}: front_replicas: {fronts}."
+        holds = f"a front holds {INSIDE_A_FRONT:,}"
+        yield f"Up to {inside:,.0f} inputs are inside at once, and {holds}: serve with front_replicas: {fronts}."
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:

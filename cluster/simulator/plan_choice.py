@@ -12,7 +12,7 @@ The effort is counted in simulated inputs, not in seconds, so that the same prob
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, tee
+from itertools import chain, islice, tee
 from math import inf, sqrt
 
 from cluster.simulator.cells import SIZE, CellError, world_of
@@ -47,6 +47,9 @@ LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_S
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
+RIVALS = (
+    6  # the first simple plans, which are the baselines with slack and without: they are simulated with other inputs
+)
 
 
 def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
@@ -269,7 +272,7 @@ def best_simulated(
         pass
     while search.improve(_most_promising_first(search.best, facts, objective)):
         pass
-    return search.choose(plan, rivals)
+    return search.choose(plan, islice(rivals, RIVALS))
 
 
 def best_by_moves(plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort) -> SimulatedChoice:
