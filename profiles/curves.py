@@ -190,7 +190,7 @@ def curve_table(
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """The multiples of a table's times between which nine of ten real ones were, of devices or networks held out."""
 
     low: float
@@ -198,17 +198,17 @@ class Span:
 
 
 @cache
-def _spans() -> dict[tuple[str, str], Span]:
+def _spans() -> dict[tuple[str, str], TimeSpan]:
     """By origin and backend, as `python -m experiments.curves.run` wrote them; the backend "" stands for all."""
     with SPANS_FILE.open(newline="") as file:
         rows = csv.DictReader(file)
-        return {(row["origin"], row["backend"]): Span(float(row["low"]), float(row["high"])) for row in rows}
+        return {(row["origin"], row["backend"]): TimeSpan(float(row["low"]), float(row["high"])) for row in rows}
 
 
-def span_of(table: LatencyTable) -> Span:
+def span_of(table: LatencyTable) -> TimeSpan:
     """How far off the times of a table may be; a measured one counts as right."""
     if table.origin == MEASURED:
-        return Span(1.0, 1.0)
+        return TimeSpan(1.0, 1.0)
     return _spans().get((table.origin, table.backend or ""), _spans()[table.origin, ""])
 
 

@@ -10,7 +10,7 @@ import typer
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.simulator.explained import Change, Step
+    from cluster.simulator.explained import Improvement, MechanismStep
     from optimizer import Plan, Problem
     from profiles.files import Profile
 
@@ -94,7 +94,7 @@ def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | Non
     return facts, problem(measured, devices, links, survival, length=longest)
 
 
-def _table(all_steps: "list[Step]") -> "object":
+def _table(all_steps: "list[MechanismStep]") -> "object":
     from rich.table import Table
 
     table = Table("mechanism", "goodput", "change", "of this plan", title="step by step, each with those before it")
@@ -110,14 +110,14 @@ def _table(all_steps: "list[Step]") -> "object":
     return table
 
 
-def _words(more: "list[Change]") -> list[str]:
+def _words(more: "list[Improvement]") -> list[str]:
     if not more:
         return ["By the planner's estimates, nothing that it knows would bring 1 % more."]
     lines = [f"  {each.what}: {each.times - 1:+.0%}" for each in more]
     return ["What would bring more, by the planner's estimates, each change alone:", *lines]
 
 
-def _draw(all_steps: "list[Step]", path: Path) -> None:
+def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
     """A waterfall: each bar goes from the goodput before a step to the one after it."""
     from matplotlib.figure import Figure
 
@@ -139,5 +139,5 @@ def _draw(all_steps: "list[Step]", path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _color(step: "Step", before: float, gain: str, loss: str) -> str:
+def _color(step: "MechanismStep", before: float, gain: str, loss: str) -> str:
     return gain if step.goodput_per_s >= before else loss

@@ -30,7 +30,7 @@ CUTS, TOGETHER = "cuts: splits on devices of their own", "this plan: kinds chain
 
 
 @dataclass(frozen=True)
-class Step:
+class MechanismStep:
     """A mechanism, and the inputs per second that are answered in time with it and all before it; 0: there is no plan.
 
     `plan`: the best plan up to here; None: there is none.
@@ -42,14 +42,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Change:
+class Improvement:
     """A change of the devices or the SLO, and the goodput of the best plan then, as a multiple of the present one."""
 
     what: str
     times: float
 
 
-def steps(plan: Plan, facts: Problem, objective: Objective, padded: Problem | None = None) -> Iterator[Step]:
+def steps(plan: Plan, facts: Problem, objective: Objective, padded: Problem | None = None) -> Iterator[MechanismStep]:
     """The steps from single inputs to this plan. `padded`: the same problem, with texts padded to a common length."""
     first, best = padded or facts, partial(_best, objective=objective)
     yield best(SINGLE, first, _baselines(NO_EXITS, first, objective, single=True))
@@ -63,16 +63,16 @@ def steps(plan: Plan, facts: Problem, objective: Objective, padded: Problem | No
     yield best(TOGETHER, facts, iter([replace(plan, promise=None)]))
 
 
-def _best(mechanism: str, facts: Problem, plans: Iterator[Plan], objective: Objective) -> Step:
+def _best(mechanism: str, facts: Problem, plans: Iterator[Plan], objective: Objective) -> MechanismStep:
     """The best of these plans, by short runs."""
     ordered = sorted(dict.fromkeys(plans), key=lambda each: -evaluate(each, facts).goodput_per_s)
     if not ordered or objective.slo_s is None:
-        return Step(mechanism, 0.0, None)
+        return MechanismStep(mechanism, 0.0, None)
     best = BestSoFar(facts, objective.slo_s, ordered[0], EFFORT)
     others = iter(ordered[1:])
     while best.improve(others):
         pass
-    return Step(mechanism, best.rate_per_s, best.best if best.rate_per_s else None)
+    return MechanismStep(mechanism, best.rate_per_s, best.best if best.rate_per_s else None)
 
 
 def _baselines(name: str, facts: Problem, objective: Objective, single: bool = False) -> Iterator[Plan]:
@@ -95,12 +95,12 @@ def _alone(facts: Problem, objective: Objective) -> Plan | None:
     return search(facts, objective, GAP)
 
 
-def changes(facts: Problem, objective: Objective) -> list[Change]:
+def changes(facts: Problem, objective: Objective) -> list[Improvement]:
     """The changes that would bring more, by the planner's estimates, the best first."""
     now_per_s = _planned_per_s(facts, objective)
     if not now_per_s:
         return []
-    better = [Change(what, _planned_per_s(*changed()) / now_per_s) for what, changed in _changes(facts, objective)]
+    better = [Improvement(what, _planned_per_s(*changed()) / now_per_s) for what, changed in _changes(facts, objective)]
     return sorted((each for each in better if each.times > 1 + WORTH), key=lambda each: -each.times)
 
 

@@ -15,7 +15,7 @@ from deployments.dispatch.batching import Ticket
 from deployments.named import function_at, well_formed
 from profiles.errors import UserError
 
-Order = Callable[[Sequence[Ticket], int], list[Ticket]]
+QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
 DEADLINE = "deadline"
 ORDERS = {name: f"deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
@@ -38,7 +38,7 @@ def order_path(name: str) -> str:
     return well_formed(ORDERS.get(name, name))
 
 
-def order_named(name: str) -> Order | None:
+def order_named(name: str) -> QueueOrder | None:
     """The order of this name or import path; None: by deadline."""
     path = order_path(name)
     return function_at(path) if path else None

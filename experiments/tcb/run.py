@@ -26,8 +26,8 @@ from experiments.tcb.schedulers import (
     SHORTEST,
     Arrival,
     DeadlineDispatcher,
-    Order,
     OrderedDispatcher,
+    QueueOrder,
     das,
     first_come,
     in_rows,
@@ -48,7 +48,7 @@ class System:
     """A way to lay out texts and, where the dispatcher's own is not meant, an order to choose them in."""
 
     engine: Engine
-    order: Order | None = None
+    order: QueueOrder | None = None
     launch_s: float = 0.0  # who would be late in so long a launch is dropped
 
     def dispatcher(self) -> Dispatcher:

@@ -11,7 +11,7 @@ from deployments.dispatch.batching import Queue, StageQueues, Ticket
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
-from deployments.dispatch.orders import Order, das_row, fitting
+from deployments.dispatch.orders import QueueOrder, das_row, fitting
 from deployments.dispatch.route import Route
 
 
@@ -36,7 +36,12 @@ class OrderedDispatcher(Dispatcher):
     """
 
     def __init__(
-        self, route: Route, groups: Mapping[str, Collection[str]], limits: Limits, order: Order, launch_s: float = 0.0
+        self,
+        route: Route,
+        groups: Mapping[str, Collection[str]],
+        limits: Limits,
+        order: QueueOrder,
+        launch_s: float = 0.0,
     ) -> None:
         super().__init__(route, groups, replace(limits, order=order))
         (lane,) = self._lanes
@@ -63,12 +68,12 @@ class _DroppingQueue(Queue):
         return late
 
 
-def first_come(most: int) -> Order:
+def first_come(most: int) -> QueueOrder:
     """So many texts, in order of arrival."""
     return lambda waiting, room: sorted(waiting, key=lambda ticket: ticket.id)[:most]
 
 
-def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> Order:
+def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> QueueOrder:
     """Rows of so many tokens, filled in an order."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
@@ -82,7 +87,7 @@ def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> Order:
     return choose
 
 
-def das(rows: int, length: int, most: int | None = None) -> Order:
+def das(rows: int, length: int, most: int | None = None) -> QueueOrder:
     """The paper's algorithm 1, row by row; at most so many texts, where each gets a row of its own."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
