@@ -17,6 +17,7 @@ from cluster.load.workloads import Floats, Ints, arrivals
 from cluster.simulator.event_loop import Departure, EventLoop
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Launch, Limits, Place
+from deployments.dispatch.orders import QueueOrder
 from deployments.dispatch.route import Route, Stage
 from experiments.tcb import engines
 from experiments.tcb.engines import Engine, OneDevice, seconds
@@ -27,7 +28,6 @@ from experiments.tcb.schedulers import (
     Arrival,
     DeadlineDispatcher,
     OrderedDispatcher,
-    QueueOrder,
     das,
     first_come,
     in_rows,
