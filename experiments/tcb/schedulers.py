@@ -36,8 +36,6 @@ class OrderedDispatcher(Dispatcher):
     """
 
     def __init__(
-        self, route: Route, groups: Mapping[str, Collection[str]], limits: Limits, order: QueueOrder,
-        launch_s: float = 0.0,
         route: Route,
         groups: Mapping[str, Collection[str]],
         limits: Limits,
