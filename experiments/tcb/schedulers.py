@@ -36,6 +36,7 @@ class OrderedDispatcher(Dispatcher):
     """
 
     def __init__(
+        self,
         route: Route,
         groups: Mapping[str, Collection[str]],
         limits: Limits,
