@@ -8,7 +8,7 @@ constants come from other devices. docs/profiles.md shows how far off they are. 
 
 import csv
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from pathlib import Path
@@ -17,10 +17,9 @@ from statistics import geometric_mean, median
 from profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape, derived_table
 from profiles.devices import known_kind
 from profiles.errors import UserError
-from profiles.latency import ESTIMATED, MEASURED, PUBLISHED, LatencyTable
+from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
 
 FILE = Path(__file__).with_name("curves.csv")
-SPANS_FILE = Path(__file__).with_name("curve_spans.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
 FUSED = ("graphs", "tensorrt")  # backends whose kernels keep intermediate values on the chip
 DTYPES = tuple(BYTES)
@@ -187,33 +186,3 @@ def curve_table(
         shape, kind, batch_sizes, seconds, BYTES[dtype], launch_s=curve.call_s, backend=backend, dtype=dtype,
         source=f"{origin}: {shape.name}, {backend}, {dtype}",
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TimeSpan:
-    """The multiples of a table's times between which nine of ten real ones were, of devices or networks held out."""
-
-    low: float
-    high: float
-
-
-@cache
-def _spans() -> dict[tuple[str, str], TimeSpan]:
-    """By origin and backend, as `python -m experiments.curves.run` wrote them; the backend "" stands for all."""
-    with SPANS_FILE.open(newline="") as file:
-        rows = csv.DictReader(file)
-        return {(row["origin"], row["backend"]): TimeSpan(float(row["low"]), float(row["high"])) for row in rows}
-
-
-def span_of(table: LatencyTable) -> TimeSpan:
-    """How far off the times of a table may be; a measured one counts as right."""
-    if table.origin == MEASURED:
-        return TimeSpan(1.0, 1.0)
-    return _spans().get((table.origin, table.backend or ""), _spans()[table.origin, ""])
-
-
-def slower(table: LatencyTable, times: float) -> LatencyTable:
-    """The table of a device on which everything takes this many times as long."""
-    blocks, ramps = (tuple(tuple(times * s for s in row) for row in rows) for rows in (table.block_s, table.ramp_s))
-    stop_s = None if table.stop_s is None else times * table.stop_s
-    return replace(table, block_s=blocks, ramp_s=ramps, launch_s=times * table.launch_s, stop_s=stop_s)

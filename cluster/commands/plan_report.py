@@ -44,9 +44,6 @@ def _estimated(result: PlanResult) -> Iterator[str]:
         estimated = [_of(table) for table in result.facts.tables if table.origin == origin]
         if estimated:
             yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(estimated)}. 'isobatch profile' measures."
-    if span := result.goodput_span_per_s:
-        low, high = span
-        yield f"Such times are often off: as far as nine of ten are, the promise would be {low:,.0f} to {high:,.0f}/s."
     if warning := mixed_backends_warning(result.facts.tables):
         yield f"[bold yellow]mixed:[/] {warning}"
 

@@ -1,14 +1,13 @@
 """The result of `isobatch plan`, from which its report, its picture and its JSON are made."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from optimizer import Objective, Plan, Problem, Score, evaluate
+from optimizer import Objective, Plan, Problem, Score
 from optimizer.pipelines.baselines import Baseline
 from optimizer.pipelines.batch_gain import BatchGain
 from optimizer.plan import SimulatedTimes
-from profiles.curves import slower, span_of
 
 if TYPE_CHECKING:
     from cluster.simulator.plan_choice import SimulatedChoice
@@ -37,20 +36,6 @@ class PlanResult:
         """What the simulator shows at the promised rate; of a plan from a file, what it showed when that was made."""
         return self.plan.promise.simulated if self.plan.promise else None
 
-    @property
-    def goodput_span_per_s(self) -> tuple[float, float] | None:
-        """The goodput if times that were not measured are as far off as such times may be; None: all were measured."""
-        spans = [span_of(table) for table in self.facts.tables]
-        if all(span.low == span.high for span in spans) or not self.plan.promise:
-            return None
-        slow, fast = (
-            tuple(slower(table, getattr(span, side)) for table, span in zip(self.facts.tables, spans, strict=True))
-            for side in ("high", "low")
-        )
-        times = self.plan.promise.goodput_per_s / self.score.goodput_per_s
-        low, high = (evaluate(self.plan, replace(self.facts, tables=each)).goodput_per_s for each in (slow, fast))
-        return times * low, times * high
-
     def as_json(self) -> dict[str, object]:
         """The JSON that docs/planner.md describes; fields are added, never renamed, within a schema version."""
         return {
@@ -65,7 +50,6 @@ class PlanResult:
                     "origin": table.origin,
                     "backend": table.backend,
                     "dtype": table.dtype,
-                    "span": asdict(span_of(table)),
                 }
                 for table in self.facts.tables
             ],
@@ -77,7 +61,6 @@ class PlanResult:
                 "cell": self.simulated.cell and asdict(self.simulated.cell),
                 **(asdict(self.times) if self.times else {}),
             },
-            "goodput_span_per_s": self.goodput_span_per_s,
             "batch_gains": [asdict(each) for each in self.batch_gains],
             "baselines": [
                 {

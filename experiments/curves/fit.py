@@ -50,16 +50,10 @@ def expected_s(curve: Curve, series: Published) -> Floats:
     ])  # fmt: skip
 
 
-def ratios(curve: Curve, series: Published) -> Floats:
-    """The measured time as a multiple of the curve's, at every batch that was measured."""
-    measured = np.array([seconds for _, seconds in series.seconds])
-    found: Floats = measured / expected_s(curve, series)
-    return found
-
-
 def errors(curve: Curve, series: Published) -> Floats:
     """The relative error at every batch that was measured."""
-    missed: Floats = np.abs(1 / ratios(curve, series) - 1)
+    measured = np.array([seconds for _, seconds in series.seconds])
+    missed: Floats = np.abs(expected_s(curve, series) / measured - 1)
     return missed
 
 

@@ -5,7 +5,6 @@ curve is estimated from the others'), and one device with all its frameworks. Th
 nothing else is needed.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -13,15 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.curves.fit import fit, key_of, ratios
+from experiments.curves.fit import errors, fit, key_of
 from experiments.curves.gains import gains
-from profiles.curves import BACKENDS, SPANS_FILE, curve_of, fitted
-from profiles.latency import ESTIMATED, PUBLISHED
+from profiles.curves import BACKENDS, curve_of, fitted
 from profiles.published import Published, published
 
-Ratios = dict[str, list[float]]  # of measured to expected times, by backend
-HELD_OUT = 0.05, 0.95  # the quantiles between which nine of ten ratios are
-FEW = 20  # ratios of a backend, with which those of all backends stand in for it
+Errors = dict[str, list[float]]  # by backend
 
 
 def measure() -> dict[str, float]:
@@ -37,22 +33,21 @@ def measure() -> dict[str, float]:
     for backend in (*BACKENDS, ""):
         cells = []
         for name, by_backend in found.items():
-            held_out = by_backend[backend] if backend else [ratio for each in by_backend.values() for ratio in each]
-            if held_out:
-                missed = [abs(1 / ratio - 1) for ratio in held_out]
+            missed = by_backend[backend] if backend else [error for each in by_backend.values() for error in each]
+            if missed:
                 of = f"_{backend}" if backend else ""
                 figures[f"{name}_error_median{of}"] = median = float(np.median(missed))
                 figures[f"{name}_error_p95{of}"] = p95 = float(np.quantile(missed, 0.95))
-            cells.append(f"{median:.0%}, {p95:.0%}" if held_out else "-")
+            cells.append(f"{median:.0%}, {p95:.0%}" if missed else "-")
         table.add_row(backend or "all", *cells)
     Console(stderr=True).print(table)
     return figures | gains()
 
 
-def _by_backend(found: Iterator[tuple[Published, list[float]]]) -> Ratios:
-    result: Ratios = defaultdict(list)
-    for series, found_ratios in found:
-        result[series.backend] += found_ratios
+def _by_backend(found: Iterator[tuple[Published, list[float]]]) -> Errors:
+    result: Errors = defaultdict(list)
+    for series, missed in found:
+        result[series.backend] += missed
     return result
 
 
@@ -85,22 +80,4 @@ def _told(asked: Sequence[Published], rest: Sequence[Published]) -> Iterator[tup
     curves = fit(rest)
     for series in asked:
         if any(each.backend == series.backend for each in curves):
-            yield series, ratios(curve_of(*key_of(series), curves)[0], series).tolist()
-
-
-def write_spans() -> None:
-    """Write profiles/curve_spans.csv: how far off the times of tables are that were not measured."""
-    with SPANS_FILE.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(["origin", "backend", "low", "high", "rows"])
-        for origin, found in ((PUBLISHED, _other_networks()), (ESTIMATED, _unseen_devices())):
-            by_backend = _by_backend(found)
-            by_backend[""] = [ratio for each in by_backend.values() for ratio in each]
-            for backend, held_out in sorted(by_backend.items()):
-                if len(held_out) >= FEW:
-                    low, high = np.quantile(held_out, HELD_OUT)
-                    out.writerow([origin, backend, f"{low:.3g}", f"{high:.3g}", len(held_out)])
-
-
-if __name__ == "__main__":
-    write_spans()
+            yield series, errors(curve_of(*key_of(series), curves)[0], series).tolist()

@@ -279,10 +279,3 @@ def test_a_plan_within_some_seconds_is_simulated_too_and_so_is_one_for_any_rate(
     assert promise > 4000 * 100
     words = in_one_line(run_played(profile, *small, "--devices", "v100=4000"))
     assert re.search(r"in a cell of \d+ of its 4000 devices, within [\d.]+ %", words)
-
-
-def test_what_is_not_measured_is_told_with_what_it_may_do_to_the_promise(profile: Path) -> None:
-    told = json.loads(run(profile, "--json", "--picture", ""))
-    low, high = told["goodput_span_per_s"]
-    assert low < told["plan"]["promise"]["goodput_per_s"] < high
-    assert f"the promise would be {low:,.0f} to {high:,.0f}/s" in in_one_line(run(profile, "--picture", ""))
