@@ -37,6 +37,7 @@ Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedCho
 # The planner stops at this gap where its plan is only a candidate: simulation corrects what its estimates miss.
 CANDIDATE_GAP = 0.03
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
+FEWEST_INPUTS = 2_000  # of a run
 
 
 def searched(
@@ -140,11 +141,16 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
 
 def _hurried(seconds: float | None) -> choice.SimulationEffort:
     """Shorter runs where there is less time than the usual effort takes."""
-    effort, share = choice.DEFAULT_EFFORT, 1.0 if seconds is None else min(1.0, seconds / USUAL_S)
+    effort = choice.DEFAULT_EFFORT
+    if seconds is None or seconds >= USUAL_S:
+        return effort
+    share = seconds / USUAL_S
+    inputs = min(effort.inputs, max(FEWEST_INPUTS, int(share * effort.inputs)))
     return replace(
         effort,
+        inputs=inputs,
         slos=min(effort.slos, max(SHORT_SLOS, share * effort.slos)),
-        last_inputs=min(effort.last_inputs, max(effort.inputs, int(share * effort.last_inputs))),
+        last_inputs=max(inputs, int(share * effort.last_inputs)),
         last_slos=min(effort.last_slos, max(SHORT_SLOS, share * effort.last_slos)),
     )
 
