@@ -42,7 +42,7 @@ def run_played(profile: Path, *options: str) -> str:
     asked = ["plan", "--profile", str(profile), "--devices", "v100=2,k80=3", "--slo-ms", "100", *options]
     result = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
