@@ -38,6 +38,7 @@ Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedCho
 CANDIDATE_GAP = 0.03
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
+FEWEST_IN_CELL = 200  # within an SLO
 
 
 def searched(
@@ -149,6 +150,7 @@ def _hurried(seconds: float | None) -> choice.SimulationEffort:
     return replace(
         effort,
         inputs=inputs,
+        cell=max(FEWEST_IN_CELL, share * effort.cell),
         slos=min(effort.slos, max(SHORT_SLOS, share * effort.slos)),
         last_inputs=max(inputs, int(share * effort.last_inputs)),
         last_slos=min(effort.last_slos, max(SHORT_SLOS, share * effort.last_slos)),

@@ -17,8 +17,8 @@ from optimizer.problem import Problem
 
 WHOLE = 2_000  # a fleet to which this many inputs come within an SLO is simulated whole
 SIZE = 1_000  # inputs that come to a cell within an SLO
-LARGER = (1.0, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0)  # sizes that are tried, as multiples of the size
-ALIKE = 0.01  # a cell is like its fleet if each of its placements is as busy, up to this share of the time
+LARGER = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # sizes that are tried, as multiples of the size
+ALIKE = 0.02  # a cell is like its fleet if each of its placements is as busy, up to this share of the time
 ENOUGH = 4.0  # a shortened SLO is this many times the latency of full launches, so that queues find room in it
 
 
@@ -54,10 +54,10 @@ class CellError:
         return f"{' and '.join(parts)}, within {100 * self.error:.1f} %"
 
 
-def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE) -> World:
+def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE, whole: float = WHOLE) -> World:
     """The world in which this plan is simulated: the whole fleet, or a cell to which about `size` inputs come."""
     score = evaluate(plan, facts)
-    if (at_once := slo_s * score.goodput_per_s) <= WHOLE:
+    if (at_once := slo_s * score.goodput_per_s) <= whole:
         return World(plan, facts, slo_s)
     cell = _cell_like(plan, facts, at_once / size)
     inside_s = slo_s

@@ -66,6 +66,7 @@ class SimulationEffort:
     last_inputs: int = 15_000  # inputs of the runs that make the promise
     last_slos: float = 60
     most: float = 400_000  # inputs of all runs that choose a plan
+    cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
     better: Callable[[Plan, float, int], None] = ignore
 
@@ -186,7 +187,7 @@ class BestSoFar:
 
         That of a fleet that is simulated as a cell is the rate of a cell twice as large.
         """
-        world = self._world(best, 2 * SIZE)
+        world = self._world(best, larger=2)
         is_whole = world.share == 1 and world.slo_s == self.slo_s
         last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED) or after_per_s
         times = last_per_s / after_per_s if after_per_s else 1.0
@@ -232,8 +233,9 @@ class BestSoFar:
         inputs = effort.inputs if effort.out_of_time() else effort.last_inputs
         return confirmed_rate_per_s(world, rate_per_s, inputs, seed, effort.last_slos, effort.in_time)
 
-    def _world(self, plan: Plan, size: float = SIZE) -> World:
-        return world_of(plan, self.facts, self.slo_s, size)
+    def _world(self, plan: Plan, larger: int = 1) -> World:
+        size = self.effort.cell
+        return world_of(plan, self.facts, self.slo_s, larger * size, 2 * size)
 
 
 def required_slo_s(objective: Objective) -> float:
@@ -260,7 +262,7 @@ def best_simulated(
     Limits are changed for all pipelines first, then for one pipeline after the other; then moves are tried.
     """
     slo_s = required_slo_s(objective)
-    world = world_of(plan, facts, slo_s)
+    world = world_of(plan, facts, slo_s, effort.cell, 2 * effort.cell)
     effort = effort.shortened(world.slo_s * world.share * evaluate(plan, facts).goodput_per_s)
     search = BestSoFar(facts, slo_s, replace(plan, promise=None), effort)
     free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)  # kinds apart, any cuts
