@@ -97,7 +97,7 @@ def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | Non
 def _table(all_steps: "list[MechanismStep]") -> "object":
     from rich.table import Table
 
-    table = Table("mechanism", "goodput", "change", "of this plan", title="step by step, each with those before it")
+    table = Table("mechanism", "goodput", "change", "of this plan", title="the best plan with each mechanism")
     last_per_s, before = all_steps[-1].goodput_per_s, None
     for each in all_steps:
         if not each.goodput_per_s:

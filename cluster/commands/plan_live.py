@@ -25,7 +25,7 @@ class LivePlan:
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._seconds, self._began_s = clock, seconds, clock()
-        self._until_share, self._is_stopped = SEARCHING, False
+        self._until_share, self._stopped = SEARCHING, False
         self._console = Console(stderr=True)
         self._status: Status | None = self._console.status("planning") if self._console.is_terminal else None
         self._due_s = self._began_s + (0.0 if self._status else FIRST_LINE_S)
@@ -48,9 +48,13 @@ class LivePlan:
     def is_over(self) -> bool:
         """Whether to stop searching, and later whether to simulate no further plan."""
         self._show()
-        return self._is_stopped or (
+        return self._stopped or (
             self._seconds is not None and self._clock() - self._began_s >= self._until_share * self._seconds
         )
+
+    def is_stopped(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._stopped
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:
         """A first plan, with the planner's estimate of its goodput."""
@@ -71,7 +75,7 @@ class LivePlan:
             return
         line = f"{self._best}; {now_s - self._began_s:.0f} s"
         if self._status:
-            keeps = "confirming it with other inputs" if self._is_stopped else "Ctrl-C keeps it"
+            keeps = "confirming it with other inputs" if self._stopped else "Ctrl-C keeps it"
             self._status.update(f"{line}; {keeps}")
         else:
             print(f"planning: {line}", file=sys.stderr, flush=True)
@@ -79,9 +83,9 @@ class LivePlan:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Keep the best plan at the first Ctrl-C; end without a plan at the second."""
-        if self._is_stopped:
+        if self._stopped:
             raise KeyboardInterrupt
-        self._is_stopped, self._due_s = True, 0.0
+        self._stopped, self._due_s = True, 0.0
 
 
 def _splits(plan: Plan) -> str:

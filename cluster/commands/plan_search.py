@@ -134,7 +134,7 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
             return None
         else:
             effort = replace(_hurried(options.seconds), out_of_time=live.is_over)
-        effort = replace(effort, in_time=in_time, better=live.better)
+        effort = replace(effort, in_time=in_time, better=live.better, hurries=live.is_stopped)
         return choice.best_simulated(plan, facts, objective, find, effort, not options.one_pipeline)
 
     return simulate

@@ -1,6 +1,6 @@
 """What each mechanism brings on these devices and for these inputs, and what would bring more.
 
-A step adds one mechanism to the step before. Its goodput is what the best of its plans sustains in the simulator, so a
+A step is the best plan of a wider family. Its goodput is what that plan sustains in the simulator, so a
 mechanism that does not pay here shows a loss. What would bring more is the planner's estimate.
 """
 

@@ -68,6 +68,7 @@ class SimulationEffort:
     most: float = 400_000  # inputs of all runs that choose a plan
     cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
+    hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short too
     better: Callable[[Plan, float, int], None] = ignore
 
     def shortened(self, at_once: float) -> "SimulationEffort":
@@ -170,7 +171,7 @@ class BestSoFar:
         first, best = replace(planned, promise=None), self.best
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
         if best != first:
-            worse = self.first_per_s * (1 + SURELY) < after_per_s
+            worse = self.effort.hurries() or self.first_per_s * (1 + SURELY) < after_per_s
             before_per_s = self.first_per_s if worse else self._confirmed_per_s(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
@@ -230,8 +231,10 @@ class BestSoFar:
         if not rate_per_s:
             return 0.0
         effort = self.effort
-        inputs = effort.inputs if effort.out_of_time() else effort.last_inputs
-        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, effort.last_slos, effort.in_time)
+        inputs, slos = effort.last_inputs, effort.last_slos
+        if effort.hurries():
+            inputs, slos = effort.inputs, min(slos, SHORT_SLOS)
+        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, effort.in_time)
 
     def _world(self, plan: Plan, larger: int = 1) -> World:
         size = self.effort.cell
