@@ -128,12 +128,20 @@ async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:
         words += ["--deadline-remaining-seconds", str(NOTICE_S)]
         done = await asyncio.to_thread(cluster.python, *words)
         assert done.returncode == 0, done.stderr
-        await until(base, lambda status: not enough(status))
+        await replaced(cluster, node)
         await asyncio.sleep(max(0.0, begun_s + NOTICE_S - now_s()))
     kill(cluster, node)
-    while await asyncio.to_thread(rented, cluster) in ([], [node]):  # another may come before anybody plans for fewer
-        await asyncio.sleep(LOOK_S)
+    await replaced(cluster, node)
     return await until(base, enough) - begun_s
+
+
+async def replaced(cluster: Started, node: str) -> None:
+    """Until another node is rented. It may come between two looks of the controller, which then plans for no fewer."""
+    begun_s = now_s()
+    while not {*await asyncio.to_thread(rented, cluster)} - {node}:
+        if now_s() - begun_s > WITHIN_S:
+            raise TimeoutError("Ray rents no other node")
+        await asyncio.sleep(LOOK_S)
 
 
 def rented(cluster: Started) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tests.fuzz.cases import Case
 
 T = TypeVar("T")
-ALL = int(os.environ.get("ISOBATCH_FUZZ", "6000"))  # cases of all kinds together
+ALL = int(os.environ.get("ISOBATCH_FUZZ", "3000"))  # cases of all kinds together
 LONG = ALL >= 10_000  # as `make fuzz` runs it
 # Long runs send the same cases each time; short ones send others, so that many short ones become a long one.
 SEED = int(os.environ.get("ISOBATCH_FUZZ_SEED", 0 if LONG or "CI" in os.environ else time.time_ns()))

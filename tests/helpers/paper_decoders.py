@@ -4,7 +4,6 @@ from profiles.devices import Device
 from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 WEIGHTS_BIND = LaunchSize(blocks=1e-3)
-ROWS_BIND = LaunchSize(blocks=1e-6, read=1e-7)
 BOTH = LaunchSize(launches=2e-4, pieces=1e-6, blocks=2e-4, rows=1e-5, read=2e-8, heads=1e-4, asked=5e-6)
 CPU = Device("cpu", 1, 16 * 10**9, 0.19)
 

@@ -9,7 +9,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,19 +143,3 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     path = "cluster.controller.app:build"
     return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small vision transformer with random ramps, at which some inputs leave and some do not."""
-    from transformers import ViTImageProcessor
-
-    from deployments.models.ramps import save_ramps
-    from tests.helpers.tiny_networks import hugging_face, network
-
-    folder = tmp_path_factory.mktemp("vit")
-    hugging_face("vit").save_pretrained(folder)
-    ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False).save_pretrained(folder)
-    ramps = network("vit", "confidence", [0.85]).ramps
-    save_ramps(folder, ramps.rules, ramps.heads)
-    return folder

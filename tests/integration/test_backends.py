@@ -24,7 +24,7 @@ from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.latency import LatencyTable
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.uncut import assert_same, uncut
+from tests.helpers.uncut import answers_as_uncut, assert_same, uncut
 from tests.integration.conftest import Run
 
 BLOCKS, RAMPS = 8, (1, 6)
@@ -114,8 +114,8 @@ def test_the_demo_on_onnx_answers_as_uncut_while_a_cut_moves(
 
 
 def test_auto_answers_as_uncut_whichever_it_takes(deployed: Callable[..., str], demo: Path) -> None:
-    arguments = {"model": str(demo), "backend": "auto"}
+    """What many clients get at once is what each input gets alone."""
+    arguments = {"model": str(demo), "backend": "auto", "slo_ms": 60_000}  # so that a busy machine refuses nothing
     base = deployed({"name": "demo", "import_path": "deployments.app:build", "args": arguments})
-    images = demo_inputs(12, seed=7).tolist()
-    for answer, expected in zip(predict(base, images), uncut(load(demo), images), strict=True):
-        assert_same(answer, expected)
+    answers = answers_as_uncut(base, demo, demo_inputs(120, seed=7).tolist(), 16)
+    assert len({answer["exit_block"] for answer in answers}) > 1

@@ -74,10 +74,3 @@ def test_a_failure_inside_is_a_500_and_the_next_request_is_answered(unplanned: s
     status, reply = ask(unplanned, "POST", "/predict", b'{"inputs": [[0, -1]]}')
     assert (status, "RuntimeError" in reply["error"]) == (500, True)
     assert ask(unplanned, "POST", "/predict", b'{"inputs": [[0, 1]]}')[0] == 200
-
-
-def test_health_and_paths(unplanned: str) -> None:
-    assert ask(unplanned, "GET", "/healthz") == (200, {"status": "ok"})
-    assert ask(unplanned, "GET", "/readyz") == (200, {"status": "ready", "model": "toy"})
-    assert ask(unplanned, "GET", "/predict")[0] == 405
-    assert ask(unplanned, "GET", "/nothing")[0] == 404

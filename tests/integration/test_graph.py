@@ -33,12 +33,6 @@ def test_hundreds_in_flight_each_get_their_own_answer(graph: str) -> None:
     assert ask(graph, "GET", "/readyz")[0] == 200
 
 
-def test_the_open_inference_protocol_answers_through_the_graph_too(graph: str) -> None:
-    tensor = {"name": "inputs", "shape": [2, 2], "datatype": "INT64", "data": [[3, 7], [0, 3]]}
-    status, reply = ask(graph, "POST", "/v2/models/toy/infer", {"inputs": [tensor]})
-    assert (status, reply["outputs"][0]["data"]) == (200, [7, 3])
-
-
 def test_what_happens_is_told_to_prometheus(graph: str) -> None:
     predict(graph, [[3, 7], [0, 3]])
     of_some = {"isobatch_level_answers", "isobatch_degraded_answers", "isobatch_audits", "isobatch_disagreement",
@@ -83,12 +77,6 @@ def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: P
     made["args"] |= {"slo_ms": 0.5}
     with pytest.raises(UserError, match="SLO"):
         deployed(made)
-
-
-def test_a_plan_for_another_network_is_one_sentence(deployed: Put, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="covers 5 blocks, the network has 4") as error:
-        deployed(application(tmp_path, cut_at(2, blocks=5)))
-    assert "\n" not in str(error.value)
 
 
 def test_a_split_that_cannot_load_says_why(deployed: Put, tmp_path: Path) -> None:

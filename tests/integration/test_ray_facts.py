@@ -40,7 +40,3 @@ def test_serve_has_a_client_that_deploys(local: Local) -> None:
     client = ray_facts.serve_client()
     for name in ("deploy_apps", "wait_for_proxies_serving", "_controller"):
         assert hasattr(client, name), f"Serve's client has no {name} any more: mend cluster.serving.deploy, ray_facts"
-
-
-def test_this_machine_has_an_address(local: Local) -> None:
-    assert ray_facts.node_address().count(".") == 3

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,20 +64,26 @@ def _is_led_to(running: RunningApplication, plan: Plan, run: Run) -> bool:
 
 @contextmanager
 def asked_meanwhile(here: Live, clients: int = 6) -> Iterator[None]:
-    """Clients that ask all the while: each answer must come, and say that the input left where it should."""
-    stop, trouble = threading.Event(), list[object]()
+    """Clients that ask all the while: each answer must come, and say that the input left where it should.
 
-    def client(depth: int) -> None:
+    When the block ends, each is answered five times more.
+    """
+    stop, trouble, asked = threading.Event(), list[object](), Counter[int]()
+
+    def client(number: int) -> None:
+        depth = number % BLOCKS
         while not stop.is_set():
             status, reply = ask(here.base, "POST", "/predict", {"inputs": {"exit_block": depth}})
             if status != 200 or reply["outputs"][0]["exit_block"] != leaves_after(depth):
                 trouble.append((depth, status, reply))
+            asked[number] += 1
 
     with ThreadPoolExecutor(clients) as pool:
-        asking = [pool.submit(client, number % BLOCKS) for number in range(clients)]
+        asking = [pool.submit(client, number) for number in range(clients)]
         try:
             yield
-            time.sleep(1.0)
+            before = dict(asked)
+            assert eventually(lambda: all(asked[each] >= before.get(each, 0) + 5 for each in range(clients)))
         finally:
             stop.set()
     for each in asking:

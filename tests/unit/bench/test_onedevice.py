@@ -2,20 +2,17 @@
 
 import json
 from collections.abc import Callable, Collection
-from io import StringIO
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.bench import compare
-from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem, alone, plans, sustained
+from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone, sustained
 from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
 from cluster.bench.recorded_exits import drawn, with_recorded_exits
-from cluster.bench.report import gain_lines, plan_lines, table, unkept
 from cluster.cli import app
 from cluster.load.workloads import arrivals
 from deployments.dispatch.route import route_of
@@ -105,35 +102,6 @@ def test_a_rate_that_is_lost_already_is_not_computed_to_the_end(profile: Profile
     assert sum(toy.sizes) < 0.2 * len(due_s)
 
 
-def test_how_long_a_comparison_takes_is_said_before(profile: Profile) -> None:
-    toy = Timed()
-    bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)
-    about_s = bench.about_s([60.0, 120.0], seconds=0.3, rounds=2)
-    list(bench.compare([60.0, 120.0], seconds=0.3, rounds=2))
-    assert 0.2 * about_s < toy.computed_s < about_s
-
-
-def test_a_launch_begins_when_the_one_before_it_has_ended(profile: Profile) -> None:
-    """Two inputs at once: the second waits for the first launch, whatever computing took in reality."""
-    toy = Timed()
-    whole = Plan((Placement("cpu", 1, (Split(0, 4, 1),)),))
-    route = route_of(whole, alone(profile, "cpu"), [GROUP])
-    record = tried(route, toy, toy.stopwatch, source(toy), 1.0, np.array([0.001, 0.001]))
-    each_s = LAUNCH_S + 4 * BLOCK_S
-    assert record.latencies_s == pytest.approx([each_s, 2 * each_s])
-
-
-def test_what_is_answered_late_in_time_is_not_sustained(profile: Profile) -> None:
-    """A tenth of a second of load may be answered for a whole second: by what the device can do, not by what came."""
-    toy = Timed()
-    route, one = route_of(TURNS, alone(profile, "cpu"), [GROUP]), source(toy)
-    able = tried(route, toy, toy.stopwatch, one, 60.0, np.full(4000, 0.001)).goodput_per_s
-    short = tried(route, toy, toy.stopwatch, one, 1.0, arrivals("poisson", 3 * able, 0.1, 0))
-    assert short.kept
-    assert short.goodput_per_s < 1.05 * able
-    assert short.ended_s > 0.2
-
-
 def test_constant_batches_sustain_most_and_nothing_beats_the_bound(profile: Profile) -> None:
     toy = Timed()
     bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)  # a smaller batch saves nothing
@@ -146,33 +114,6 @@ def test_constant_batches_sustain_most_and_nothing_beats_the_bound(profile: Prof
     assert all(row.p99_ms is not None and row.p99_ms <= 1.01 * 60 for row in rows.values())
     assert all(row.accuracy == 1.0 for row in rows.values())
     assert ratios(list(rows.values()), 60.0)["constant_over_stock"] == pytest.approx(best / rows[STOCK].goodput_per_s)
-
-
-def test_what_batches_are_worth_is_told_once_for_slos_of_which_the_same_is_true(profile: Profile) -> None:
-    toy = Timed()
-    bench = Bench(toy, profile, "cpu", source(toy), toy.stopwatch, max_batch=FLOOR)
-    gains = bench.gains([0.5, 60.0, 1000.0])
-    lines = list(gain_lines(gains))
-    assert [line.partition(":")[0] for line in lines] == ["0.5 ms, cpu", "60, 1000 ms, cpu"]
-    assert all(f": this device gains {FLOOR} times from batches of {FLOOR}; " in line for line in lines)
-    assert lines[0].endswith("early exit in one split does not keep this SLO or fit")
-    assert lines[1].endswith(f"constant batches are worth at most {gains[1000.0].at_most:.2f} times early exit here")
-
-
-def test_what_nothing_keeps_is_said(profile: Profile) -> None:
-    toy = Timed()
-    rows = list(Bench(toy, profile, "cpu", source(toy), toy.stopwatch).compare([0.5], seconds=0.1, rounds=1))
-    assert [row.goodput_per_s for row in rows] == [0.0, 0.0, 0.0]
-    assert all(row.plan == "nothing keeps this SLO" for row in rows)
-    (word,) = unkept(rows, profile.tables[0])
-    assert word == "nothing keeps an SLO of 0.5 ms: one input alone takes 4.4 ms in full"
-
-
-def test_the_systems_differ_in_what_they_may_do(profile: Profile) -> None:
-    found = plans(profile, "cpu", 0.1, 64)
-    assert all(not split.ramps for plan in found[STOCK] for split in plan.splits)
-    assert all(len(plan.splits) == 1 and plan.ramps == (0, 2) for plan in found[NAIVE])
-    assert any(len(plan.splits) > 1 for plan in found[CONSTANT])
 
 
 @pytest.mark.parametrize("limit", [37.0, 99.0, 500.0])
@@ -197,25 +138,6 @@ def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:
     assert set(only_last.blocks.tolist()) == {2, 3}
     assert exact.ramps.observed((2,)) == {2}, "others are not computed for the sake of their memory"
     assert with_recorded_exits(network("vit"), everywhere=True).ramp_blocks == (0, 1, 2)
-
-
-def test_the_table_fits_a_terminal_and_plans_are_told_once() -> None:
-    systems = {
-        STOCK: (14_230.0, "0-7 @ 64"),
-        NAIVE: (12_035.0, "0-7 @ 64"),
-        CONSTANT: (20_492.0, "0-3 @ 64, 4-7 @ 64"),
-    }
-    rows = [
-        ComparedSystem(system, slo_ms, per_s, per_s, 25_000.0, 5.1, 99.9, 0.958, 0.41, plan)
-        for slo_ms in (25.0, 100.0)
-        for system, (per_s, plan) in systems.items()
-    ]
-    console = Console(width=80, record=True, file=StringIO())
-    console.print(table(rows, "title"))
-    text = console.export_text()
-    for part in ("SLO ms", "constant batch", "20,492", "1.44", "82%", "99.9", "95.8%", "41%"):
-        assert part in text
-    assert list(plan_lines(rows))[-1] == "constant batch, 25, 100 ms: blocks @ batch 0-3 @ 64, 4-7 @ 64"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import copy
 import os
 import re
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,12 +55,6 @@ def content(name: str) -> dict[str, Any]:
 
 def kuberay() -> RayService:
     return RayService.model_validate(content("kuberay.yaml"))
-
-
-@pytest.mark.parametrize("name", [*SERVE, *UP, "kuberay.yaml", "volume.yaml", "Dockerfile"])
-def test_each_says_in_three_lines_what_it_is(name: str) -> None:
-    lines = (CLUSTER / name).read_text().splitlines()
-    assert sum(line.startswith("#") for line in lines[:3]) >= 2
 
 
 # Files of Serve
@@ -167,17 +160,6 @@ def test_ray_up_takes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UP)
-def test_ray_up_refuses_an_unknown_field(name: str) -> None:
-    import jsonschema
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    wrong = content(name)
-    wrong["available_node_types"]["t4"]["lables"] = {}
-    with pytest.raises(jsonschema.ValidationError):
-        validate_config(prepare_config(wrong))
-
-
-@pytest.mark.parametrize("name", UP)
 def test_nodes_with_gpus_say_their_kind(name: str) -> None:
     told = content(name)
     for kind, node in told["available_node_types"].items():
@@ -229,45 +211,11 @@ def test_kubernetes_takes_its_pods_and_refuses_an_unknown_field() -> None:
             kubernetes_validate.validate(wrong, "1.33", strict=True)
 
 
-def steps_on_kubernetes() -> list[str]:
-    """The commands that docs/deploy.md gives."""
-    section = (CLUSTER.parent / "docs" / "deploy.md").read_text().partition("## Kubernetes")[2]
-    return section.split("```")[1].strip().splitlines()
-
-
-def written_by(steps: list[str], file: str) -> dict[str, Any]:
-    """What the step gives to kubectl that fills this file in, run by a shell with the variables of the steps before."""
-    variables = [step.partition("  #")[0] for step in steps if re.match(r"[A-Z]+=", step)]
-    (edit,) = [step for step in steps if file in step]
-    command, pipe, applied = edit.partition(" | ")
-    assert (pipe, applied) == (" | ", "kubectl apply -f -")
-    shell = [*variables, command]
-    found = subprocess.run(["sh", "-ec", "\n".join(shell)], cwd=CLUSTER.parent, capture_output=True, check=True)
-    told: dict[str, Any] = yaml.safe_load(found.stdout)
-    return told
-
-
-def test_the_steps_on_kubernetes_name_the_image_and_the_volume_that_pods_have() -> None:
-    import kubernetes_validate
-
-    steps = steps_on_kubernetes()
-    cluster = RayService.model_validate(written_by(steps, "cluster/kuberay.yaml")).spec.rayClusterConfig
-    volume = written_by(steps, "cluster/volume.yaml")
-    kubernetes_validate.validate(volume, "1.33", strict=True)
-    assert volume["spec"]["storageClassName"] == "standard-rwx"
-    for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
-        (container,) = group.template["spec"]["containers"]
-        assert container["image"] == "registry.example/my-models:1"
-        (claim,) = [each["persistentVolumeClaim"]["claimName"] for each in group.template["spec"]["volumes"]]
-        assert claim == volume["metadata"]["name"]
-
-
-def test_the_files_that_the_steps_put_into_the_image_are_those_that_the_application_names() -> None:
-    page = (CLUSTER.parent / "docs" / "deploy.md").read_text()
-    arguments = yaml.safe_load(kuberay().spec.serveConfigV2)["applications"][0]["args"]
-    for path in (arguments[name] for name in ("model", "plan", "profile")):
-        assert path.startswith("/models/")
-        assert path.removeprefix("/models/") in page
+def test_the_steps_on_kubernetes_are_commands_that_there_are() -> None:
+    page = (CLUSTER.parent / "docs" / "deploy.md").read_text().partition("## Kubernetes")[2].split("```")[1]
+    (line,) = re.findall(r"^isobatch (kubernetes .*)$", page, re.M)
+    done = CliRunner().invoke(app, shlex.split(line))
+    assert str(done.exception).startswith("my-models/serve.yaml: no such directory or file")
 
 
 def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
@@ -300,19 +248,6 @@ def test_the_image_has_the_settings_of_a_node() -> None:
     wanted = node_settings(folder, f"{folder}/haproxy", MAX_CONNECTIONS) | {"RAY_SERVE_HAPROXY_NBTHREAD": "4"}
     assert settings == wanted
     assert any(re.fullmatch(rf"FROM rayproject/ray:{RAY}-\S+", line) for line in lines)
-
-
-def test_the_image_leaves_out_what_git_ignores() -> None:
-    ignored, left_out = (
-        {line.strip("/") for line in (CLUSTER.parent / name).read_text().replace("**/", "").splitlines()}
-        for name in (".gitignore", ".dockerignore")
-    )
-    assert ignored | {".git"} <= left_out
-
-
-def test_ray_is_the_version_that_the_files_name() -> None:
-    constraints = (CLUSTER.parent / "constraints.txt").read_text()
-    assert f"ray=={RAY}" in constraints
 
 
 # What `isobatch environment` writes

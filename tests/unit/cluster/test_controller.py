@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -11,11 +10,10 @@ from hypothesis import strategies as st
 from cluster.controller.config import Patience
 from cluster.controller.core import Controller
 from cluster.controller.corrections import Corrections
-from cluster.controller.peeks import PEEKS_PER_HOLD, PeekSchedule
+from cluster.controller.peeks import PEEKS_PER_HOLD
 from cluster.controller.record import Events
-from cluster.controller.sentences import nearly_all_in_time
 from deployments.front.observed import Observed
-from optimizer import Objective, Placement, Plan, Split
+from optimizer import Objective
 from profiles.exits import carried
 from profiles.lengths import Lengths, rescaled
 from profiles.windows import History
@@ -59,15 +57,6 @@ def test_easy_inputs_are_noticed_though_all_ramps_are_closed():
     assert share(app) > 0.95
 
 
-def test_a_ramp_is_closed_where_any_of_the_pipelines_closes_it():
-    kinds = ("v100", (0, 1, 2)), ("k80", ())
-    open_, closed = (Plan((Placement(kind, 1, (Split(0, 4, 8, ramps),)),)) for kind, ramps in kinds)
-    due = partial(PeekSchedule(Patience(), 0.0).is_due, ramp_blocks=[0, 1, 2], now_s=1e6, idle=True)
-    assert not due(open_)
-    assert due(replace(open_, beside=(closed,)))
-    assert due(replace(closed, beside=(open_,)))
-
-
 def test_where_answers_are_early_ramps_follow_the_inputs_and_the_network_stays_in_one_piece():
     asked = replace(question(HARD), objective=Objective(slo_s=2.0, max_batch=8, ramp_budget=0.25))
     app = Fluid(asked, first_plan(asked))
@@ -92,7 +81,7 @@ def test_half_of_the_requests_in_full_change_no_survival_but_what_plans_must_car
         assert estimate.full_share == pytest.approx(0.5, abs=0.02)
         assert estimate.carried == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
         assert loop.controller.known.cost_model().facts.survival == pytest.approx(carried(MEDIUM, 0.5), abs=0.02)
-        run(app, loop, 3600)
+        run(app, loop, 900)
     assert share(app) > 0.95
     app.full = lambda at_s: 0.0
     run(app, loop, 360)
@@ -210,14 +199,6 @@ def test_what_is_asked_by_hand_is_done_though_nobody_asks():
     assert "worth it" in loop.controller.record.events.last.why
 
 
-@given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_more_goodput_is_needed_only_where_more_is_late_than_what_is_under_way(arrivals, late):
-    late = min(late, arrivals)
-    content = nearly_all_in_time(Observed(0.0, 120.0, arrivals, arrivals - late, ()))
-    assert content or late > 1
-    assert content == (late <= max(1, 0.02 * arrivals)) or late == pytest.approx(0.02 * arrivals)
-
-
 def test_tables_that_are_wrong_are_corrected_within_two_windows_and_within_bounds():
     asked = question(MEDIUM)
     app = Fluid(asked, first_plan(asked))
@@ -267,16 +248,6 @@ def test_a_pause_keeps_everything_and_says_what_it_would_have_done():
     assert "paused (would change" in events[-1].why
     asyncio.run(loop.pause(False))
     assert moves(run(app, loop, 600))
-
-
-def test_a_plan_that_somebody_else_rolled_out_is_taken_as_it_is():
-    asked = question(MEDIUM)
-    app = Fluid(asked, first_plan(asked))
-    loop = control_loop(app)
-    run(app, loop, 60)
-    app.running = batches(app.running, 7)
-    (event,) = run(app, loop, 30)
-    assert (event.what, event.before) == ("began", app.running)
 
 
 def test_few_inputs_move_nothing():

@@ -14,8 +14,7 @@ def latency_ms(app, plan):
     return 1e3 * evaluate(plan, app.facts()).answer_s(app.rate(app.now_s))
 
 
-@pytest.mark.parametrize("survival", [EASY, MEDIUM, HARD])
-@pytest.mark.parametrize("rate", [0.5, 8.0, 100.0])
+@pytest.mark.parametrize(("survival", "rate"), [(EASY, 100.0), (MEDIUM, 0.5), (HARD, 8.0)])
 def test_capacity_is_not_given_away_for_milliseconds(survival, rate):
     """Of an SLO of two seconds nobody notices what a quicker plan would save."""
     asked = question(survival)
@@ -120,15 +119,3 @@ def test_where_dollars_count_no_more_devices_are_kept_than_the_arrivals_need():
     assert not any(
         event.gain_seen is not None and event.gain_seen < -0.1 for event in loop.controller.record.events.all
     )
-
-
-def test_a_rush_is_not_waited_out_on_few_devices():
-    asked = replace(question(MEDIUM, v100=4), goal="cost")
-    app = Fluid(asked, first_plan(asked))
-    app.rate = lambda at_s: 20.0
-    loop = control_loop(app)
-    run(app, loop, 1200)
-    assert app.sustained_per_s(app.running) < 300
-    app.rate = lambda at_s: 300.0
-    run(app, loop, 60)
-    assert app.sustained_per_s(app.running) > 300

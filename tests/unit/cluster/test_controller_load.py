@@ -32,7 +32,7 @@ looks = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=10)
 @given(looks, st.sampled_from([QUICK, MOST]), st.sampled_from(sorted(GOALS)))
 def test_no_decision_gives_goodput_away_while_inputs_are_refused(
     looks: list[tuple[int, float, float, bool, int]], running: Plan, goal: str
@@ -187,37 +187,13 @@ def test_the_time_between_two_launches_is_a_cost_of_each() -> None:
     assert after - before == pytest.approx(0.003, rel=0.05)
 
 
-def test_launches_of_idle_devices_correct_little() -> None:
-    asked = question(MEDIUM)
-    plan = first_plan(asked)
-    facts = asked.facts(MEDIUM, Corrections())
-    split = plan.splits[0]
-    took = LaunchTimes(100, 100 * 0.2)
-    launches = {LaunchShape("v100", split.start, split.stop, split.batch_size): took}
-    factors = [
-        Corrections().learned(Observed(0.0, seconds, 1, 1, (0, 0, 0, 1), launches), plan, facts, 0.6).factors["v100"][0]
-        for seconds in (10.0, 1000.0)
-    ]
-    assert factors[0] > 1.4
-    assert factors[1] < 1.05
-
-
 def test_where_dollars_count_devices_of_both_kinds_are_given_back_and_none_is_planned_for_that_is_not_there() -> None:
-    asked = replace(question(MEDIUM, v100=2, k80=8), goal="cost")
+    asked = replace(question(MEDIUM, v100=2, k80=3), goal="cost")
     app = Fluid(asked, first_plan(asked))
     app.rate, app.devices = lambda at_s: 20.0, lambda at_s: {"v100": 2, "k80": 2}
     loop = control_loop(app)
-    run(app, loop, 1200)
+    run(app, loop, 600)
     assert sum(app.running.devices().values()) <= 2
     app.rate = lambda at_s: 2000.0
-    run(app, loop, 300)
+    run(app, loop, 180)
     assert app.running.devices() == {"v100": 2, "k80": 2}, "all that there are"
-
-
-def test_a_clock_that_is_set_back_blinds_nobody() -> None:
-    app = Fluid(question(MEDIUM), MOST)
-    loop = control_loop(app)
-    run(app, loop, 100, look_s=5.0)
-    looks, app.now_s = loop.spent.looks, app.now_s - 3600.0
-    run(app, loop, 100, look_s=5.0)
-    assert loop.spent.looks >= looks + 15

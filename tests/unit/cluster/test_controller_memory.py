@@ -1,7 +1,5 @@
 """A controller's memory belongs to one deployment of its application, and shows in brief what others left."""
 
-import errno
-import fcntl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -90,21 +88,6 @@ def test_a_second_controller_of_one_deployment_waits_and_one_on_another_ray_does
         assert [each.began_s for each in again.earlier] == [1e9]
 
 
-def test_where_nothing_can_be_locked_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(file: Any, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refused)
-    with pytest.raises(UserError, match=r"no file can be locked there \(No locks available\); name a folder"):
-        Memory(str(tmp_path), "shop", "first")
-
-
-def test_it_lies_in_the_cache_that_the_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with closing(Memory(ControllerConfig().memory, "shop", "first")) as memory:
-        assert memory.folder.is_relative_to(tmp_path)
-
-
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(0, 30), max_size=KEEP + 3), living=st.integers(0, KEEP + 3))
 def test_the_latest_that_ended_are_told_in_brief_and_the_oldest_deleted(
@@ -139,23 +122,6 @@ def test_the_latest_that_ended_are_told_in_brief_and_the_oldest_deleted(
         assert {old.name, memory.folder.name, *(each.folder.name for each in lives)} <= left
     for each in lives:
         each.close()
-
-
-def test_what_was_decided_again_and_again_is_told_once_and_what_cannot_be_read_not_at_all(
-    tmp_path: Path, clusters: Clusters, decisions: list[Any]
-) -> None:
-    whys = ["moved", *["no input came"] * 40]
-    with deployed(tmp_path, "a", 1e9) as memory:
-        events = memory.events()
-        for number, why in enumerate(whys, 1):
-            events.add(replace(decisions[0], number=number, at_s=1e9 + number, why=why))
-    with deployed(tmp_path, "b", 1.1e9) as memory:
-        (memory.folder / "events.jsonl").write_text('{"v": 99}\n')
-    with deployed(tmp_path, "c", 1.2e9) as memory:
-        unread, told = memory.earlier
-        assert [event.why for event in told.events] == ["moved", "no input came"]
-        assert told.ended_s == 1e9 + len(whys)
-        assert (unread.events, unread.ended_s) == ((), unread.began_s)
 
 
 def test_a_configuration_is_known_by_what_decides_and_by_what_its_files_hold(tmp_path: Path) -> None:

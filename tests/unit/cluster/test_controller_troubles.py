@@ -1,15 +1,9 @@
 """The controller where a plan cannot stay: devices go, it is pinned or forced, it turns out worse, a roll-out fails."""
 
 import asyncio
-from dataclasses import replace
 
-from cluster.controller.application import KEEP_SILENT, News
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.decide import Expectation, expected_best, served_alike
+from cluster.controller.decide import served_alike
 from cluster.controller.loop import ControlLoop
-from cluster.controller.record import Events, TrackRecord
-from deployments.front.observed import LaunchShape, LaunchTimes, Observed
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -72,17 +66,6 @@ def test_a_pinned_plan_runs_again_when_its_devices_are_back():
     assert app.running == mine
 
 
-def test_another_plan_may_be_forced_and_is_then_free_to_change():
-    asked = question(MEDIUM, v100=4)
-    app = Fluid(asked, mine := batches(first_plan(asked), 1))
-    loop = control_loop(app, pinned=mine)
-    run(app, loop, 600)
-    asyncio.run(loop.force())
-    assert app.running != mine
-    run(app, loop, 600)
-    assert app.running != mine
-
-
 def test_a_device_that_comes_and_goes_does_not_move_the_plan_each_time():
     asked = question(MEDIUM, v100=4)
     app = Fluid(asked, first_plan(asked))
@@ -122,18 +105,6 @@ def test_a_roll_back_that_fails_is_tried_once_and_bars_nothing():
     assert not any("worse than the previous plan" in event.why for event in later)
 
 
-def test_a_plan_that_ran_is_expected_to_keep_what_it_kept_though_the_running_one_is_late():
-    asked = question(MEDIUM, slo_s=0.2)
-    best = first_plan(asked)
-    record, costs = TrackRecord(Events(None), Patience()), asked.cost_model(MEDIUM, Corrections())
-    looks = [Observed(at_s, 50.0, 10_000, 2_500, (2_500,), refused=7_500) for at_s in (0.0, 50.0, 100.0)]
-    busy = {LaunchShape("v100", 0, 4, 8): LaunchTimes(100, 4 * 50.0)}
-    record.add_window([replace(look, launches=busy) for look in looks], best, sustained_per_s=100.0)
-    late = Expectation(batches(best, 1), replace(costs.score(best), latency_s=1.0), kept_share=1.0)
-    expected = expected_best(best, late, record, costs.score, asked.objective, {})
-    assert (best.promise is not None, expected.kept_share) == (True, 0.5)
-
-
 def test_harder_inputs_do_not_speak_against_a_new_plan():
     asked = question(EASY)
     app = Fluid(asked, batches(first_plan(asked), 4))
@@ -171,22 +142,6 @@ def test_a_look_that_fails_is_no_change_and_not_repeated_before_the_next_is_due(
     events = [event for event in run(app, control_loop(app), 1700) if "did not start" in event.why]
     assert [event.what for event in events] == ["stayed", "stayed"]
     assert events[1].at_s - events[0].at_s >= 600
-
-
-def test_a_front_that_was_silent_for_a_while_is_not_counted_from_its_start_again():
-    """An hour of two fronts, one of which misses a look, as when its machine was too busy to answer in time."""
-    news = News()
-
-    def asked(at_s: float, *fronts: str) -> int:
-        now = {front: Observed(0.0, at_s, int(10 * at_s), int(10 * at_s), (int(10 * at_s),)) for front in fronts}
-        return sum(part.arrivals for part in news.of(now))
-
-    assert asked(3600.0, "a", "b") == 72_000
-    assert asked(3605.0, "a") == 50
-    assert asked(3610.0, "a", "b") == 50 + 100
-    for number in range(2 * KEEP_SILENT):  # fronts that are replaced, again and again
-        asked(3610.0, f"replaced {number}")
-    assert len(news._before) <= KEEP_SILENT + 1
 
 
 def looking(app: Fluid, loop: ControlLoop) -> None:

@@ -7,7 +7,6 @@ import pytest
 import transformers
 
 from cluster.profiling.datasheets import shape_of, tables
-from profiles.curves import BACKENDS
 from profiles.errors import UserError
 from profiles.shapes import bert_base, distilbert, resnet50, vit_base
 from tests.helpers.tiny_networks import FAMILIES, TEXT, hugging_face, network
@@ -44,13 +43,6 @@ def test_layers_that_run_again_are_held_once() -> None:
     table, *_ = tables(config, ["k80"], [12], 0, ramps=[])
     layer = table.memory_bytes[1]
     assert table.repeated_bytes == (0, layer, 0, layer), "two layers, each of which runs twice"
-
-
-def test_half_precision_is_faster_where_the_datasheet_says_so() -> None:
-    found = tables(transformers.BertConfig(), ["v100"], [128], 0, ())
-    slowest_s = {(table.backend, table.dtype): sum(table.block_s[-1]) for table in found}
-    for backend in BACKENDS:
-        assert slowest_s[backend, "float16"] < slowest_s[backend, "float32"] / 2
 
 
 def test_a_network_that_no_shape_fits_is_told_to_be_measured() -> None:

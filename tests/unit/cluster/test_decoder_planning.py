@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from cluster.commands.profile_texts import workload_of
 from cluster.serving.serve_file import serve_file
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine_setup import usual_dtype
-from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, TextLengths
+from deployments.decoding.ramp_rules import DecoderRules
 from deployments.demo import llm_demo_directory
 from deployments.folders import weights_of
 from optimizer.plan import read_plan
@@ -125,16 +124,6 @@ def test_a_profile_of_another_network_is_refused_before_anything_is_timed(
     assert "cannot add a profile of demo-llama to one of paper" in call("profile", DEMO, "--out", profile)
 
 
-def test_a_cut_that_is_named_twice_is_one() -> None:
-    rules = DecoderRules(ramps=(DecoderRamp(block=1, threshold=0.5),), others=(DecoderRamp(block=0, threshold=0.5),))
-    assert [ramp.block for ramp in rules.at((2, 1, 2)).ramps] == [0, 1]
-
-
-def test_lengths_that_make_no_sense_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="1 token at least"):
-        workload_of(DecoderRules(lengths=TextLengths(prompts=(1,), outputs=(0,))), tmp_path, 64)
-
-
 def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     facts = DecodingFacts(paper_decoder(), CPU)
@@ -170,23 +159,6 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
 )
 def test_what_is_missing_or_wrong_is_one_sentence(call: Called, options: tuple[object, ...], said: str) -> None:
     assert said in call(*options)
-
-
-def test_two_profiles_at_once_are_both_in_the_file(
-    call: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, first = tmp_path / "profile.json", tmp_path / "first.json"
-    (table,) = paper_decoder().tables
-
-    def measured(*_: object) -> SimpleNamespace:
-        if first.exists():
-            first.rename(out)  # as another profile that ends meanwhile does
-        return SimpleNamespace(price_s=table.price_s, error=0.0, bias=0.0, sequences=8)
-
-    monkeypatch.setattr("cluster.profiling.launch_prices.measured", measured)
-    call("profile", "llm-demo", "--kind", "v100", "--out", first)
-    call("profile", "llm-demo", "--kind", "k80", "--out", out)
-    assert [table.kind for table in load_text_profile(out).tables] == ["v100", "k80"]
 
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
@@ -239,8 +211,3 @@ def test_a_decoder_is_profiled_in_the_precision_of_its_ramps(tmp_path: Path, fil
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert usual_dtype(tmp_path, "cpu") == dtype
-
-
-def test_a_half_precise_decoder_is_profiled_so_on_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"torch_dtype": "bfloat16"}')
-    assert usual_dtype(tmp_path, "cuda:0") == "bfloat16"

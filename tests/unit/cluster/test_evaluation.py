@@ -10,20 +10,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import evaluation
+from cluster import client, evaluation
 from cluster.cli import app
-from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept, served
+from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
 from deployments.demo import demo_directory
 from deployments.demo.digits import demo_inputs
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.predict import PredictedAnswer, predict
+from deployments.models.predict import PredictedAnswer
 from deployments.models.ramps import save_ramps
-from deployments.tasks import CLASSIFICATION, TOKENS, Task
 from profiles.errors import UserError
 from profiles.model import Words
 from profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
-from tests.helpers.other_protocol import grpc_port
 from tests.helpers.tiny_networks import network
 
 
@@ -125,31 +123,6 @@ def test_8_bits_are_evaluated_in_8_bits() -> None:
     assert not network.exported.requested
 
 
-def test_a_running_server_may_answer_instead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments import load
-
-    model = load(place / "my-bert-ee")
-    asked: list[str] = []
-
-    def answered(url: str, inputs: Any, headers: Any) -> Any:
-        asked.append(url)
-        assert headers in ({}, {"X-API-Key": "secret"})
-        return [vars(each) for each in predict(model, inputs)]
-
-    monkeypatch.setattr(evaluation, "_post", answered)
-    told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--json")
-    monkeypatch.setenv("MY_KEY", "secret")
-    keyed = ("--url", "http://x:1", "--api-key-variable", "MY_KEY")
-    assert json.loads(run(*told, *keyed).stdout) == json.loads(run(*told).stdout)
-    assert set(asked) == {"http://x:1/predict"}
-    assert served("http://x:1", ["good"], {}, CLASSIFICATION) == model.predict(["good"])
-
-
-def test_the_port_of_grpc_is_one_sentence() -> None:
-    with grpc_port() as url, pytest.raises(UserError, match=r"speak HTTP/1\.1: is that the port of gRPC"):
-        served(f"{url}/predict", ["good"], {}, CLASSIFICATION)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -162,27 +135,10 @@ def test_the_port_of_grpc_is_one_sentence() -> None:
 def test_a_server_of_another_network_is_not_measured(
     place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer
 ) -> None:
-    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [vars(other)] * len(inputs))
+    monkeypatch.setattr(client, "post", lambda url, body, headers: [vars(other)] * len(body["inputs"]))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
         run(*told)
-
-
-@pytest.mark.parametrize(
-    ("task", "output"),
-    [
-        (TOKENS, {"label": 0, "name": "good", "score": 0.9, "exit_block": 1}),
-        (CLASSIFICATION, {"tokens": [], "entities": [], "exit_block": 1}),
-        (CLASSIFICATION, {"label": 0, "name": "good", "score": 0.9}),
-        (TOKENS, ["good"]),
-    ],
-)
-def test_a_server_that_answers_otherwise_is_not_measured(
-    monkeypatch: pytest.MonkeyPatch, task: Task, output: object
-) -> None:
-    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [output] * len(inputs))
-    with pytest.raises(UserError, match=f"http://x:1 serves another network: .* not those of {task.name}"):
-        served("http://x:1", ["good"], {}, task)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +166,6 @@ def test_what_exits_cost_is_known_better_than_either_accuracy() -> None:
     assert found.lost.within < 0.7 * found.accuracy.within
     assert abs(found.lost.mean - (found.full_accuracy.mean - found.accuracy.mean)) < 1e-12
     assert evaluated(_said(full), _said(early), None, 4).accuracy is None
-
-
-def test_that_a_hundred_inputs_lost_nothing_is_no_proof_that_none_does() -> None:
-    alike = np.arange(100) % 2
-    lost = evaluated(_said(alike), _said(alike), alike, 4).lost
-    assert lost is not None
-    assert (lost.mean, 0.01 <= lost.within <= 0.03) == (0.0, True)
 
 
 def test_inputs_that_lose_more_than_was_promised_are_told_of() -> None:

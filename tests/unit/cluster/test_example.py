@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.commands.serve import example
 from cluster.serving import serve_file as files
-from cluster.serving.deploy import _reason
 from cluster.serving.serve_file import serve_file, with_demo
 
 
@@ -47,17 +45,3 @@ def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: py
     assert complete == content
     named = serve_file(tmp_path, {})
     assert with_demo(named) == named
-
-
-@pytest.mark.parametrize(
-    ("message", "status", "reason"),
-    [
-        ("trace\n  File x\nprofiles.errors.UserError: no weights\n", "failed", "no weights"),
-        ("trace\n  File x\nOSError: disk: full\nThe replica is dead.", "failed", "OSError: disk: full"),
-        ("", "could not import", "could not import"),
-        ("", "", "no reason was given"),
-    ],
-)
-def test_the_reason_of_a_failed_start_is_what_was_raised(message: str, status: str, reason: str) -> None:
-    deployments = {"front": SimpleNamespace(message=message)}
-    assert _reason(SimpleNamespace(deployments=deployments, message=status)) == reason

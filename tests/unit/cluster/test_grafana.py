@@ -1,13 +1,9 @@
 """The dashboard and the alerts are what their tables say, and ask only for what there is."""
 
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
@@ -69,48 +65,3 @@ def test_every_metric_is_on_the_page_and_most_are_on_a_panel() -> None:
     quiet = {family.name for family in METRICS if not shown & set(scraped_names(family))}
     assert quiet == {"isobatch_launches", "isobatch_launched_inputs", "isobatch_arrived_weight", "isobatch_audits",
                      "isobatch_controller_paused", "isobatch_controller_sustains_per_s"}  # fmt: skip
-
-
-def test_panels_fit_beside_each_other() -> None:
-    places = [panel["gridPos"] for panel in json.loads(files()["dashboard.json"])["panels"]]
-    assert len({(place["x"], place["y"]) for place in places}) == len(PANELS)
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-
-
-def test_promtool_takes_the_alerts(tmp_path: Path) -> None:
-    """And raises the one on goodput exactly where fewer are answered in time than ask and than is promised."""
-    promtool = shutil.which("promtool")
-    if not promtool:
-        pytest.skip("promtool is not here: it comes with the Debian package prometheus")
-    path = tmp_path / "alerts.yaml"
-    path.write_text(files()["alerts.yaml"])
-    subprocess.run([promtool, "check", "rules", path], check=True, capture_output=True)
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(_played(answered=80)))
-    subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], check=True, capture_output=True)
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(_played(answered=99)))
-    assert subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True).returncode
-
-
-def _played(answered: int) -> object:
-    """100 a second ask, 100 are promised, so many are answered: the alert is expected after half an hour."""
-    series = {
-        'ray_isobatch_arrived_inputs_total{application="a"}': "0+6000x40",
-        'ray_isobatch_in_time_inputs_total{application="a"}': f"0+{60 * answered}x40",
-        'ray_isobatch_promised_per_s{application="a"}': "100x40",
-    }
-    (alert,) = [each for each in ALERTS if each.name == "IsobatchGoodputBelowPromise"]
-    expected = {
-        "exp_labels": {"severity": alert.severity, "application": "a"},
-        "exp_annotations": {"summary": alert.sentence.replace("{{ $labels.application }}", "a")},
-    }
-    return {
-        "rule_files": ["alerts.yaml"],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series.items()],
-                "alert_rule_test": [{"eval_time": "30m", "alertname": alert.name, "exp_alerts": [expected]}],
-            }
-        ],
-    }

@@ -24,20 +24,10 @@ from cluster.serving.haproxy import (
     stopping,
     write_script,
 )
-from cluster.serving.local import SHORT
 from cluster.serving.ports import free_port, is_free
 from deployments.front.headers import waited_s_by
 from deployments.front.proxy import FEW, QUESTIONS, QUESTIONS_AT_ONCE, Burden, ProxyLimit, haproxy_reply, servers_at
-from deployments.ray_settings import haproxy_settings
 from tests.helpers.asking import eventually
-
-
-def test_with_the_longest_folder_the_paths_of_haproxys_sockets_are_short_enough() -> None:
-    folder = "x" * SHORT + "/isobatch-12345678"
-    paths = {name: path for name, path in haproxy_settings(folder, "", 1, "", "", "").items() if "SOCKET_PATH" in name}
-    node = "0" * 56  # Ray puts them into a folder of this name
-    assert len(paths) == 2
-    assert max(len(path.replace(folder, f"{folder}/{node}")) for path in paths.values()) <= 97
 
 
 def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_says(
@@ -253,27 +243,6 @@ def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) 
             served.append(connection.recv(4096).split()[1])
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         assert b"/app/127.0.0.3" in served
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
-def test_a_flood_takes_no_places_of_those_who_ask_for_little(tmp_path: Path) -> None:
-    """However long it keeps those that it has: who comes from elsewhere does not wait for them."""
-    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
-        place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000, queued=1))
-        allow(tmp_path / "node" / "admin.sock", place, 1)
-        front.settimeout(60)
-        for source in ("127.0.0.2", "127.0.0.2", "127.0.0.2", "127.0.0.3"):
-            asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
-            stack.enter_context(asking).sendall(f"POST /app/{source} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            time.sleep(0.02)
-        seen = []
-        while len(seen) < 3:
-            connection = stack.enter_context(front.accept()[0])
-            seen.append(connection.recv(4096).split()[1])
-            if len(seen) == 1:  # the first of the flood was none yet
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        assert sorted(seen) == [b"/app/127.0.0.2", b"/app/127.0.0.2", b"/app/127.0.0.3"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")

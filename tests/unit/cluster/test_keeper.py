@@ -17,7 +17,6 @@ from cluster.controller.record import Event, Events
 from deployments.front.observed import Observed
 from optimizer.plan import Plan
 from profiles.evidence import Evidence
-from profiles.exits import carried
 from profiles.windows import History
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, Fluid, first_plan, question
@@ -164,14 +163,6 @@ def test_a_crowd_is_given_way_to_and_only_where_that_is_asked_for() -> None:
     assert patient.run(600) == []
 
 
-def test_strict_returns_to_the_checkpoint_s_own_thresholds_where_nobody_watches() -> None:
-    watched = Served(keeper(under_load=0.8, strict=True))
-    watched.served = 0.6
-    watched.run(20)
-    watched.share = 0.0
-    assert [change.what for change in watched.run(900)][:1] == ["recovered"]
-
-
 def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_promise_is_watched() -> None:
     eager = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=1e-6)
     served = Served(eager)
@@ -181,16 +172,6 @@ def test_thresholds_for_the_plan_s_own_ramps_are_used_where_they_gain_and_the_pr
     assert [change.what for change in changes] == ["tuned"]
     assert [ramp for ramp, _ in served.plan.thresholds] == [1]
     assert served.disagreement(served.usual) <= 1 - PROMISED
-
-
-def test_thresholds_gain_less_the_more_inputs_ask_for_the_whole_network() -> None:
-    window, gains = Observed(0.0, 10 * LOOK_S, 50_000, 50_000, (20_000, 15_000, 10_000, 5_000)), list[bool]()
-    for full_share in (0.0, 0.99):
-        kept = PromiseKeeper(AgreementTerms(PROMISED, EVIDENCE, PREPARED), least_gain=0.003)
-        assert not any(looks(kept, USUAL, 0.0, 10))
-        plan, facts = with_all_ramps(first_plan(ASKED), [1]), FACTS.surviving(carried(FACTS.survival, full_share))
-        gains.append(kept.window(window, plan, facts, windows=20.0, tightened=0, full_share=full_share) is not None)
-    assert gains == [True, False]
 
 
 def test_a_look_behind_closed_ramps_forgets_nothing_of_what_audits_told_of_the_plan() -> None:
@@ -243,52 +224,11 @@ def test_thresholds_for_the_plan_are_given_up_where_inputs_leave_elsewhere_befor
         assert (change is not None and change.what == "tuned") == again
 
 
-def test_inputs_that_leave_a_little_elsewhere_by_chance_are_no_others() -> None:
-    kept, random = tuned_keeper(), np.random.default_rng(0)
-    for number in range(500):
-        exits = tuple(random.multinomial(5000, np.array(USUAL) / 5000).tolist())
-        assert looks(kept, exits, LOOK_S * number, 1) == [None]
-
-
-def test_where_inputs_are_doubted_fewer_audits_tell_that_the_promise_is_broken() -> None:
-    needed = []
-    for before in (USUAL, HARDER):
-        kept = keeper()
-        looks(kept, before, 0.0, 4)
-        looks(kept, USUAL, 20.0, 2)
-        said = looks(kept, USUAL, 30.0, 5, missed=40)
-        needed.append(next(number for number, change in enumerate(said) if change))
-    assert needed[1] < needed[0]
-
-
-@pytest.mark.parametrize("nobody_early", [(0, 0, 0, 0), (0, 0, 0, 5000)])
-def test_audits_that_end_when_nobody_leaves_early_any_more_count_with_the_next_look(
-    nobody_early: tuple[int, ...],
-) -> None:
-    """They end seconds after their answers."""
-    kept, plan, audits = keeper(), with_all_ramps(first_plan(ASKED), range(3)), (50, 0, 0, 0)
-    early = Observed(0.0, LOOK_S, 5000, 5000, (2500, 0, 0, 2500))
-    late = Observed(LOOK_S, LOOK_S, 5000, 5000, nobody_early, audited=audits, missed=audits)
-    assert kept.look(early, plan, FACTS) is None
-    assert kept.look(late, plan, FACTS) is None
-    change = kept.look(replace(early, started_s=2 * LOOK_S), plan, FACTS)
-    assert change is not None
-    assert change.what == "tightened"
-
-
 def _only(placement, ramp):  # type: ignore[no-untyped-def]
     splits = tuple(
         replace(split, ramps=tuple(each for each in split.ramps if each == ramp)) for split in placement.splits
     )
     return replace(placement, splits=splits)
-
-
-def test_a_controller_that_is_restarted_goes_on_with_what_it_knew() -> None:
-    served = Served(keeper())
-    served.run(300, misfits=0.25)
-    successor = keeper()
-    successor.resume(served.keeper.worse, served.plan)
-    assert successor.thresholds(served.plan, FACTS) == served.plan.thresholds
 
 
 class Audited(Fluid):
@@ -340,22 +280,6 @@ def test_while_paused_thresholds_stay_and_are_remembered_as_they_are() -> None:
     asyncio.run(loop.pause(False))
     assert "loosened" in {event.what for event in looked(loop, 100)}
     assert kept.worse < before[0]
-
-
-def test_a_promise_that_broke_while_paused_tightens_once_afterwards_and_by_what_audits_tell() -> None:
-    factors = []
-    for looks in (0, 100):
-        kept = keeper()
-        app, loop = led(kept)
-        app.missed = 15
-        asyncio.run(loop.pause(True))
-        looked(loop, looks)
-        assert kept.worse == 1.0
-        asyncio.run(loop.pause(False))
-        while not any(event.what == "tightened" for event in looked(loop, 1)):
-            assert app.now_s < 1000
-        factors.append(kept.worse)
-    assert factors[1] == pytest.approx(factors[0], rel=0.1)
 
 
 def test_thresholds_that_could_not_be_rolled_out_are_not_believed() -> None:

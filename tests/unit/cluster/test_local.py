@@ -1,27 +1,17 @@
 """What is checked before a Ray is started, and what is left after: nothing."""
 
-import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from cluster.serving import local, ports
-from cluster.serving.deploy import _wait_until_reachable
-from cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
+from cluster.serving import ports
+from cluster.serving.local import attached, check_place, running_cluster, short_temporary
 from cluster.serving.ports import check_port, free_port, held_ports, is_free
-from cluster.serving.processes import descendants
-from deployments.ray_facts import patient_start
 from profiles.errors import UserError
 from tests.helpers.asking import eventually
 
@@ -125,157 +115,6 @@ end_descendants(patience_s=0.1)
 assert descendants(os.getpid()) == []
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-
-
-def test_a_ray_that_dies_while_it_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls to it return after a minute or never; and this process must not wait for Ray when it ends."""
-    gcs, registered = socket.create_server(("127.0.0.1", free_port(0))), list[Callable[..., object]]()
-    context = SimpleNamespace(gcs_address=f"127.0.0.1:{gcs.getsockname()[1]}")
-    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
-    returns = threading.Event()
-
-    def call() -> None:
-        gcs.close()
-        returns.wait()
-
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(local, "RAY_ENDS_S", 0.1)
-    monkeypatch.setattr(local, "_stop_serve_and_ray", call)
-    monkeypatch.setattr(local.atexit, "register", registered.append)
-    local._stop()
-    assert registered == [local._exit_without_ray]
-    returns.set()
-    local._stop()  # it had died before
-    assert registered == [local._exit_without_ray, local._exit_without_ray]
-
-
-def test_what_the_caller_does_on_sigterm_outlives_the_start_of_ray() -> None:
-    def ours(*_: object) -> None: ...
-
-    before = signal.signal(signal.SIGTERM, ours)
-    try:
-        with local._handler_kept():
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does
-        assert signal.getsignal(signal.SIGTERM) is ours
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_descendants_do_not_count_the_process_itself() -> None:
-    assert os.getpid() not in descendants(os.getpid())
-
-
-def test_what_is_left_behind_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "isobatch-of-ours"
-    folder.mkdir()
-    monkeypatch.setattr(local, "_folders", {folder})
-    local.leave_nothing(0.1)
-    assert not folder.exists()
-    assert not local._folders
-
-
-def test_a_ray_that_does_not_start_is_tried_again_and_then_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    tried = []
-
-    def slow(**_: object) -> None:
-        tried.append(True)
-        if len(tried) != 3:
-            raise Exception("The current node timed out during startup.\nMore of it.")
-
-    monkeypatch.setattr(ray, "init", slow)
-    monkeypatch.setattr(local, "end_descendants", lambda: None)
-    local._start_ray(dashboard=False)
-    assert len(tried) == 3
-    with pytest.raises(UserError) as error:
-        local._start_ray(dashboard=False)
-    assert len(tried) == 3 + local.RAY_ATTEMPTS
-    logs = tmp_path / "ray" / "session_latest" / "logs"
-    reason = "Exception: The current node timed out during startup."
-    assert str(error.value) == f"Ray did not start on this machine ({reason}); its logs are in {logs}"
-
-
-def test_a_node_that_is_slow_to_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services
-
-    asked = []
-
-    def get_node(address: str, node: str) -> dict[str, str]:
-        asked.append(node)
-        if len(asked) < 4:
-            raise RuntimeError("no such node")
-        return {"node": node}
-
-    monkeypatch.setattr(services, "get_node", get_node)
-    with patient_start(20.0, starts=lambda: True):
-        assert services.get_node("head:1", "ours") == {"node": "ours"}
-    assert services.get_node is get_node
-    asked.clear()
-    with patient_start(0.0, starts=lambda: True), pytest.raises(RuntimeError, match="no such node"):
-        services.get_node("head:1", "ours")
-    with patient_start(20.0, starts=lambda: False), pytest.raises(ConnectionError, match="ended while it was starting"):
-        services.get_node("head:1", "ours")
-
-
-class SlowProxies:
-    """HTTP that is there at the third time of asking, each of which takes as long as Serve waits."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def wait_for_proxies_serving(self, wait_for_applications_running: bool) -> None:
-        self.asked += 1
-        if self.asked < 3:
-            raise TimeoutError("Proxies not available after 60s.")
-
-
-def test_http_is_waited_for_as_long_as_the_user_says_not_as_serve_does(tmp_path: Path) -> None:
-    late: Future[None] = Future()
-    late.set_exception(TimeoutError("HTTP proxies not available after 60s."))
-    ray = LocalRay("head:1", tmp_path, late)
-    now_s = time.monotonic()
-    _wait_until_reachable(ray, SlowProxies(), now_s + 60, 60)
-    with pytest.raises(UserError, match=r"^HTTP cannot be reached after 0 s: Proxies not available after 60s\.$"):
-        _wait_until_reachable(ray, SlowProxies(), now_s, 0)
-
-
-def test_a_stop_before_serve_runs_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where Ray has too little for a plan: only that is to be read."""
-    import ray
-    from ray import serve
-
-    logger = logging.getLogger("ray.serve")
-    monkeypatch.setattr(logger, "level", logger.level)  # that it is put back
-    logger.setLevel(logging.INFO)  # as its import leaves it
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="x"))
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={}))
-    monkeypatch.setattr(serve, "shutdown", lambda: logger.info("Nothing to shut down."))
-    monkeypatch.setattr(local, "_listens", lambda address: True)
-    local._stop()
-    assert caplog.text == ""
-
-
-def test_a_deployment_onto_a_cluster_looks_at_nobody_elses_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HAProxy's files of this machine's other Rays are below the folder for temporary files."""
-    import ray
-
-    monkeypatch.setattr(ray, "init", lambda **told: None)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(local, "_serving", lambda http, folder: LocalRay("", folder, Future()))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    with local.attached("auto") as serving:
-        folder = serving({}).folder
-        assert folder.is_dir()
-        assert list(folder.iterdir()) == []
-    assert not folder.exists()
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving import processes
 from tests.helpers.asking import eventually
 from tests.helpers.serving import marked
 
@@ -43,13 +42,3 @@ def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: P
         assert stranger.poll() is None
         assert beside.exists()
         stranger.kill()
-
-
-def test_guards_end_when_nothing_is_left_to_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guards: list[subprocess.Popen[bytes]] = []
-    monkeypatch.setattr(processes, "_guards", guards)
-    processes.bound_to_us(tmp_path)
-    (guard,) = guards
-    assert guard.poll() is None
-    processes.end_guards()
-    assert (guards, guard.poll(), tmp_path.exists()) == ([], -9, True)

@@ -41,15 +41,6 @@ def test_batch_times_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
     assert output.split()[output.split().index("from") + 1 :][:8] == ["1", "3", "6", "9", "11", "13", "16", "knee"]
 
 
-def test_batches_that_are_no_whole_number_of_texts_are_told_in_tokens(tmp_path: Path) -> None:
-    table = curve_table(bert_base(), "rtx3090", backend="tensorrt", dtype="float16", batch_sizes=(0.25, 1, 5.9))
-    save(Profile("mine", (replace(table, source="measured: an RTX 3090"),)), path := tmp_path / "profile.json")
-    output = said("compare", str(path))
-    assert "32 tokens" in output
-    assert "755 tokens" in output
-    assert "5.9" not in output
-
-
 def test_a_curve_is_shown_beside_what_was_published(tmp_path: Path) -> None:
     picture = tmp_path / "shown.png"
     output = said("show", "a100,h200", "--backend", "tensorrt", "--picture", str(picture))

@@ -121,13 +121,6 @@ def test_a_short_text_is_told_by_its_tokens_and_says_nothing_of_inputs() -> None
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_another_device_is_added_to_the_same_file(checkpoint: Path, measured: tuple[Path, str], tmp_path: Path) -> None:
-    out = Path(copy(measured[0], tmp_path))
-    profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
-    assert load_profile(out).kinds == ("cpu", "slow-cpu")
-
-
-@pytest.mark.usefixtures("no_picture")
 def test_two_profiles_at_once_are_both_in_the_file(
     checkpoint: Path, measured: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,20 +160,6 @@ def test_the_exit_table_beside_a_checkpoint_tells_at_which_ramps_inputs_leave_to
     assert with_sure(counted, tmp_path, rules) == counted, "there is no table"
     short = ExitProfile((1.0,) * 4)
     assert with_sure(short, folder, rules) == short, "the table is of another network"
-
-
-def test_exits_that_cannot_be_are_refused_and_unknown_ones_are_none() -> None:
-    with pytest.raises(UserError, match=r"exits.json of this checkpoint: survival\[2\] = 0.9"):
-        exits_from_rules([(0, 0.5), (1, 0.9)], 3)
-    assert exits_from_rules([(0, 0.5), (1, None)], 3) is None
-
-
-@pytest.mark.usefixtures("no_picture")
-def test_columns_are_named_as_for_prepare(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "odd.csv").write_text("id,words\n1,the film\n2,the\n")
-    command = ("--lengths", "6", "--data", str(tmp_path / "odd.csv"), "--text-column", "words")
-    profiled(checkpoint, tmp_path / "p.json", *command)
-    assert "counted over 2 inputs of odd.csv" in load_profile(tmp_path / "p.json").notes[-2]
 
 
 def test_a_sorted_file_is_sampled_all_over() -> None:
@@ -247,17 +226,6 @@ def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> 
         batch = inputs.batch(3)
         assert batch.lengths is not None
         np.testing.assert_array_equal(batch.lengths, [inputs.length] * 3)
-
-
-def test_no_longer_text_is_invented_than_the_network_can_read(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(checkpoint, device="cpu")
-    longest, encode = [0], model.encode
-    monkeypatch.setattr(model, "encode", lambda values: longest.append(len(values[0].split())) or encode(values))
-    (inputs,) = texts(model, [10**9, 24])
-    assert inputs.length == 24  # all the positions it has
-    assert max(longest) <= 2 * 24
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -60,19 +60,6 @@ def test_a_restart_while_ramps_were_open_closes_them_again(tmp_path: Path):
     assert app.running == first
 
 
-def test_another_plan_that_is_deployed_while_ramps_were_open_stays(tmp_path: Path):
-    asked = question(HARD)
-    app = Fluid(asked, first := first_plan(asked))
-    app.rate, app.truth = lambda at_s: 200.0, lambda at_s: HARD
-    loop = control_loop(app, tmp_path)
-    while app.running == first:
-        run(app, loop, 30)
-    app.running = other = batches(first, 7)
-    loop = control_loop(app, tmp_path)
-    run(app, loop, 60)
-    assert app.running == other
-
-
 def test_another_configuration_that_is_deployed_while_ramps_were_open_closes_them_again():
     """It has a memory of its own, which does not know of that."""
     asked = question(HARD)

@@ -28,8 +28,6 @@ from optimizer.plan import read_plan
 from profiles.errors import UserError
 from profiles.files import load, save
 
-EXAMPLE = Path(__file__).parents[3] / "cluster" / "serve.yaml"
-
 
 def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None:
     content = serve_file(tmp_path, {"device": "cuda"})
@@ -105,12 +103,6 @@ def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pyt
         done = CliRunner().invoke(app, ["serve", "demo", *options, "--out", str(out)])
         assert done.exit_code == 0, done.output
         assert serve_file(out, {})["applications"][0]["args"].get("grpc_port") == port
-
-
-def test_the_example_file_says_the_defaults() -> None:
-    example, default = serve_file(EXAMPLE, {}), serve_file(None, {})
-    assert example["http_options"] == default["http_options"]
-    assert example["applications"][0]["import_path"] == APPLICATION
 
 
 def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -266,9 +258,7 @@ def test_a_misspelt_field_of_the_controller_is_one_line(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_of_a_controller_is_said_before_anything_starts(tmp_path: Path, told: str, said: str) -> None:
     file = tmp_path / "serve.yaml"
-    paths = (
-        "{name: isobatch, import_path: 'deployments.app:build'}, {name: c, import_path: 'cluster.controller.app:build'"
-    )
+    paths = f"{{name: isobatch, import_path: '{APPLICATION}'}}, {{name: c, import_path: '{CONTROLLER}'"
     file.write_text(f"applications: [{paths}, route_prefix: /c, args: {{{told}}}}}]")
     with pytest.raises(UserError, match=said):
         serve_file(file, {})

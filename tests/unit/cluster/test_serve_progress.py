@@ -1,12 +1,10 @@
 """How far a start is, on a terminal and in a log, and what is said of what runs."""
 
-from io import BytesIO, StringIO
-from urllib.request import Request
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from cluster.commands import serve
 from cluster.commands.serve import teller
 from cluster.serving import deploy
 from profiles.errors import UserError
@@ -37,12 +35,3 @@ def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.Monk
         UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* have more time \(--patience-s\)"
     ):
         deploy._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
-
-
-@pytest.mark.parametrize("said", [b"hello", b'"hello"', b"{}", b"[1]", b'{"requests": {}}'])
-def test_an_application_of_others_has_no_figures(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: BytesIO(said))
-    out = StringIO()
-    serve._show_plan(Console(file=out), Request("http://127.0.0.1:8000/stats"))
-    assert out.getvalue() == ""
-    assert serve._line(Request("http://127.0.0.1:8000/stats")).startswith("no figures from http://127.0.0.1:8000/stats")

@@ -3,13 +3,12 @@
 import http.client
 import io
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands.status import _events, ask, tables
+from cluster.commands.status import ask, tables
 from cluster.commands.status_picture import sparkline
 from cluster.controller.memory import Earlier
 from cluster.controller.service import create_api
@@ -152,17 +151,6 @@ def test_what_earlier_deployments_decided_is_folded_away(toy: Toy, url: str, mon
         assert words in unfolded
 
 
-def test_a_decision_of_today_has_a_time_and_one_of_yesterday_its_day() -> None:
-    noon = datetime(2026, 11, 23, 12, 0, 0)  # as people here count
-    told = {"what": "stayed", "why": "", "before": "", "after": None, "gain_promised": None, "gain_seen": None}
-    console = Console(file=(said := io.StringIO()), width=100)
-    events = [told | {"at_s": (noon - timedelta(hours=hours)).timestamp(), "why": str(hours)} for hours in (13, 1)]
-    console.print(_events(events, noon.timestamp()))
-    assert "2026-11-22 23:00:00" in said.getvalue()
-    assert "2026-11-23" not in said.getvalue()
-    assert "11:00:00" in said.getvalue()
-
-
 def test_a_decision_that_is_made_again_and_again_is_one_row(toy: Toy, url: str) -> None:
     toy.app.rate = lambda at_s: 0.0
     run(toy.app, toy.loop, 620)
@@ -215,7 +203,7 @@ def test_while_the_application_starts_one_line_says_so(toy: Toy, url: str) -> No
 def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
     with pytest.raises(UserError, match=r"nobody answers at http://127.0.0.1:9/status \(Connection refused\)"):
         asked("http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"no controller runs at .*: add the application"):
+    with pytest.raises(UserError, match=r"no controller runs at .*: add cluster.controller.app:build"):
         asked(f"{url}/elsewhere")
     with pytest.raises(UserError, match="'nonsense' must look like http://"):
         asked("nonsense")
@@ -277,17 +265,6 @@ def post(place: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
     return reply.status, reply.read()
 
 
-def test_a_plan_that_counts_tokens_is_shown_with_how_many_texts_have(toy: Toy, url: str) -> None:
-    run(toy.app, toy.loop, 150)
-    told = json.loads(asked(url, "--json"))
-    assert told["window"]["length"] is None
-    told["window"] |= {"length": 24, "tokens_per_text": 31.5}
-    told["forecast"]["tokens_per_text"] = 40.0
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(tables(told))
-    assert "an input is 24 tokens; texts have 31.5 on average now, 40 are expected" in console.export_text()
-
-
 def test_the_share_that_asks_for_the_whole_network_is_shown_where_there_is_one(toy: Toy, url: str) -> None:
     run(toy.app, toy.loop, 150)
     assert "asked in full" not in asked(url)
@@ -313,18 +290,6 @@ def test_the_picture_is_of_what_happened_since_the_last_look(toy: Toy, url: str)
     assert "100%" in shown
     assert "█▅" in shown, "half of the new ones reached block 1"
     assert sparkline(answer["survival"]) in shown
-
-
-def test_the_agreement_since_the_start_stands_beside_that_of_the_last_ten_minutes(toy: Toy, url: str) -> None:
-    run(toy.app, toy.loop, 400)
-    answer = json.loads(asked(url, "--json")) | {"agreement": "agreement 97.2 % (96.0 to 98.1, 310 audits): broken"}
-    total = {"share": 0.995, "low": 0.991, "high": 0.998, "audits": 9000}
-    stats = {"splits": [], "exits": {}, "survival": [], "audits": {"agreement": total}}
-    console = Console(file=io.StringIO(), width=120)
-    console.print(tables(answer, stats))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "agreement 97.2 % (96.0 to 98.1, 310 audits): broken" in shown
-    assert "agreement 99.5 % (99.1 to 99.8, 9,000 audits)" in shown
 
 
 def test_without_a_controller_the_picture_is_drawn_all_the_same() -> None:
@@ -368,32 +333,3 @@ def test_a_decoder_is_shown_without_a_controller_and_with_one(toy: Toy, url: str
     for word in (*words, "next decision"):
         assert word in said.getvalue()
     assert "the plan stays as it is" not in said.getvalue()
-
-
-def test_the_port_of_grpc_is_told_from_nobody() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as port:
-
-        def answer() -> None:
-            connection, _ = port.accept()
-            with connection:
-                connection.recv(1024)
-                connection.sendall(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00")  # as HTTP/2 begins
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(UserError, match="is that the port of gRPC"):
-            ask(f"http://127.0.0.1:{port.getsockname()[1]}/stats", None)
-        thread.join()
-
-
-def test_a_controller_that_has_not_decided_yet_says_so() -> None:
-    console = Console(file=(said := io.StringIO()), width=100)
-    console.print(_events([], 0.0))
-    assert "none yet" in said.getvalue()
-
-
-def test_when_the_server_ends_so_does_what_was_asked_for() -> None:
-    toy = Toy()
-    with running(create_api(toy)):
-        assert not toy.ended
-    assert toy.ended

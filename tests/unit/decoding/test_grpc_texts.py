@@ -5,7 +5,6 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 from cluster.serving.ports import free_port
 from deployments.decoding.grpc_texts import serving
-from deployments.front.grpc_proxy import OF_ONE_ADDRESS
 from deployments.front.open_inference.messages import message
 from experiments.demos.sums import tokenizer
 from tests.helpers.decoder_world import CONFIG, World
@@ -144,28 +142,6 @@ def test_what_is_wrong_is_one_sentence_and_the_stream_goes_on(world: World) -> N
     assert world.front.meter.requests["refused"] == 2 * len(WRONG)
 
 
-def test_who_is_not_let_in_is_told_when_to_come_again(world: World) -> None:
-    world.full = True
-
-    def scene(client: Any) -> Any:
-        with pytest.raises(triton.InferenceServerException, match="too many sequences wait") as error:
-            client.infer("tiny", [text("1+1=")])
-        return error.value.status()
-
-    assert play(world, scene) == "StatusCode.UNAVAILABLE"
-
-
-def test_a_key_is_asked_for_but_where_health_is_told(world: World) -> None:
-    def scene(client: Any) -> None:
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        with pytest.raises(triton.InferenceServerException, match="asks for a key"):
-            client.infer("tiny", [text("1+1=")])
-        assert client.infer("tiny", [text("1+1=")], headers={"x-api-key": "secret"})
-
-    play(world, scene, key=b"secret")
-
-
 def test_what_clients_ask_about_the_model(world: World) -> None:
     def scene(client: Any) -> None:
         assert client.is_model_ready("tiny")
@@ -202,25 +178,6 @@ def test_a_client_that_goes_away_frees_its_pages(world: World) -> None:
 
     play(world, scene)
     assert asyncio.run(freed())
-
-
-def test_idle_connections_of_one_address_do_not_lock_out_others(world: World) -> None:
-    port = int(world.front.config.grpc_port or 0)
-
-    def scene(client: Any) -> str:
-        opened = list[socket.socket]()
-        for _ in range(1100):
-            with suppress(OSError):  # it may be ended at once
-                opened.append(socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)))
-                opened[-1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", stream=0))
-        assert len(opened) > OF_ONE_ADDRESS
-        with triton.InferenceServerClient(f"127.0.0.1:{port}") as other:
-            answer = other.infer("tiny", [text("1+1=")], parameters=NINE, client_timeout=10)
-        for each in opened:
-            each.close()
-        return said(answer)
-
-    assert play(world, scene) == world.plain("1+1=", 9)[0]
 
 
 def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) -> None:

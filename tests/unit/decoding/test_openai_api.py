@@ -11,7 +11,6 @@ import pytest
 
 from deployments.decoding import front
 from deployments.decoding.engine import Engine
-from deployments.decoding.loop import ReplicaFullError
 from deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, whole_texts
 from deployments.decoding.ramp_rules import check_decoder, generation_defaults
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
@@ -280,14 +279,6 @@ def test_a_stop_string_ends_the_text_and_frees_its_pages(world: World) -> None:
     until(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
 
 
-def test_another_replica_goes_on_where_one_failed(world: World) -> None:
-    text, depths, _ = world.plain("47+85=", 12)
-    world.failing = 2
-    reply = world.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 12}).json()
-    assert (reply["choices"][0]["text"], reply["choices"][0]["exit_blocks"]) == (text, depths)
-    assert world.asked == 3
-
-
 class LostReplica:
     """Writes one token and is lost; the other replica is full so many times, each `full_for_s` long by the clock."""
 
@@ -312,15 +303,6 @@ class LostReplica:
         return "".join([piece.text async for piece in self._world.front.write(request, ())])
 
 
-def test_a_text_that_is_begun_waits_where_the_other_replica_is_full(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
-    lost = LostReplica(world, times=front.ATTEMPTS + 1)
-    assert asyncio.run(lost.text()) == tokenizer().decode([5, 6, 7])
-    assert lost.asked[-1].prompt == (1, 2, 5)
-
-
 def test_a_text_that_is_begun_does_not_wait_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "RETRY_AFTER_S", 0.01)
     lost = LostReplica(world, times=100, full_for_s=front.MAX_WAIT_S / 3)
@@ -333,7 +315,8 @@ def test_a_text_that_is_begun_does_not_wait_for_ever(world: World, monkeypatch: 
 def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool) -> None:
     world.full = True
     reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "stream": stream})
-    assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
+    assert reply.status_code == 429
+    assert 3 <= int(reply.headers["retry-after"]) <= 8  # clients that are refused together come back one by one
     assert reply.json()["error"]["type"] == "rate_limit_error"
 
 
@@ -368,12 +351,6 @@ def test_a_key_is_asked_for_everywhere_but_where_health_is_told(world: World) ->
     assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"][0]["id"] == "tiny"
 
 
-def test_a_page_of_another_server_is_refused(world: World) -> None:
-    asked = {"json": {"prompt": "1+1=", "max_tokens": 1}, "headers": {"Origin": "http://evil.example"}}
-    refused = world.client().post("/v1/completions", **asked)
-    assert (refused.status_code, "only pages of this server" in refused.json()["error"]["message"]) == (403, True)
-
-
 def test_a_page_that_is_allowed_asks_and_reads_the_answer(world: World) -> None:
     world.front.config = CONFIG.model_copy(update={"allowed_origins": ("https://shop.example",)})
     told = {"json": {"prompt": "1+1=", "max_tokens": 1, "stream": True}, "headers": {"Origin": "https://shop.example"}}
@@ -395,27 +372,6 @@ def test_the_interface_is_described_and_its_examples_are_answered(world: World) 
     client = world.client()
     check_document(client.app.openapi())
     assert ask_examples(client, name="tiny") == 2 + 2 + 5
-
-
-def test_whoever_stops_listening_frees_pages_at_once(world: World) -> None:
-    async def leave() -> None:
-        async for _ in world.loop.write(TextRequest((1, 2, 3), 40)):
-            break
-
-    asyncio.run(leave())
-    until(lambda: not world.engine.scheduler.residents)
-    assert world.engine.scheduler.pool.free == world.engine.scheduler.pool.count
-
-
-def test_a_loop_without_a_place_says_so(world: World) -> None:
-    world.engine.scheduler.limits = world.engine.scheduler.limits.__class__(max_waiting=0)
-
-    async def ask() -> None:
-        async for _ in world.loop.write(TextRequest((1,), 1)):
-            pass
-
-    with pytest.raises(ReplicaFullError):
-        asyncio.run(ask())
 
 
 def test_what_cannot_be_done_fails_for_who_asked_and_decoding_goes_on(world: World) -> None:
@@ -457,7 +413,3 @@ def until(true: Any, within_s: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < end_s
         time.sleep(0.01)
-
-
-def test_finish_reasons_are_those_of_openai() -> None:
-    assert [each.value for each in Finish] == ["stop", "length"]

@@ -88,12 +88,6 @@ def test_a_text_ends_before_the_stop_string_that_is_complete_first(
         assert (said, taken) == (text, len(text.encode()))
 
 
-def test_of_overlapping_stop_strings_the_first_complete_one_cuts() -> None:
-    for cuts in ([], [1], [2], [3], [1, 2, 3, 4]):
-        assert heard("abcde", cuts, ["bcd", "c"]) == ("ab", 3, True)
-        assert heard("abcde", cuts, ["cd", "bcd"]) == ("a", 4, True)
-
-
 def test_tokens_without_text_belong_to_it() -> None:
     speech = TextTokens(Bytes(), 100).growing_text(["z"], silent={0})
     assert speech.add([97, 0, 98], last=True) == ("ab", 3)
@@ -128,9 +122,3 @@ def test_a_long_text_is_tokenized_beside_the_event_loop_and_no_further_than_the_
         asyncio.run(TextTokens(tokenizer, 10_000).prompt("1" * 60_000))
     assert [(size, "tokenizing" in thread) for size, thread in tokenizer.given] == [(40_000, True)]
     assert len(asyncio.run(TextTokens(tokenizer, 10_000).prompt("1" * 9_000))) == 9_000
-
-
-def test_a_short_text_is_tokenized_at_once() -> None:
-    tokenizer = Counting()
-    assert asyncio.run(TextTokens(tokenizer, 10_000).prompt("12")) == (49, 50)
-    assert "tokenizing" not in tokenizer.given[0][1]

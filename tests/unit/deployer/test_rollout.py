@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -127,22 +126,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps.asyncio, "sleep", pass_s)
 
 
-@pytest.mark.parametrize(("looks", "starts"), [(4, True), (30, False)], ids=["for a moment", "for long"])
-def test_an_earlier_failure_is_ignored_for_a_moment(monkeypatch: pytest.MonkeyPatch, looks: int, starts: bool) -> None:
-    passes(monkeypatch)
-    fleet = CountedFleet({"b": 0}, stale=looks)
-    outcome = nullcontext() if starts else pytest.raises(CannotStartError, match="no weights here")
-    with outcome:
-        asyncio.run(steps.start(fleet, {"b": 2}, patience_s=60.0))
-    assert (fleet.stale == 0) == starts
-
-
-def test_a_kind_without_an_application_counts_as_freed() -> None:
-    fleet = CountedFleet({"a": 4}, room=5)
-    fleet.scale_to = lambda counts: fleet.counts.clear()  # type: ignore[method-assign]
-    asyncio.run(asyncio.wait_for(steps._free(fleet, {"a": 0}, 5.0), 60.0))
-
-
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
 def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None:
     fleet = CountedFleet({"a": 4}, room=room, gone=frozenset("b"))
@@ -151,21 +134,6 @@ def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None
         moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
     assert steps.now_s() - began_s < 60.0
     assert fleet.counts == {"a": 4, "b": 0}
-
-
-def test_while_replicas_are_late_nodes_are_counted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes(monkeypatch)
-    fleet = CountedFleet({"a": 4}, silent=frozenset("b"))
-    with pytest.raises(CannotStartError, match="only 0 of 2 b run"):
-        moved(fleet, devices(a=4), devices(a=4, b=2), patience_s=20.0)
-    assert fleet.counted in (20, 21)
-
-
-def test_a_previous_plan_that_cannot_return_is_not_waited_for() -> None:
-    fleet = CountedFleet({"a": 4}, room=5, gone=frozenset("ab"))
-    with pytest.raises(NoDevicesError, match="no node has a device for"):
-        moved(fleet, devices(a=4), devices(a=2, b=2), patience_s=600.0)
-    assert fleet.log[-1] == "to a=4"
 
 
 def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Iterator
-from logging.handlers import MemoryHandler
 
 import pytest
 
@@ -68,13 +67,6 @@ def test_repeated_lines_are_counted() -> None:
     assert passes("launch %d failed", 8) == "launch 8 failed"
 
 
-def test_sentences_that_are_all_different_take_little_memory() -> None:
-    limit = RateLimit(lambda: 0.0)
-    for number in range(5000):
-        limit.filter(logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, f"attack {number}", (), None))
-    assert len(limit._kinds) <= 1000
-
-
 def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     join_serves_log()  # again, as by another deployment in the same process
     for number in range(100):
@@ -82,19 +74,6 @@ def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     logging.getLogger("cluster.controller.loop").warning("the controller could not look")
     assert len(lines.said) == LINES_PER_KIND + 1
     assert lines.said[-1] == "the controller could not look"
-
-
-def test_no_line_is_buffered(lines: Lines) -> None:
-    logging.getLogger(SERVE_LOGGER).handlers = [MemoryHandler(1000, target=lines)]
-    join_serves_log()
-    logging.getLogger(SERVE_LOGGER).warning("a plan was rolled out")
-    assert lines.said == ["a plan was rolled out"]
-
-
-def test_outside_of_serve_nothing_changes() -> None:
-    before = logging.getLogger("deployments").handlers[:]
-    join_serves_log()
-    assert logging.getLogger("deployments").handlers == before
 
 
 def test_serve_gets_the_configured_format() -> None:

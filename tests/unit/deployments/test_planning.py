@@ -48,11 +48,6 @@ def test_a_kind_that_is_in_no_catalogue_is_as_good_as_any(profile: str) -> None:
     assert read_graph(config).plan.devices() == {"oddity": 2}
 
 
-def test_a_plan_that_is_made_at_the_start_names_its_network(profile: str) -> None:
-    made = first_plan(parse({"profile": profile, "devices": {"v100": 1}}), replace(load(Path(profile)), weights="a1"))
-    assert (made.model, made.weights) == ("toy", "a1")
-
-
 def test_auto_uses_the_existing_devices_that_were_profiled(profile: str) -> None:
     assert plan_for(profile, {"v100": 2, "h100": 8, "cpu": 1}, devices="auto", slo_ms=100) == {"v100": 2}
     assert plan_for(profile, {"cpu": 5}, devices="auto", cpus_per_replica=2) == {"cpu": 2}, "one CPU is the front's"

@@ -30,12 +30,6 @@ def test_a_line_comes_after_two_seconds_and_then_every_five(capsys: pytest.Captu
     ]
 
 
-def test_the_number_of_items_may_be_given_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, 0.0, 0.0, 3.0, total=1200) == ["features: 1 of 1,200 after 3 s"]
-    assert [*show(iter("ab"), "reading", clock=iter((0.0, 0.0, 3.0)).__next__)] == ["a", "b"]
-    assert capsys.readouterr().err == "reading: 1 after 3 s\n"
-
-
 def test_a_task_without_steps_prints_lines_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     told_thrice, waited = Event(), list[float]()
 
@@ -56,17 +50,3 @@ def test_a_task_without_steps_prints_lines_until_it_ends(capsys: pytest.CaptureF
         "choosing thresholds: 7 s so far",
         "choosing thresholds: 12 s so far",
     ]
-
-
-def test_a_task_that_fails_at_once_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="wrong"), busy("choosing thresholds"):
-        raise ValueError("wrong")
-    assert capsys.readouterr().err == ""
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert list(show(range(3), "features")) == [0, 1, 2]
-    said = capsys.readouterr().err
-    assert "features" in said
-    assert "100%" in said

@@ -127,59 +127,6 @@ def test_the_raylet_has_its_name() -> None:
     assert [*(RAY / "core").rglob(ray_facts.RAYLET)], "mend ray_facts.patient_start"
 
 
-class Kept:
-    """Ray's store of texts, and the last request to its autoscaler."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ray.autoscaler import sdk
-        from ray.autoscaler.v2 import utils
-        from ray.experimental import internal_kv
-
-        self.texts, self.asked, self.heeds_labels = dict[str, str](), list[tuple[object, object]](), True
-        monkeypatch.setattr(internal_kv, "_internal_kv_put", self._put)
-        monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda key, namespace: self.texts[key].encode())
-        monkeypatch.setattr(internal_kv, "_internal_kv_del", lambda key, namespace: self.texts.pop(key, None))
-        monkeypatch.setattr(internal_kv, "_internal_kv_list", self._list)
-        monkeypatch.setattr(sdk, "request_resources", self._request)
-        monkeypatch.setattr(utils, "is_autoscaler_v2", lambda: self.heeds_labels)
-
-    def _put(self, key: str, text: str, overwrite: bool, namespace: str) -> None:
-        self.texts[key] = text
-
-    def _list(self, prefix: str, namespace: str) -> list[bytes]:
-        return [key.encode() for key in self.texts if key.startswith(prefix)]
-
-    def _request(self, bundles: list[object], bundle_label_selectors: list[object]) -> None:
-        self.asked = list(zip(bundles, bundle_label_selectors, strict=True))
-
-
-def test_the_request_to_the_autoscaler_has_the_devices_of_all_applications(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = Kept(monkeypatch)
-    gpu, virtual = ({"CPU": 1.0, "GPU": 1}, {"isobatch.io/kind": "l4"}), ({"CPU": 0.01, "k80": 1.0}, {})
-    ray_facts.ask_autoscaler("shop", [gpu, gpu])
-    ray_facts.ask_autoscaler("search", [virtual])
-    assert kept.asked == [gpu, gpu, virtual]
-    ray_facts.ask_autoscaler("shop", [])
-    assert kept.asked == [virtual]
-    kept.heeds_labels = False
-    ray_facts.ask_autoscaler("search", [virtual])
-    with pytest.raises(RuntimeError, match="ignores labels here"):
-        ray_facts.ask_autoscaler("shop", [gpu])
-    assert kept.asked == [virtual]
-
-
-def test_a_node_that_is_drained_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-    from ray._private.state import state
-
-    nodes = [{"NodeID": name, "Alive": name != "b", "Resources": {"CPU": 1.0}} for name in "abc"]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(state, "get_draining_nodes", lambda: {"c": 0})
-    assert len(ray_facts.nodes()) == 1
-
-
 def test_states_of_replicas_still_have_their_names() -> None:
     from ray.serve._private.common import ReplicaState
     from ray.serve.schema import ApplicationStatus

@@ -133,16 +133,6 @@ def test_measured_delays_correct_the_expected_times() -> None:
     assert expected.needed_s(0.01) == pytest.approx(0.12, abs=2e-3), "as sure as it was always the same"
 
 
-def test_delays_of_inputs_in_an_empty_lane_do_not_scale_with_full_launches() -> None:
-    launch_s = tuple(0.004 + 0.002 * size for size in range(32))
-    lane = Dispatcher(Route((Stage(0, 1, 32, "a", launch_s),)), {"a": ["a"]})._lanes[0]
-    for late_s in (0.0, 0.004) * 150:
-        alone = soonest([lane], 0.0)[1]
-        alone.learn(0, alone.ends_s[0] + late_s)
-    behind_many = soonest([lane], 0.0, more=40)[1]
-    assert behind_many.needed_s(0.01) - behind_many.ends_s[0] < 0.010
-
-
 def test_a_lane_with_learned_delays_gets_no_input_that_another_lane_answers_earlier() -> None:
     """Two lanes of one speed by the plan. Inputs wait in the first for what no table says."""
     sides = Route((linear(0, 1, 4, "a"),), beside=(Route((linear(0, 1, 4, "b"),)),))
@@ -151,32 +141,6 @@ def test_a_lane_with_learned_delays_gets_no_input_that_another_lane_answers_earl
     for _ in range(50):
         soonest([first], 0.0)[1].learn(0, 0.036)
     assert soonest([first, second], 0.0)[0] is second
-
-
-def test_an_empty_lane_with_learned_delays_gets_an_input_while_another_lane_is_busy() -> None:
-    sides = Route((linear(0, 1, 1, "a"),), beside=(Route((linear(0, 1, 1, "b", launch_s=0.03),)),))
-    dispatcher = Dispatcher(sides, {"a": ["a"], "b": ["b"]})
-    first, second = dispatcher._lanes
-    for _ in range(10):
-        dispatcher._admission.ended(0.0, late=True)
-    first.estimates.expect(0, 9.0, 0.0)
-    dispatcher.admit(0.0, 9.0, Place("who keeps it busy", 0))
-    assert second.busy
-    first.estimates.expect(0, 0.2, 0.5)
-    assert dispatcher.needed_s(0.0, 0.02) <= 0.02
-    many = dispatcher.admit_all(0.0, 0.02, [Place("x", row) for row in range(40)])
-    assert isinstance(many, Refusal), "its table says that there is no time for so many"
-    assert not isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), Refusal), "its table says that there is time"
-    assert isinstance(dispatcher.admit(0.0, 0.02, Place("x", 0)), Refusal), "it has something to do now"
-
-
-def test_after_a_rush_inputs_that_are_almost_surely_in_time_are_still_admitted() -> None:
-    """Else all are refused until hardly anybody is inside."""
-    admission, lane = Admission(), Dispatcher(FLAT, ALONE)._lanes[0]
-    expected = soonest([lane], 0.0)[1]
-    for _ in range(100):
-        admission.ended(0.0, late=True)
-    assert admission.needed_s(lane, expected, 9.0) == pytest.approx(expected.needed_s(MAX_LATE))
 
 
 @pytest.mark.parametrize("others_s", [None, 9.0])

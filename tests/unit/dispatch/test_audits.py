@@ -81,20 +81,6 @@ def test_an_audit_has_the_exit_block_and_whether_the_full_network_agrees() -> No
     assert world.launches[-1].kinds == bytes([RowKind.AUDITED, RowKind.SHADOW, RowKind.SHADOW])
 
 
-def test_an_audited_input_is_late_by_its_answer_not_by_its_shadow() -> None:
-    """What is learned of it is what is learned of any other, so that audits let in nobody more, and nobody less."""
-    learned = []
-    for share in (0.0, 1.0):
-        route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
-        dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, replace(AUDITED, audit_share=share))
-        dispatcher.admit(0.0, 0.1, Place("x", 0))
-        (launch,) = dispatcher.tick(0.0)
-        dispatcher.released(launch.id, 0.2, [0], [2], [1])
-        dispatcher.completed(launch.id, 0.2, {0: Place("y", 0)} if share else {})
-        learned.append((dispatcher._admission._may_be_late, dispatcher._lanes[0].estimates.delay))
-    assert learned[0] == learned[1]
-
-
 @pytest.mark.parametrize(("drawn", "agrees"), [(0.0, True), (0.49, True), (0.5, False), (0.99, False)])
 def test_one_random_word_of_a_text_is_compared(drawn: float, agrees: bool) -> None:
     chances = iter([0.0, drawn])
@@ -135,30 +121,6 @@ def test_with_early_answers_only_audited_inputs_stay_inside_while_others_wait() 
         assert launch.kinds == bytes([RowKind.EARLY] * 2), "nobody waits any more"
 
 
-def test_a_shadow_that_ends_after_the_deadline_is_not_late_and_teaches_no_delay() -> None:
-    dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, Limits(answers_early=True))
-    (lane,) = dispatcher._lanes
-    dispatcher.admit(0.0, 0.1, Place("x", 0))
-    (launch,) = dispatcher.tick(0.0)
-    assert dispatcher.released(launch.id, 0.0, [0], [2], [1]) == [0]
-    expected, saved = list(lane.estimates.delay), dispatcher._admission._may_be_late
-    dispatcher.released(launch.id, 0.2, [0], [BLOCKS - 1], [1])
-    dispatcher.completed(launch.id, 0.2, {})
-    assert lane.estimates.delay == expected
-    assert dispatcher._admission._may_be_late >= saved
-
-
-def test_with_early_answers_a_failed_launch_counts_against_unanswered_inputs() -> None:
-    limits = Limits(answers_early=True, retries=0)
-    dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)
-    dispatcher.admit_all(0.0, 1.0, [Place("x", row) for row in range(2)])
-    (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, 0.0, [0], [2], [1])
-    dispatcher.failed(launch.id, 0.1, "it broke")
-    assert [ending.outcome for ending in dispatcher.endings()] == [Outcome.ANSWERED, Outcome.FAILED]
-    assert dispatcher.audits() == []
-
-
 def test_an_input_for_the_full_network_leaves_at_no_ramp() -> None:
     route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
     dispatcher = Dispatcher(route, {"a": ["a0"], "b": ["b0"]}, AUDITED, lambda: 0.0)
@@ -168,18 +130,6 @@ def test_an_input_for_the_full_network_leaves_at_no_ramp() -> None:
     dispatcher.completed(launch.id, 0.1, {0: Place("y", 0)})
     (launch,) = dispatcher.tick(0.1)
     assert (launch.kinds, launch.places) == (bytes([RowKind.FULL]), (Place("y", 0),))
-
-
-def test_shadows_alone_are_paid_from_the_allowance() -> None:
-    route = Route((flat(linear(0, 4, 4, "a")), flat(linear(4, BLOCKS, 4, "b"))))
-    spent = []
-    for cost in (0.0, 0.5):
-        world = World(route, {"a": ["a0"], "b": ["b0"]}, Limits(audit_share=1.0, audit_cost=cost))
-        world.arrive(*(Input(number, 2, 1.0) for number in range(6)))  # nobody but shadows goes on
-        world.run()
-        assert set(world.outcomes.values()) == {Outcome.ANSWERED}
-        spent.append(sum(launch.cursor == 4 for launch in world.launches))
-    assert spent[0] == 0 < spent[1]
 
 
 def test_a_shadow_that_is_given_up_frees_its_state() -> None:

@@ -5,7 +5,7 @@ import pytest
 from deployments.dispatch.admission import soonest
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import Limits, Place, Refusal
+from deployments.dispatch.messages import Limits, Place
 from deployments.dispatch.route import ExitPoint, Route, Stage
 
 RAMP_S, END_S, MEAN_S = 0.001, 0.010, 0.0046  # of a launch until its ramp behind block 0, until its end, in the mean
@@ -83,19 +83,6 @@ def test_the_learned_delay_is_that_of_the_exit_not_of_the_launch_s_end() -> None
     assert max(estimates.spread) < 0.02
 
 
-def test_a_delay_learned_at_one_exit_point_holds_for_its_stage_only() -> None:
-    other = Stage(4, 8, 1, "b", (0.005,), survival=0.1)
-    dispatcher = Dispatcher(Route((early_exit(), other)), {"a": ["a0"], "b": ["b0"]})
-    estimates = lane_of(dispatcher).estimates
-    number = estimates.exit_at(2)
-    assert number == 1
-    for _ in range(100):
-        estimates.learn(number, 0.5)
-    assert estimates.delay == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
-    assert [estimates.exit_at(block) for block in (0, 1, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, None]
-    assert estimates.leaving == pytest.approx([1 - GOES_ON, GOES_ON - 0.1, 0.1])
-
-
 def test_a_lane_with_late_last_answers_is_not_soonest_because_of_early_ones() -> None:
     """Half leave it after 1 ms and half after 9, those of the other lane after 6."""
     exits = ExitPoint(0, (0.001,), 0.5), ExitPoint(3, (0.009,))
@@ -107,32 +94,6 @@ def test_a_lane_with_late_last_answers_is_not_soonest_because_of_early_ones() ->
     lane, expected = soonest([first, second], 0.0)
     assert lane is second
     assert soonest([first], 0.0)[1].mean_s < expected.mean_s
-
-
-@pytest.mark.parametrize(("left_s", "saved"), [(RAMP_S, True), (0.006, False)])
-def test_an_input_that_left_in_time_is_not_late_when_its_launch_goes_on(left_s: float, saved: bool) -> None:
-    dispatcher = Dispatcher(Route((early_exit(batch=2),)), {"a": ["a0"]}, Limits(slack=0.0))
-    before = dispatcher._admission._may_be_late
-    ticket = dispatcher.admit(0.0, 9.0, Place("x", 0))
-    assert not isinstance(ticket, Refusal)
-    ticket.deadline_s = 0.005
-    dispatcher.admit(0.0, 9.0, Place("x", 0))
-    (launch,) = dispatcher.tick(0.0)
-    dispatcher.released(launch.id, left_s, [0], [0])
-    dispatcher.released(launch.id, END_S, [1], [3])
-    dispatcher.completed(launch.id, END_S, {})
-    assert (dispatcher._admission._may_be_late >= before) == saved
-
-
-def test_the_delay_of_an_abandoned_input_is_learned() -> None:
-    dispatcher = Dispatcher(Route((early_exit(),)), {"a": ["a0"]})
-    ticket = dispatcher.admit(0.0, 9.0, Place("x", 0))
-    assert not isinstance(ticket, Refusal)
-    (launch,) = dispatcher.tick(0.0)
-    dispatcher.abandon(ticket)
-    dispatcher.released(launch.id, END_S + MEAN_S, [0], [3])
-    dispatcher.completed(launch.id, END_S + MEAN_S, {})
-    assert lane_of(dispatcher).estimates.delay[0] > 0.05
 
 
 def test_exit_points_must_be_in_order_and_end_with_the_stage() -> None:

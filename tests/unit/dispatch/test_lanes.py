@@ -57,16 +57,6 @@ def test_a_lane_that_loses_a_whole_group_gives_its_inputs_to_the_other() -> None
     assert moved, "who stood before the lost group goes on in the other lane"
 
 
-def test_plans_may_change_from_several_lanes_to_one_and_back() -> None:
-    world = World(BOTH, GROUPS)
-    alone = {"s": GROUPS["s"]}
-    world.at(0.2, lambda: world.reroute(SLOW, alone))
-    world.at(0.4, lambda: world.reroute(BOTH, GROUPS))
-    world.arrive(*(Input(i / 200, (4, 12)[i % 2], 2.0) for i in range(160)))
-    world.run()
-    assert set(world.outcomes.values()) == {Outcome.ANSWERED}
-
-
 def test_lanes_that_share_replicas_or_miss_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="share 's'"):
         Route(SLOW.stages, beside=(SLOW,))

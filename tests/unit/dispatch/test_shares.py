@@ -4,8 +4,6 @@ import heapq
 import random
 from math import inf
 
-import pytest
-
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.groups import Group
 from deployments.dispatch.messages import Launch, Limits, Place, Refusal
@@ -61,11 +59,6 @@ def test_the_last_front_takes_over_the_shares_of_others() -> None:
         dispatcher.tick(0.0)
     assert left.needed_s(0.0, inf) == alone.needed_s(0.0, inf)
     assert left.waiting() == alone.waiting()
-
-
-def test_a_share_is_a_share() -> None:
-    with pytest.raises(ValueError, match="share = 0"):
-        Limits(share=0)
 
 
 def test_more_launches_wait_at_a_busy_replica_only_to_cover_the_next_transfer() -> None:

@@ -1,8 +1,7 @@
-"""Inputs with weights: launches have room for a total weight; inputs that weigh 1 are launched as without weights."""
+"""Inputs with weights: launches have room for a total weight."""
 
 import random
 from dataclasses import replace
-from hashlib import sha256
 from math import inf
 
 import pytest
@@ -15,51 +14,7 @@ from deployments.dispatch.groups import Group
 from deployments.dispatch.lanes import MAX_LATE, Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
 from deployments.dispatch.route import Route
-from tests.helpers.dispatcher_world import Input, World, linear, numbers
-
-TWO = Route((linear(0, 4, 8, "a", survival=1.0), linear(4, 8, 8, "b", survival=0.5)))
-LOCAL = Route((linear(0, 4, 8, "a"), linear(4, 8, 8, "a", survival=0.5, local=True)))
-BESIDE = Route(TWO.stages, beside=(Route((linear(0, 8, 6, "c", launch_s=0.05),)),))
-GROUPS = {"a": ["a0", "a1"], "b": ["b0"], "c": ["c0", "c1"]}
-
-
-def launches_of(route: Route, seed: int, limits: Limits) -> str:
-    """A digest of all launches, promises and endings of images under a load that is too much now and then."""
-    chance, at_s = random.Random(seed), 0.0
-    inputs = []
-    for number in range(3000):
-        at_s += chance.expovariate(1500 if number // 500 % 2 else 800)
-        inputs.append(Input(at_s, chance.choice((2, 4, 8)), chance.uniform(0.03, 0.3)))
-    world = World(
-        route, {group: GROUPS[group] for group in route.groups}, limits, {"a1": 1.3},
-        fails=lambda launch: launch.id % 97 == 13,
-    )  # fmt: skip
-    world.arrive(*inputs)
-    world.run()
-    digest = sha256()
-    for launch in world.launches:
-        digest.update(repr((launch.id, launch.replica, launch.cursor, launch.stop, numbers(launch))).encode())
-    digest.update(repr([(each.reason, each.retry_after_s) for each in world.refusals]).encode())
-    digest.update(repr(sorted((ticket, each.value) for ticket, each in world.outcomes.items())).encode())
-    return digest.hexdigest()[:16]
-
-
-# Recorded where launches with room left began to let in more of those who may be late ("beside": where every lane began
-# to be asked, too). With OVER_ROOM = 0 the others are as they were before that.
-BEFORE = {
-    "two": "3add395a96fee306",
-    "local": "48b54d5ddf26c73e",
-    "beside": "311d30b3560df3da",
-    "early": "137ab6e00845f21c",
-}
-
-
-@pytest.mark.parametrize("name", ["two", "local", "beside", "early"])
-def test_images_are_launched_and_promised_as_before_inputs_had_weights(name: str) -> None:
-    route = {"two": TWO, "local": LOCAL, "beside": BESIDE, "early": TWO}[name]
-    limits = Limits(early_s=0.002 if name == "early" else 0.0, backlog=300)
-    assert launches_of(route, 7, limits) == BEFORE[name]
-
+from tests.helpers.dispatcher_world import Input, World, linear
 
 LENGTH = 10
 TEXTS = Route((linear(0, 4, 4, "a", length=LENGTH), linear(4, 8, 4, "b", survival=0.5, length=LENGTH)))
@@ -142,17 +97,6 @@ def test_heavy_inputs_do_not_starve_in_a_flood_of_light_ones() -> None:
     waits_s = {ticket: world.ended_s[ticket] - world.admitted_s[ticket] for ticket in world.outcomes}
     heavy = max(seconds for ticket, seconds in waits_s.items() if world.weights[ticket] == 39)
     assert heavy <= 1.5 * max(seconds for ticket, seconds in waits_s.items() if world.weights[ticket] == 3)
-
-
-def test_texts_of_equal_length_are_launched_like_inputs_without_length() -> None:
-    alike = Route(tuple(replace(stage, length=None) for stage in TEXTS.stages))
-    found = []
-    for route, weight in ((TEXTS, LENGTH), (alike, 1)):
-        world = World(route, {"a": ["a0", "a1"], "b": ["b0"]})
-        world.arrive(*(replace(each, weight=weight) for each in texts(5, 1000, 900)))
-        world.run()
-        found.append([numbers(launch) for launch in world.launches])
-    assert found[0] == found[1]
 
 
 def test_a_request_is_weighed_as_a_whole() -> None:

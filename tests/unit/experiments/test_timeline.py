@@ -6,7 +6,6 @@ import pytest
 from cluster.load.generator import WRONG, LoadRecord
 from cluster.load.http_connection import BROKEN
 from experiments.replan.changes import Change, figures
-from experiments.replan.suite import NO_ROOM
 from experiments.replan.timeline import timeline
 
 RATE, SECONDS = 100, 30
@@ -31,14 +30,6 @@ def test_recovery_ends_when_goodput_is_back_for_good() -> None:
     assert times.recovered_s(15.0, 20.0, 0.9 * RATE) == 0
     asked = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
     assert asked.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
-
-
-def test_changes_that_free_devices_first_are_told_by_themselves() -> None:
-    changes = [Change("cut moved", 5.0, 5.1, 0.0), Change(NO_ROOM, 10.0, 12.0, 2.0)]
-    found = figures(record(10.0, 11.5), changes)
-    assert found["min_goodput_share"] == pytest.approx(1.0, abs=0.02)
-    assert found["devices_freed_first_min_goodput_share"] == 0
-    assert (found["changes"], found["failed"], found["missing_s"]) == (2, 0, 2)
 
 
 def test_wrong_and_failed_are_told_apart() -> None:

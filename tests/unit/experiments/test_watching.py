@@ -1,38 +1,11 @@
 """Whoever watches in `make bench-watching` asks what it should, as often as it should, and is noticed if it cannot."""
 
-import random
 import time
-from math import log
 
 import pytest
 
 from deployments.tracing import SAMPLER, tracing_here
 from experiments.watching import run
-
-
-def test_what_changes_slowly_is_in_no_comparison() -> None:
-    """A machine that gets slower from turn to turn, and takes 2 % more for each request that is watched."""
-    every = [run.Turn(1000.0 - number, 0.001) for number in range(5)]
-    watched = [run.Turn(0.98 * each.rps, each.work_s / 0.98) for each in every]
-    found = [run.compared(every[at - 1], watched[at], every[at + 1]) for at in (1, 3)]
-    figures = run.ratios("page", found)
-    assert figures["page_rps_ratio"] == pytest.approx(0.98)
-    assert figures["page_work_ratio"] == pytest.approx(0.98)
-    assert figures["page_comparisons"] == 2
-
-
-def test_who_watches_more_often_than_usual_is_charged_for_less() -> None:
-    nobody = run.Turn(1000.0, 0.001)
-    assert run.compared(nobody, run.Turn(900.0, 0.001), nobody, often=5).rps == pytest.approx(0.98)
-
-
-def test_the_interval_has_the_median_as_often_as_it_says() -> None:
-    chance = random.Random(1)
-    kept = 0
-    for _ in range(1000):
-        low, high = run.interval([chance.expovariate(1.0) for _ in range(15)])
-        kept += low <= log(2) <= high
-    assert kept >= 950 - 3 * 7  # at least 95 %; three standard errors
 
 
 def test_spans_come_to_the_collector_as_opentelemetry_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:

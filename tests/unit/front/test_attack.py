@@ -114,10 +114,6 @@ def test_a_false_content_length_is_not_trusted(client: TestClient, told: str) ->
     assert "must be a number" in refused(client, 400, content=b"{}", headers={JSON_BYTES_HEADER: told})
 
 
-def test_a_body_in_a_header_is_not_believed() -> None:
-    assert bodies.number("9" * 5000) is None
-
-
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_a_body_that_is_no_json_is_refused_in_the_v2_protocol_too(client: TestClient, number: str) -> None:
     sentence = refused(client, 400, content=f'{{"id": {number}, "inputs": []}}')
@@ -170,10 +166,6 @@ def test_an_error_repeats_only_a_little_of_the_request(client: TestClient, path:
     assert reply.status_code in (400, 404, 422)
     assert len(reply.content) <= 1024
     assert reply.json()["error"].isprintable()
-
-
-def test_other_paths_repeat_little_too(client: TestClient) -> None:
-    assert len(client.get("/" + "x" * 20_000).content) <= 1024
 
 
 def test_every_failure_is_one_sentence_in_json(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,21 +238,6 @@ def test_the_timeout_of_triton_is_a_deadline_over_http_too(
 @pytest.mark.parametrize("told", ["1e300", "inf", "nan", "-1", "x" * 5000])
 def test_no_deadline_exceeds_the_limits_of_timers(client: TestClient, told: str) -> None:
     refused(client, 400, "/predict", json={"inputs": [0, 1]}, headers={"X-Deadline-Ms": told})
-
-
-def test_the_description_matches_the_responses(client: TestClient) -> None:
-    about = client.get("/openapi.json").json()
-    reading = {"200", "400", "401", "403", "408", "413", "415", "422", "500", "503", "504"}
-    for path, statuses in (("/predict", reading), ("/v2/models/{name}/infer", reading | {"404"})):
-        post = about["paths"][path]["post"]
-        assert set(post["responses"]) == statuses
-        for status, response in post["responses"].items():
-            schema = response["content"]["application/json"]["schema"]
-            assert ("ErrorBody" in str(schema)) == (status != "200"), (path, status)
-    request = about["paths"]["/v2/models/{name}/infer"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert "$ref" not in str(request)
-    assert set(request["properties"]) == {"id", "parameters", "inputs", "outputs"}
-    assert "HTTPValidationError" not in str(about)
 
 
 def pixels(images: Any, **_: object) -> dict[str, Any]:

@@ -10,19 +10,6 @@ from deployments.front.observed import LaunchShape, LaunchTimes, merged, since
 from profiles.agreement import WATCHED_S, recent_agreement
 
 
-def test_every_count_is_exported() -> None:
-    times = iter([100.0, 102.0, 103.0])
-    counts = Counts({"r1": "v100"}, lambda: next(times))
-    counts.inputs_arrived(3, 3)
-    counts.input_left(block=0, took_s=0.1, in_time=True)
-    counts.input_left(block=2, took_s=0.9, in_time=False)
-    counts.launch_ended("r1", 0, 2, 8, 0.05)
-    seen = counts.observed(3)
-    assert (seen.started_s, seen.seconds, seen.arrivals, seen.in_time, seen.exits) == (100.0, 3.0, 3, 1, (1, 0, 1))
-    assert seen.launches == {LaunchShape("v100", 0, 2, 8): LaunchTimes(1, 0.05)}
-    assert sum(seen.latencies.values()) == 2
-
-
 def test_two_readers_each_get_their_own_differences() -> None:
     times = iter([0.0, 4.0, 5.0, 8.0, 9.0])
     counts = Counts({"r1": "v100", "r2": "k80"}, lambda: next(times))
@@ -45,15 +32,6 @@ def test_a_request_that_is_refused_unread_counts_a_limited_number_of_inputs() ->
     assert (counts.arrivals, counts.arrived_weight) == (12, 360)
     counts.refused_unread(weight=30_000, most=32, waits=True)
     assert (counts.arrivals, counts.arrived_weight) == (12 + 32, 360 + 32 * 30)
-
-
-def test_only_refused_clients_that_wait_for_the_slo_indicate_overload() -> None:
-    counts = Counts({}, lambda: 0.0)
-    counts.inputs_arrived(10, 10)
-    counts.refused_unread(weight=1, most=32, waits=False)
-    assert counts.observed(1).refused == 0
-    counts.refused_unread(weight=1, most=32, waits=True)
-    assert (counts.observed(1).refused, counts.observed(1).arrivals) == (1, 12)
 
 
 def test_requests_refused_by_a_proxy_count_like_the_others() -> None:
@@ -109,19 +87,6 @@ def test_answers_that_could_not_disagree_do_not_count_as_agreement() -> None:
     assert merged([earlier, since(seen, earlier)]).agreement() == agreement
 
 
-def test_answers_of_the_full_network_do_not_count_as_agreement() -> None:
-    """Half of the inputs of two fronts ask for the whole network."""
-    fronts = [Counts({}, Clock()) for _ in range(2)]
-    for counts in fronts:
-        audited(counts, 100, missed=10)
-    before = together(fronts).agreement(4)
-    for counts in fronts:
-        for _ in range(200):
-            counts.input_left(3, 0.1, in_time=True, full=True)
-    assert together(fronts).agreement(4) == before
-    assert (fronts[0].exits[3], fronts[0].observed(4).exits[3]) == (300, 100)
-
-
 def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() -> None:
     clock = Clock()
     counts = Counts({}, clock)
@@ -135,23 +100,6 @@ def test_audits_that_end_after_the_ramps_were_closed_count_with_their_answers() 
     assert seen == counts.agreement(4)
     assert seen
     assert seen.share == pytest.approx(0.95)
-
-
-@pytest.mark.parametrize("every_s", [0.5, 5.0, 7.3, 200.0])
-def test_recent_agreement_covers_ten_minutes_at_any_rate(every_s: float) -> None:
-    clock = Clock()
-    counts = Counts({}, clock)
-    while clock() < 1000.0 + 3600.0:
-        counts.end_windows(OPEN)
-        audited(counts, 10)
-        clock.now_s += every_s
-    seen = recent_agreement([counts.watched(OPEN)], clock()).agreement
-    assert seen
-    assert seen.audits == pytest.approx(10 * WATCHED_S / every_s, abs=10 + 60 / every_s)
-    assert len(counts.watched(OPEN).looks) <= 125
-    clock.now_s += WATCHED_S + 5.0
-    assert recent_agreement([counts.watched(OPEN)], clock()).agreement is None
-    assert counts.agreement(4), "since the start"
 
 
 def test_recent_agreement_restarts_with_other_thresholds_but_not_with_other_ramps() -> None:
@@ -191,19 +139,3 @@ def test_a_drift_shows_within_half_a_minute_and_for_ten_minutes_at_any_interval(
     assert since_start.verdict(0.99) == "kept"
     assert run(int(WATCHED_S) - 10, 0, TIGHT).keys() == {"broken"}, "thresholds are tighter at once"
     assert run(300, 0, TIGHT)["kept"] >= 270
-
-
-def test_requests_for_the_full_network_do_not_count_as_survivors_but_as_arrivals() -> None:
-    counts = Counts({}, lambda: 0.0)
-    counts.inputs_arrived(3, 30)
-    counts.inputs_arrived(1, 10, full=True)
-    counts.refused_unread(weight=10, most=32, waits=True, full=True)
-    for block, full in ((0, False), (2, False), (2, True)):
-        counts.input_left(block, 0.1, in_time=True, weight=10, full=full)
-    counts.input_unfinished(1, weight=10)
-    seen = counts.observed(3)
-    assert (seen.arrivals, seen.full, seen.full_weight, seen.in_time) == (5, 2, 20, 3)
-    assert (seen.exits, seen.exit_weights) == ((1, 0, 1), (10, 0, 10))
-    assert (seen.unfinished, seen.unfinished_weights) == ((0, 1, 0), (0, 10, 0))
-    assert counts.exits == {0: 1, 2: 2}, "of all answers"
-    assert seen.counted_in(10).full == 2

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,13 +72,6 @@ def test_hundreds_at_once_each_get_their_own_answer() -> None:
         assert max(rig.toys["b0"].sizes) == 4, "survivors merged"
 
     play(scene)
-
-
-def test_one_request_may_carry_many_inputs_in_order() -> None:
-    async def scene(rig: Rig) -> list[Answer]:
-        return await rig.ask([3, 1], [0, 2], [2, 3], [1, 4], [0, 5], [3, 6])
-
-    assert [answer.label for answer in play(scene)] == [1, 2, 3, 4, 5, 6]
 
 
 def waiting_toys(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Batch], bool]) -> threading.Event:
@@ -199,15 +191,6 @@ def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.Lo
     play(scene)
 
 
-def test_an_input_that_ends_several_replicas_is_given_up_without_blaming_the_network() -> None:
-    async def scene(rig: Rig) -> None:
-        with pytest.raises(RefusedError, match="the last error: ConnectionError: the replica") as lost:
-            await rig.ask([3, 1])
-        assert lost.value.status == 500
-
-    play(scene, workers=lambda threads: Flaky(threads, "f0", "f1"), limits=Limits(retries=1))
-
-
 def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     times = (0.001,) * 4
     first, second = Stage(0, 2, 4, "one", times), Stage(2, 4, 4, "one", times, ramps=frozenset({2}), local=True)
@@ -291,24 +274,6 @@ def test_no_input_fails_while_the_only_replica_of_a_split_hangs() -> None:
     assert answer.label == 7
 
 
-def test_a_reply_that_arrived_while_this_process_was_blocked_is_read() -> None:
-    watched: list[Watched] = []
-
-    def workers(threads: LocalWorkers) -> Watched:
-        watched.append(Watched(threads))
-        return watched[0]
-
-    async def scene(rig: Rig) -> None:
-        asked = asyncio.ensure_future(rig.ask([0, 7], within_s=20.0))
-        await asyncio.sleep(0.01)
-        time.sleep(1.0)  # what holds up a whole process
-        (answer,) = await asked
-        assert answer.label == 7
-        assert watched[0].suspected == []
-
-    play(scene, pause_s=0.05, limits=Limits(stuck_after_s=0.3, first_launch_s=0.0), workers=workers)
-
-
 def test_a_launch_that_hangs_is_tried_on_another_replica_and_its_own_is_checked() -> None:
     hanging: list[HangsOnce] = []
 
@@ -354,27 +319,3 @@ def test_audits_tell_whether_the_full_network_agrees_and_change_no_answer(toy: t
 
     told = asyncio.run(scene())
     assert (told[0], told[2]) == ((missed // 2, missed))
-
-
-def test_a_request_for_the_full_network_gets_its_answer() -> None:
-    async def scene(rig: Rig) -> None:
-        (answer,) = await rig.driver.answer(pack(Toy().encode([[0, 7]])), 5.0, full=True)
-        assert (answer.label, answer.exit_block) == (7, 3)
-
-    play(scene)
-
-
-def test_answers_without_an_open_ramp_are_counted_separately() -> None:
-    async def scene(rig: Rig) -> None:
-        counts, dispatcher = rig.driver.counts, rig.driver.dispatcher
-        await rig.ask([0, 1], [2, 1], [3, 1])
-        assert counts.certain == 0, "they passed a ramp, wherever they left"
-        await rig.driver.answer(pack(Toy().encode([[0, 7], [3, 7]])), 5.0, full=True)
-        assert (counts.certain, counts.full) == (0, 2), "no answer of theirs is counted for the agreement"
-        closed = Route(tuple(replace(stage, ramps=frozenset()) for stage in dispatcher.route.stages))
-        dispatcher.reroute(closed, REPLICAS)
-        await rig.ask([0, 1], [3, 1])
-        assert counts.certain == 2
-        assert (counts.exits.total(), counts.exits[3]) == (7, 5)
-
-    play(scene)

@@ -2,28 +2,18 @@
 
 import asyncio
 import re
-import socket
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import nullcontext, suppress
-from types import SimpleNamespace
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from deployments.config import AppConfig
 from deployments.front import grpc_proxy
-from deployments.front.answers import RefusedError
-from deployments.front.grpc_server import check_port
-from deployments.front.headers import CLIENT
-from deployments.front.open_inference import rpc
 from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.open_inference.places import Places
 from deployments.front.service import Service
-from profiles.errors import UserError
 from tests.helpers.grpc_client import Client, play
 from tests.helpers.toy_model import OVERFLOWS, Toy
 
@@ -287,18 +277,6 @@ def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() ->
     assert labels(fourth.infer_response) == [1, 1]
 
 
-def test_without_the_key_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOY_KEY", "open sesame")
-    monkeypatch.setattr(rpc, "read_message", lambda *_: pytest.fail("it was decoded"))
-
-    async def scene(client: Client) -> None:
-        for refused in (client.say("ModelInfer", GARBAGE), client.stream(GARBAGE)):
-            with pytest.raises(grpc.aio.AioRpcError, match="asks for a key"):
-                await refused
-
-    play(scene, api_key_variable="TOY_KEY")
-
-
 def test_refused_requests_are_counted() -> None:
     async def scene(client: Client) -> Any:
         with pytest.raises(grpc.aio.AioRpcError):
@@ -323,11 +301,6 @@ def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert labels(play(scene, api_key_variable="TOY_KEY")) == [7, 3]
 
 
-def test_a_port_that_is_taken_is_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot be used"):
-        check_port("127.0.0.1", taken.getsockname()[1])
-
-
 def test_numbers_and_types_are_those_of_the_standard() -> None:
     published = pytest.importorskip("tritonclient.grpc").service_pb2.DESCRIPTOR
     service = published.services_by_name[SERVICE.rpartition(".")[2]]
@@ -346,39 +319,3 @@ def agrees(ours: Any, theirs: Any) -> None:
         )
         if field.message_type:
             agrees(field.message_type, other.message_type)
-
-
-def test_a_request_of_a_stream_has_as_long_as_its_client_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    left_s: list[float | None] = []
-
-    class Context:
-        """Each look at the time finds ten seconds less."""
-
-        def __init__(self) -> None:
-            self._left_s = 60.0
-
-        def invocation_metadata(self) -> dict[str, str]:
-            return {CLIENT: "127.0.0.1"}
-
-        def time_remaining(self) -> float:
-            self._left_s -= 10.0
-            return self._left_s
-
-    def incoming(_: Service, __: int, call: rpc.Call) -> None:
-        left_s.append(call.left_s)
-        raise RefusedError(400, "enough was seen")
-
-    async def sent() -> AsyncIterator[bytes]:
-        yield b""
-        yield b""
-
-    async def scene() -> None:
-        service: Any = SimpleNamespace(config=AppConfig(), counted=lambda *_: nullcontext())
-        model: Any = None
-        places = Places(lambda: 8, 1.0, time.monotonic)
-        replies = rpc._streamed(service, model, places).stream_stream(sent(), Context())
-        assert [reply.error_message async for reply in replies] == ["enough was seen"] * 2
-
-    monkeypatch.setattr(rpc, "_register", incoming)
-    asyncio.run(scene())
-    assert left_s == [50.0, 40.0]

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.front import grpc_proxy
 from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
-from deployments.front.open_inference import calls, rpc
+from deployments.front.open_inference import calls
 from deployments.front.open_inference.messages import SERVICE
 from deployments.front.proxy import RETRY_S
 from deployments.front.service import Service
@@ -160,17 +160,6 @@ def test_the_wait_of_a_call_counts_even_if_the_client_sends_the_header(
     assert 0 < waited_s_by(headers[STARTED]) < 7
     assert 0 < left_s < 8, "gRPC rounds up what it tells; the client said an hour"
     assert unlimited_s is None
-
-
-def test_the_time_in_haproxy_is_taken_from_what_the_client_waits() -> None:
-    class Context:
-        def invocation_metadata(self) -> list[tuple[str, str]]:
-            return [(STARTED.decode(), f"t={int(1e6 * (time.time() - 40))}"), (TIMEOUT, "50S")]
-
-        def time_remaining(self) -> float:
-            return 49.9
-
-    assert 5 < (rpc._call(Context()).left_s or 0) <= 10
 
 
 def test_an_incomplete_call_gets_its_own_error(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from deployments.front import grpc_proxy
 from deployments.front.grpc_proxy import GrpcProxy
@@ -49,26 +48,6 @@ def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:
         assert "is started again" not in str(it._error_text())
 
     with proxy(free_port, lambda: Burden(10, next(refused), 0)) as it:
-        asyncio.run(act(it))
-
-
-def test_haproxy_starts_again_after_a_temporary_failure(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
-    """A machine may have no file handles or memory left for a moment."""
-    started, tried = subprocess.Popen, list[str]()
-
-    def scarce(*words: Any, **options: Any) -> Any:
-        tried.append("")
-        if len(tried) < 3:
-            raise OSError(24, "Too many open files")
-        return started(*words, **options)
-
-    async def act(it: GrpcProxy) -> None:
-        assert it._process
-        it._process.kill()
-        await until(lambda: len(tried) >= 3 and it._listens())
-
-    with proxy(free_port) as it:
-        monkeypatch.setattr(subprocess, "Popen", scarce)
         asyncio.run(act(it))
 
 

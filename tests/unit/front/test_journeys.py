@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 
 from deployments.replica import split
 from deployments.replica.split import SplitReplica
-from deployments.replica.virtual import VirtualModel
 from deployments.transport.holdings import Claim, Holdings, Share
-from deployments.transport.orders import Departed, Order, Stayed
+from deployments.transport.orders import Departed, Order
 from deployments.transport.packed import Packed, pack, take
-from profiles.exits import ExitProfile
-from profiles.latency import LatencyTable
 from profiles.model import Batch, SplitModel
 from tests.helpers.tiny_networks import network, random_inputs, with_memory
-from tests.helpers.toy_model import RAMPS, Toy
+from tests.helpers.toy_model import Toy
 
 
 @dataclass
@@ -109,17 +106,6 @@ def test_survivors_held_anywhere_give_the_same_answers(data: st.DataObject, bloc
     assert journey.held() == 0
 
 
-@settings(deadline=None)
-@given(st.data(), st.lists(st.integers(0, 3), min_size=1, max_size=10))
-def test_virtual_devices_hold_and_hand_over_too(data: st.DataObject, blocks: list[int]) -> None:
-    rows, none = ((0.001,) * 4,) * 2, ((0.0,) * 4,) * 2
-    table = LatencyTable("v100", (1, 8), rows, none, 0.0, (100,) * 4, (7, 5, 3, 1), "made up")
-    model = VirtualModel(table, ExitProfile((1.0, 0.5, 0.5, 0.5)), sleep=lambda seconds: None)
-    journey = travel(data, model, [model.encode([{"exit_block": block}]) for block in blocks])
-    assert {number: block for number, (block, _) in journey.answers.items()} == dict(enumerate(blocks))
-    assert journey.held() == 0
-
-
 @settings(deadline=None, max_examples=12)
 @given(st.data(), st.sampled_from(["bert", "vit"]))
 def test_held_survivors_of_a_padding_network_give_the_same_answers(data: st.DataObject, name: str) -> None:
@@ -149,15 +135,3 @@ def test_kept_survivors_never_leave_the_device(monkeypatch: pytest.MonkeyPatch) 
     journey.launch([0, 1, 2, 3, 4, 5], 0, model.num_blocks, ())
     assert len(journey.answers) == 6
     assert journey.held() == 0
-
-
-def test_small_survivors_come_back_and_large_ones_stay() -> None:
-    toy = Toy()
-    replica = SplitReplica(toy)
-    parts = (pack(toy.encode([[3, 1], [3, 2]])),)
-    weight = parts[0].size_bytes
-    for limit, stays in ((weight, False), (weight - 1, True)):
-        *_, last = replica.run(Order(2, frozenset(RAMPS), parts, by_value_bytes=limit))
-        assert isinstance(last, Stayed)
-        assert isinstance(last.survivors, Claim) == stays
-    assert len(replica.holdings) == 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,19 @@ from deployments.dispatch.messages import Limits
 from deployments.dispatch.route import Route, Stage
 from deployments.front.answers import Answer, RefusedError
 from deployments.front.driver import Driver
-from deployments.front.metrics import FrontSeries
-from deployments.front.predict import output_of
 from deployments.front.service import Content, Service
 from deployments.front.stats import state_of, stats_of
-from deployments.metrics import FRONT, MetricSeries
 from deployments.models import load_served
 from deployments.replica.loading import load_front_model, load_model
 from deployments.replica.local_workers import LocalWorkers
 from deployments.replica.split import SplitReplica
 from deployments.replica.virtual import VirtualModel
-from deployments.tasks import CLASSIFICATION
-from deployments.transport.holdings import LostError
-from deployments.transport.orders import Departed, Order, Stayed
 from deployments.transport.packed import pack
 from optimizer.plan import Placement, Plan, Split
 from profiles.exits import ExitProfile
 from profiles.files import Profile, save
 from profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
-from tests.helpers.noted_metrics import NotedMetrics
 
 EDGE = 2
 NEVER_S, SLOW_S = 30.0, 0.4  # what the second level takes
@@ -91,67 +83,12 @@ def test_an_input_without_time_for_the_next_level_gets_the_known_answer(local: b
     assert time.perf_counter() - began_s < NEVER_S / 2
 
 
-def test_the_wait_for_an_unreached_level_does_not_count_as_lag() -> None:
-    """It is no lag of this process, which later deadlines are shortened by."""
-    made = driver(True, second_s=NEVER_S)
-    ((degraded,), _) = asked(made, HARD, within_s=0.5)
-    assert isinstance(degraded, Answer)
-    assert degraded.degraded
-    assert made.lag.at(time.perf_counter()) < 0.2
-
-
 def test_without_degrading_such_inputs_are_refused() -> None:
     answers, stats = asked(driver(degrades=False), HARD, HARD, HARD, within_s=0.15)
     refused = [one for one in answers if isinstance(one, RefusedError)]
     assert [one.status for one in refused] == [504] * len(refused)
     assert refused
     assert [level["degraded"] for level in stats["levels"]] == [0, 0]
-
-
-class Failing(LocalWorkers):
-    """The first launch of the second level fails."""
-
-    def __init__(self, replicas: dict[str, SplitReplica], error: Exception) -> None:
-        super().__init__(replicas)
-        self._errors = [error]
-
-    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        if replica.startswith("large") and self._errors:
-            raise self._errors.pop()
-        async for reply in super().run(replica, order):
-            yield reply
-
-
-@pytest.mark.parametrize(
-    ("error", "blocks"), [(ConnectionError("it has ended"), [0, EDGE]), (LostError("survivors"), [0, 0, EDGE])]
-)
-def test_inputs_that_are_lost_between_stages_get_the_same_answer(error: Exception, blocks: list[int]) -> None:
-    """Another replica of the level goes on; or, where survivors are gone, all begins again from the request's text."""
-    replicas = {name: SplitReplica(model(1e-3)) for name in ("small", "large-0", "large-1")}
-    groups = {"all": ["small"], "large": ["large-0", "large-1"]}
-    made = Driver(
-        Dispatcher(driver(degrades=False).dispatcher.route, groups), Failing(replicas, error), time.perf_counter
-    )
-    (hard,), _ = asked(made, HARD, within_s=20.0)
-    assert isinstance(hard, Answer)
-    assert (hard.level, hard.exit_block) == (1, 3)
-    assert [step.block for step in hard.steps] == blocks
-
-
-def test_an_answer_names_its_level_only_where_there_are_levels() -> None:
-    plain = Answer(0, 0.9, 1, ())
-    assert not {"level", "degraded"} & set(output_of(plain, CLASSIFICATION, ["a"]))
-    told = output_of(replace(plain, level=0, degraded=True), CLASSIFICATION, ["a"])
-    assert (told["level"], told["degraded"]) == (0, True)
-
-
-def test_metrics_count_each_level() -> None:
-    noted = NotedMetrics()
-    made = driver(True, second_s=NEVER_S)
-    asked(made, EASY, HARD, HARD, within_s=2.0)
-    FrontSeries(MetricSeries(FRONT, noted)).update(made, None)
-    assert noted.told["isobatch_level_answers"] == {("0",): 1.0}
-    assert noted.told["isobatch_degraded_answers"] == {("0",): 2.0}
 
 
 def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:

@@ -28,12 +28,6 @@ def test_fronts_may_be_merged_one_by_one_or_all_at_once(parts):
     assert reduce(lambda one, other: merged([one, other]), parts) == merged(parts)
 
 
-def test_every_count_of_a_front_is_in_the_sum():
-    both = merged([Observed(0, 10, 5, 4, (3, 1)), Observed(2, 10, 7, 6, (1, 6))])
-    assert (both.started_s, both.seconds, both.arrivals, both.in_time, both.exits) == (0, 12, 12, 10, (4, 7))
-    assert both.goodput_per_s == pytest.approx(10 / 12)
-
-
 @given(st.lists(st.floats(1e-4, 100), min_size=1))
 def test_quantiles_are_good_to_five_percent(seconds):
     seen = Observed(0, 1, 0, 0, (), latencies=Counter(map(latency_bin, seconds)))

@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import AppConfig
-from deployments.folders import checkpoint_json
-from deployments.front import examples
 from deployments.front.answers import RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.examples import example_of
@@ -73,7 +71,7 @@ def test_health_and_metadata(client: TestClient) -> None:
     )
     assert client.get("/v2").json()["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
     about = client.get("/v2/models/toy").json()
-    assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name"]
+    assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name", "scores"]
     assert client.get("/v2/models/toy/config").json()["max_batch_size"] == 256
     assert "no model 'other'" in client.get("/v2/models/other").json()["error"]
 
@@ -178,15 +176,3 @@ def test_the_size_of_images_is_described(tmp_path: Path, files: dict[str, Any], 
     assert told["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
     example = example_of(tmp_path).value
     assert example is None or np.shape(example) == tuple(shape[1:])
-
-
-def test_a_front_that_starts_reads_a_checkpoints_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text('{"num_channels": 3}')
-    read = []
-    monkeypatch.setattr(
-        examples,
-        "checkpoint_json",
-        lambda folder, name="config.json": read.append(name) or checkpoint_json(folder, name),
-    )
-    create_api(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter))
-    assert read == ["config.json", "preprocessor_config.json"]

@@ -75,22 +75,6 @@ def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:
     play(scene)
 
 
-def test_the_cost_of_a_body_is_learned_from_its_decompressed_size() -> None:
-    """A compressed body, or one that tells no length, is no small one: else small ones would be taken for dear."""
-
-    async def scene(service: Service, clock: Clock) -> None:
-        costs = service._request_costs("")
-        for _ in range(60):
-            costs.work_s.learn(1000, 2e-4)
-        sizes = []
-        costs.looks = lambda: True  # type: ignore[method-assign]
-        costs.work_s.learn = lambda size, _: sizes.append(size)  # type: ignore[method-assign,assign]
-        await service.answer(service.register("", 0, {}, 5.0), content(service), 10_000_000)
-        assert sizes == [10_000_000]
-
-    play(scene)
-
-
 def test_an_answer_that_is_ready_too_late_is_refused() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
@@ -132,49 +116,6 @@ def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
     play(scene)
 
 
-def test_time_is_left_for_the_answer_to_be_written() -> None:
-    async def scene(service: Service, clock: Clock) -> None:
-        def slow(answers: list[Answer]) -> list[Answer]:
-            clock.ahead_s += 20.0
-            return answers
-
-        within: list[float] = []
-        answer = service._driver.answer
-
-        async def watched(inputs: Any, within_s: float, full: bool, waits: bool) -> Any:
-            within.append(within_s)
-            return await answer(inputs, within_s)
-
-        service._driver.answer = watched  # type: ignore[method-assign]
-        for _ in range(2):
-            await service.answer(service.register("", 0, {}, 200.0), content(service, slow))
-        assert within[0] == pytest.approx(200.0, abs=10.0)
-        assert within[1] == pytest.approx(180.0, abs=10.0)
-        clock.ahead_s += 1000.0  # it is forgotten, or nobody would be let in who could show that it is over
-        await service.answer(service.register("", 0, {}, 200.0), content(service))
-        assert within[2] == pytest.approx(200.0, abs=10.0)
-
-    play(scene)
-
-
-def test_a_client_that_disconnects_while_waiting_costs_nothing() -> None:
-    async def scene(service: Service, clock: Clock) -> None:
-        read: list[int] = []
-
-        def reading(number: int) -> Callable[[], Content[Any]]:
-            return lambda: read.append(number) or content(service)()  # type: ignore[func-returns-value]
-
-        service._request_costs("").work_s.learn(0, 1.0)  # one at a turn of the event loop
-        asking = [asyncio.create_task(service.answer(service.register("", 0, {}, 60.0), reading(n))) for n in range(4)]
-        await asyncio.sleep(0)
-        asking[2].cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        assert read == [0, 1, 3]
-        assert service.burden().inside == 0
-
-    play(scene)
-
-
 def test_refused_late_and_long_waiting_requests_count_as_strained() -> None:
     async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
@@ -196,17 +137,5 @@ def test_refused_late_and_long_waiting_requests_count_as_strained() -> None:
         with pytest.raises(RefusedError), service.counted():
             service.register("", 0, {}, 1e-9)
         assert service.burden().strained == 3
-
-    play(scene)
-
-
-def test_the_first_request_of_a_kind_is_measured_and_few_of_the_others() -> None:
-    async def scene(service: Service, clock: Clock) -> None:
-        asked: list[float] = []
-        service._work_clock = lambda: asked.append(0.0) or 0.0  # type: ignore[func-returns-value]
-        for number in range(17):
-            await service.answer(service.register("", 0, {}, 5.0), content(service))
-            assert bool(asked) == (number % 8 == 0)
-            asked.clear()
 
     play(scene)

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.front.answers import RefusedError
 from deployments.front.load import LONGEST_RETRY_S, RetryTimes, Trend
-from deployments.front.proxy import EVERY_S, LEAST, MOST, SEEN_AFTER_S, Burden, Limit
+from deployments.front.proxy import EVERY_S, MOST, Burden, Limit
 from deployments.front.request_queue import SLICE_S, RequestQueue
 
 
@@ -62,18 +62,6 @@ def test_a_request_that_cannot_be_in_time_behind_others_is_refused_at_once() -> 
     play(scene)
 
 
-def test_the_pace_of_requests_ahead_is_measured() -> None:
-    async def scene(queue: RequestQueue, clock: Clock) -> None:
-        waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(20)]
-        for _ in range(8):
-            await asyncio.sleep(0)
-            clock.now_s += 5 * SLICE_S  # of everything else that there is to do
-        assert queue.expected_s(SLICE_S) > 4 * queue.waiting * SLICE_S
-        await asyncio.gather(*waiting)
-
-    play(scene)
-
-
 def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cancelled_one_takes_none() -> None:
     async def scene(queue: RequestQueue, clock: Clock) -> None:
         tasks = [asyncio.create_task(queue.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
@@ -86,18 +74,6 @@ def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cancelled_o
         assert all(isinstance(each, RefusedError) and each.status == 503 for each in late)
         assert queue.waiting == 0
         assert queue.expected_s(0.0) == 0.0
-
-    play(scene)
-
-
-def test_a_request_is_as_old_as_the_turn_of_the_event_loop_that_it_waited_for() -> None:
-    async def scene(queue: RequestQueue, clock: Clock) -> None:
-        await queue.turn(SLICE_S, 200.0)
-        clock.now_s += 0.3
-        await asyncio.sleep(0)
-        assert queue.unseen_s() == pytest.approx(0.3)
-        clock.now_s += 10.0
-        assert queue.unseen_s() == 0.0
 
     play(scene)
 
@@ -146,37 +122,6 @@ def test_the_limit_of_a_front_that_refuses_falls_until_it_refuses_almost_none() 
     assert limit.value == MOST
 
 
-def test_the_limit_is_highest_without_refusals_and_lowest_with_refusals_only() -> None:
-    limit = Limit()
-    assert limit.value == MOST
-    for number in range(400):
-        limit.step(number * EVERY_S, Burden(0, 100 * number, 100_000))
-    assert limit.value == LEAST
-    for number in range(400, 640):
-        limit.step(number * EVERY_S, Burden(limit.value, 39_900, 100_000 + 100 * number))
-    assert limit.value == MOST
-
-
-def test_the_number_of_requests_inside_at_one_moment_does_not_move_the_limit() -> None:
-    """HAProxy is told nothing where nothing changes; and a moment with few inside is not taken for what there is."""
-    limit = Limit()
-    values = set()
-    for number in range(1, 500):
-        limit.step(number * EVERY_S, Burden(200 if number % 5 else 3, 0, 100 * number))
-        if number > 100:
-            values.add(limit.value)
-    assert len(values) == 1
-    limit.step(500 * EVERY_S, Burden(3, 10, 50_000))
-    assert limit.value > 150
-
-
-def test_a_lower_limit_has_time_to_show_its_effect() -> None:
-    limit = Limit()
-    for number in range(1, 4):
-        limit.step(100.0 + 0.1 * SEEN_AFTER_S * number, Burden(200, 100 * number, 900 * number))
-    assert limit.value == int(0.9 * 200)
-
-
 def test_requests_that_take_long_are_refused_by_haproxy_as_well() -> None:
     """A front that takes 33 ms for each, so that the eleventh waits for too long; in a step one ends, or none."""
     limit, inside, strained, answered, ahead = Limit(), 0, 0, 0, 0
@@ -189,17 +134,3 @@ def test_requests_that_take_long_are_refused_by_haproxy_as_well() -> None:
         ahead = strained if number == 100 else ahead
     assert strained - ahead < 0.1 * answered
     assert answered > 0.9 * 600
-
-
-def test_after_a_rush_the_front_soon_works_at_full_capacity() -> None:
-    """A front that reads 40 in a step, and whose requests must not wait for three steps; a crowd of any size."""
-    limit, inside, strained, answered = Limit(), 600, 0, 0
-    seen = []
-    for number in range(150):
-        late = 40 if inside > 120 else 0
-        strained, answered = strained + late, answered + 40 - late
-        inside = max(inside - 40, min(limit.value, inside + 100))
-        limit.step(100.0 + number * EVERY_S, Burden(inside, strained, answered))
-        seen.append(inside)
-    assert max(seen[40:]) < 200, "within a second"
-    assert min(seen) > 40, "there is always enough to read"

@@ -15,15 +15,10 @@ from deployments.front.messages import FrontState, Usage
 from deployments.front.metrics import FrontSeries
 from deployments.front.open_inference.protocol import statistics
 from deployments.front.service import Content, Service
-from deployments.front.stats import state_of, stats_of
+from deployments.front.stats import stats_of
 from deployments.metrics import FRONT, MetricSeries
 from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from deployments.replica.virtual import VirtualModel
-from deployments.transport.packed import pack
-from profiles.exits import ExitProfile
 from tests.helpers.noted_metrics import NotedMetrics
-from tests.helpers.virtual_device import SURVIVAL, table
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
 
@@ -49,47 +44,6 @@ def test_counts_add_up_and_quantiles_are_of_all_answers() -> None:
         assert len(stats["fronts"]) == 2
     assert together([slow.counts, fast.counts]).buckets == [0, 0, 0, 30, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0]
     assert slow.counts.exits.total() == 10, "what a front counts stays its own"
-
-
-def test_the_busy_share_of_a_replica_sums_over_fronts() -> None:
-    now_s = [0.0]
-    one = Counts({"a": "v100"}, lambda: now_s[0])
-    now_s[0] = 20.0
-    other = Counts({"a": "v100"}, lambda: now_s[0])  # a front that has just started
-    one.launch_ended("a", 0, 4, 8, seconds=6.0)
-    now_s[0] = 25.0  # the launch ran from 14 to 20, of which these ten seconds have five
-    other.launch_ended("a", 0, 4, 8, seconds=2.0)
-
-    def told() -> list[dict[str, object]]:
-        states = [FrontState(each, ROUTE, 0, {}, {}, Usage(1.0, 50.0), each.busy_s()) for each in (one, other)]
-        found: list[dict[str, object]] = stats_of(states)["replicas"]
-        return found
-
-    assert told() == [{"replica": "a", "kind": "v100", "busy": 0.7}]
-    now_s[0] = 40.0
-    assert told() == []
-
-
-def test_audit_results_sum_over_all_fronts() -> None:
-    one, other = front([0] * 100, [0.1] * 100), front([3] * 300, [0.1] * 300)
-    for number in range(100):
-        one.counts.audit_ended(0, agrees=number % 4 > 0)
-    told = stats_of([one, other])["audits"]
-    assert (told["ended"], told["disagreed"], told["agreement"]["audits"]) == (100, 25, 100)
-    assert told["agreement"]["share"] == 1 - 0.25 * 0.25, "a quarter of the answers were early, a quarter of them wrong"
-    assert (told["promised"], told["verdict"]) == (None, None)
-    assert told["lately"] == told["agreement"], "all of it was in the last ten minutes"
-
-
-@pytest.mark.parametrize(
-    ("audits", "promised", "verdict"), [(0, 0.9, "not watched"), (100, 0.9, "kept"), (100, 0.99, "broken")]
-)
-def test_audits_are_compared_with_the_promise(audits: int, promised: float, verdict: str) -> None:
-    one = front([0] * 100, [0.1] * 100)
-    for number in range(audits):
-        one.counts.audit_ended(0, agrees=number % 10 > 0)
-    told = stats_of([one], promised)["audits"]
-    assert (told["promised"], told["verdict"]) == (promised, verdict)
 
 
 @pytest.mark.parametrize(("missed", "state"), [(0, "kept"), (40, "broken")])
@@ -132,35 +86,5 @@ def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> No
         (model,) = (await statistics(service))["model_stats"]
         assert model["inference_stats"]["success"]["count"] == 2
         await service.close()
-
-    asyncio.run(scene())
-
-
-def test_limits_are_shared_out_among_the_fronts() -> None:
-    limits = AppConfig(profile="p.json", devices={"v100": 2}, front_replicas=3, max_waiting=100).limits(1 / 3)
-    assert (limits.backlog, limits.share) == (34, pytest.approx(1 / 3))
-    assert AppConfig(profile="p.json", devices={"v100": 2}, front_replicas=3).limits(1 / 3).backlog == 4096
-
-
-def test_a_front_that_counts_tokens_tells_both() -> None:
-    model = VirtualModel(table(), ExitProfile(SURVIVAL), sleep=lambda _: None, length=10)
-    route = Route((Stage(0, 4, 2, "all", (0.001, 0.002), ramps=frozenset({1}), length=10),))
-
-    async def scene() -> None:
-        workers = LocalWorkers({"r": SplitReplica(model)})
-        driver = Driver(Dispatcher(route, {"all": ["r"]}), workers, time.perf_counter)
-        texts = [{"exit_block": 0, "tokens": 8}, {"exit_block": 3, "tokens": 12}, {"exit_block": 3}, {"exit_block": 0}]
-        await driver.answer(pack(model.encode(texts)), 5.0)
-        stats = stats_of([state_of(driver)])
-        assert stats["tokens"] == {
-            "length": 10, "arrived": 40, "per_input": 10.0, "answered": 40, "survival": [1.0, 1.0, 0.55, 0.55],
-        }  # fmt: skip
-        assert stats["survival"] == [1.0, 1.0, 0.5, 0.5]
-        (split,) = stats["splits"]
-        assert (split["batch"], split["room"], split["launches"], split["fill"]) == (2, 20, 2, 1.0)
-        seen = driver.counts.observed(4).counted_in(10)
-        assert (seen.arrivals, seen.in_time, seen.exits, seen.tokens_per_text) == (4, 4, (0, 2, 0, 2), 10.0)
-        assert {shape.size for shape in seen.launches} == {2}
-        await driver.close()
 
     asyncio.run(scene())

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import random
 import time
-import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +13,6 @@ from fastapi.testclient import TestClient
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -169,36 +166,6 @@ def test_a_span_says_what_opentelemetrys_own_would(seen: Seen) -> None:
     assert said(seen.one("launch")) == said(theirs)
 
 
-def test_a_span_costs_less_than_opentelemetrys_tracer_takes(seen: Seen) -> None:
-    """It is made on the event loop of the front. Measured: half."""
-    tracer = TracerProvider(sampler=ALWAYS_ON).get_tracer("isobatch")
-    parent = seen.tracing.span("request", None)
-    above = set_span_in_context(NonRecordingSpan(parent.context), Context())
-
-    def theirs() -> None:
-        tracer.start_span("queue", above, SpanKind.INTERNAL, {"isobatch.block": 0}, []).end()
-
-    def ours() -> None:
-        seen.tracing.span("queue", parent, about={"block": 0}).end()
-
-    seen.tracing._processor = TracerProvider()._active_span_processor  # neither sends anything
-    # In turns, a moment each: a machine that is slow for a while is so for both, and the fastest moments tell.
-    taken_s = [(_taken_s(ours), _taken_s(theirs)) for _ in range(200)]
-    assert min(each for each, _ in taken_s) < 0.8 * min(each for _, each in taken_s)
-
-
-def _taken_s(act: Callable[[], None]) -> float:
-    return timeit.timeit(act, number=20)
-
-
-def test_a_network_that_seeds_the_numbers_of_a_process_does_not_choose_those_of_spans(seen: Seen) -> None:
-    numbers = set()
-    for _ in range(2):
-        random.seed(0)
-        numbers.add(seen.tracing.span("request", None).context.span_id)
-    assert len(numbers) == 2
-
-
 def test_a_replica_continues_the_trace_of_its_order(seen: Seen) -> None:
     with seen.tracing.request("predict", {b"traceparent": WANTED.encode()}) as request:
         order = Order(4, frozenset(), (), trace=request.traceparent)
@@ -260,20 +227,3 @@ def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch: pytest.Mon
 def test_errors_of_the_v2_protocol_are_one_sentence(wrong: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         tracing_here(time.perf_counter, {"OTEL_TRACES_EXPORTER": "console"} | wrong)
-
-
-def test_a_span_encloses_inner_spans_even_if_the_clock_jumps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The process is put aside for a second after each look at the time of day."""
-    moments = iter(range(100))
-    exporter = InMemorySpanExporter()
-    monkeypatch.setattr("deployments.tracing.time.time_ns", lambda: next(moments) * 10**9)
-    now_s = iter(0.001 * number for number in range(100))
-    tracing = Tracing(exporter, TraceSampling(1.0, heeds_parent=True), lambda: next(now_s), simple=True)
-    outside = tracing.span("request", None)
-    tracing.span("launch", outside, begun_s=0.0015).end(0.0055)
-    outside.end(0.006)
-    launch, request = exporter.get_finished_spans()
-    assert request.start_time < launch.start_time < launch.end_time < request.end_time
-    assert launch.end_time - launch.start_time == 4_000_000

@@ -1,6 +1,5 @@
 """A served network that labels words gives transformers' own answers, in every protocol."""
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from deployments import load
 from deployments.config import AppConfig
 from deployments.front.http import create_api
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from deployments.front.service import Service
 from deployments.tasks import TOKENS
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
@@ -78,16 +76,6 @@ def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     for name, each in found.items():
         assert about[name]["datatype"] == each["datatype"]
         assert len(about[name]["shape"]) == len(each["shape"])
-
-
-def test_tensors_are_the_same_as_bytes(client: DocumentedClient) -> None:
-    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS[:2]}
-    asked = {"inputs": [tensor], "outputs": [{"name": "label", "parameters": {"binary_data": True}}]}
-    reply = client.post("/v2/models/words/infer", json=asked)
-    end = int(reply.headers[JSON_BYTES_HEADER])
-    (label,) = json.loads(reply.content[:end])["outputs"]
-    assert label["shape"] == [2, 5]
-    assert np.frombuffer(reply.content[end:], "<i8").reshape(2, 5)[1].tolist() == [3, -1, -1, -1, -1]
 
 
 def test_grpc_says_the_same() -> None:

@@ -15,7 +15,7 @@ from cluster import cli
 from cluster.load.bodies import accepted_at, promised_ms
 from cluster.load.generator import LoadRecord
 from cluster.load.http_connection import BROKEN
-from cluster.load.report import _kinds, summary
+from cluster.load.report import summary
 from profiles.errors import UserError
 from tests.helpers.other_protocol import grpc_port
 
@@ -213,16 +213,6 @@ def test_nobody_there_is_one_sentence(load: Load, capsys: pytest.CaptureFixture[
 def test_a_wrong_address_is_reported(load: Load, capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert load(url) == 2
     assert f"'{url}' must look like http://HOST:PORT" in capsys.readouterr().err
-
-
-def test_the_picture_names_other_outcomes() -> None:
-    status = np.array([200, 200, 404, 422, 503, BROKEN])
-    times = np.arange(6.0)
-    record = LoadRecord(times, times, times, times + 0.1, status, times)
-    kinds = _kinds(record, np.array([1.0, 9, 1, 1, 1, 1]), slo_ms=5)
-    assert {name: chosen.tolist().index(True) for name, chosen in kinds.items()} == {
-        "in time": 0, "late": 1, "status 404": 2, "status 422": 3, "refused": 4, "unanswered": 5,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,15 @@
 
 import asyncio
 import time
-import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import numpy as np
-import pytest
 
-from cluster.load import generator
 from cluster.load.generator import LoadGenerator, LoadRecord
 from cluster.load.http_connection import BROKEN, run_noting_polls
-from cluster.load.report import Summary, summary, table
+from cluster.load.report import Summary, summary
 from experiments.replan.timeline import PersistentLoad
-from profiles.errors import UserError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Found = TypeVar("Found")
@@ -104,14 +100,6 @@ def test_a_slow_server_is_told_from_a_slow_generator() -> None:
     assert found.generator_ms["p50"] < found.server_ms["p50"]
 
 
-def test_a_server_whose_connections_are_all_busy_is_late_itself() -> None:
-    """The second and third request wait for the only connection: 0.2 and 0.4 s."""
-    record = measured(lambda _: (0.2, OK), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(3)))
-    found = summary(record, slo_ms=1000).lateness
-    assert found.server_share > 0.5
-    assert found.connection_ms["p99"] > 350
-
-
 def test_a_generator_that_is_late_says_so() -> None:
     """All 20 are due within 0.2 s; for 0.5 s from the first answer on, the generator's process does something else."""
 
@@ -128,39 +116,6 @@ def test_a_generator_that_is_late_says_so() -> None:
     assert found.warning.startswith("WARNING: the generator itself was late")
 
 
-def test_there_is_no_warning_if_the_generator_is_in_time() -> None:
-    on_time = np.arange(100) / 100
-    record = LoadRecord(on_time, on_time + 0.001, on_time + 0.001, on_time + 0.02, np.full(100, 200), on_time + 0.012)
-    found = summary(record, slo_ms=10).lateness
-    assert (found.late, found.late_by_generator, found.late_by_server, found.warning) == (100, 0, 100, None)
-    assert found.generator_share == pytest.approx(0.05)
-    behind = LoadRecord(on_time, on_time + 0.015, on_time + 0.015, on_time + 0.02, np.full(100, 200), on_time + 0.015)
-    found = summary(behind, slo_ms=10).lateness
-    assert (found.late_by_generator, found.late_by_server) == (100, 0)
-
-
-def test_answers_that_were_read_late_do_not_count_against_the_server() -> None:
-    """The server answers at once; then the generator's process does something else for 0.3 s before it reads."""
-
-    def answer(number: int) -> tuple[float, bytes]:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: loop.call_soon(time.sleep, 0.3))
-        return 0.0, OK
-
-    record = measured(answer, lambda url: LoadGenerator(url, [b"{}"]).at(np.zeros(1)))
-    found = summary(record, slo_ms=200).lateness
-    assert (found.late, found.late_by_generator, found.late_by_server) == (1, 0, 0)
-    record = measured(lambda _: (0.5, OK), lambda url: LoadGenerator(url, [b"{}"]).at(np.zeros(1)))
-    assert summary(record, slo_ms=200).lateness.late_by_server == 1
-
-
-def test_requests_without_an_answer_have_no_lateness() -> None:
-    nothing = LoadRecord(np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, np.nan), np.array([BROKEN]), np.zeros(1))
-    found = summary(nothing, slo_ms=10)
-    assert (found.lateness.generator_ms, found.lateness.server_share, found.lateness.warning) == ({}, 0.0, None)
-    assert table(found, 10).row_count > 0
-
-
 def test_outcomes_are_distinguished() -> None:
     refused = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
     chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
@@ -168,11 +123,6 @@ def test_outcomes_are_distinguished() -> None:
     record = measured(lambda n: (0.0, replies[n]), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.arange(4) / 20))
     assert record.status.tolist() == [200, 503, 200, BROKEN]
     assert summary(record, 100).outcomes == {"answered": 2, "refused": 1, "unanswered": 1}
-
-
-def test_bytes_that_are_not_http_are_no_answer() -> None:
-    record = measured(lambda _: (0.0, b"what?\r\n\r\n"), lambda url: LoadGenerator(url, [b"{}"], 1).at(np.zeros(2)))
-    assert record.status.tolist() == [BROKEN] * 2
 
 
 def test_a_request_whose_connection_broke_is_sent_again_over_a_new_one() -> None:
@@ -215,29 +165,6 @@ def test_clients_send_the_next_request_when_they_are_answered() -> None:
     assert np.median(pauses_s) < 0.005, "four times less than an answer takes"
 
 
-def test_clients_may_send_more_requests_than_the_initial_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "SLOTS", 2)
-    record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 2).by_clients(2, 0.1))
-    assert len(record.status) > 4
-    assert (record.status == 200).all()
-    assert (np.diff(record.due_s) >= 0).all()
-    assert (record.ended_s >= record.absent_s).all()
-
-
-def test_a_long_closed_loop_begins_with_little_memory() -> None:
-    async def ask(url: str) -> int:
-        load = asyncio.ensure_future(LoadGenerator(url, [b"{}"], 1).by_clients(1, 100.0))
-        await asyncio.sleep(0.02)
-        load.cancel()
-        return tracemalloc.get_traced_memory()[1]
-
-    tracemalloc.start()
-    try:
-        assert measured(lambda _: (0.01, OK), ask) < 20e6
-    finally:
-        tracemalloc.stop()
-
-
 def test_rates_are_per_second_of_the_load() -> None:
     def asked(due_s: list[float], took_s: float, duration_s: float) -> Summary:
         times = np.array(due_s)
@@ -249,18 +176,6 @@ def test_rates_are_per_second_of_the_load() -> None:
     assert (slow.seconds, slow.offered_per_s, slow.answered_per_s, slow.goodput_per_s) == (5.0, 0.2, 0.0, 0.0)
     assert asked([0.0, 1.0], 0.01, duration_s=4.0).goodput_per_s == 0.5
     assert asked([0.0, 8.0], 0.01, duration_s=4.0).seconds == 8.0
-
-
-def test_the_record_of_a_closed_loop_has_its_duration() -> None:
-    record = measured(lambda _: (0.0, OK), lambda url: LoadGenerator(url, [b"{}"], 1).by_clients(1, 0.03))
-    assert record.duration_s == 0.03
-
-
-def test_nobody_there_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"nobody answers at 127\.0\.0\.1:9"):
-        asyncio.run(LoadGenerator("http://127.0.0.1:9/", [b"{}"]).at(np.zeros(1)))
-    with pytest.raises(UserError, match="must look like http://HOST:PORT"):
-        LoadGenerator("localhost:8000", [b"{}"])
 
 
 def test_texts_of_known_lengths_are_counted_in_tokens_too() -> None:

@@ -66,11 +66,6 @@ def test_refusals_are_counted_and_are_no_answers() -> None:
     assert found.failed
 
 
-def test_nobody_there() -> None:
-    written = asyncio.run(PromptLoad("http://127.0.0.1:9", ["a"], 8, {}).at(np.array([0.0])))
-    assert summed(written, 1000).outcomes == {"unanswered": 1}
-
-
 @pytest.mark.parametrize(("told", "asked"), [(None, None), (5, 5)])
 def test_the_most_tokens_are_the_servers_unless_the_user_gives_them(told: int | None, asked: int | None) -> None:
     head, _, body = _request("127.0.0.1:8000", "1+1=", told, {}).partition(b"\r\n\r\n")

@@ -32,19 +32,6 @@ def test_gamma_gaps_vary_by_cv(cv: float) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
 
 
-def test_a_step_is_a_step() -> None:
-    times = arrivals("step", 100, 100, seed=0)
-    assert (times < 50).sum() == pytest.approx(2500, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("process", "rate", "says"), [("poison", 1, "choose among poisson"), ("poisson", 0, "a rate and a time above 0")]
-)
-def test_impossible_workloads_are_reported(process: str, rate: float, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        arrivals(process, rate, 1, seed=0)
-
-
 def test_counts_per_minute_keep_their_shape_at_any_rate(tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     path.write_text("minute,count\n0,10\n1,30\n")
@@ -151,9 +138,3 @@ def test_a_mix_that_switches_gets_harder_at_once() -> None:
     hard = mix.exit_blocks(times, np.random.default_rng(0))
     assert hard[:2000].mean() == pytest.approx(0.2, abs=0.04)
     assert hard[2000:].mean() == pytest.approx(0.8, abs=0.04)
-
-
-def test_counts_in_one_long_line_are_read(tmp_path: Path) -> None:
-    """Twitter's trace has millions of seconds in one line, which is longer than csv reads."""
-    (tmp_path / "tweets.txt").write_text("5 " * 100_000)
-    assert len(trace(tmp_path / "tweets.txt", 10.0, 5.0)) > 0

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.models import Cascade, choice, load, load_served
-from deployments.models import cuda_graphs as graphs
+from deployments.models import choice, load
 from deployments.models.backends import (
     backend_of,
     block_ranges,
@@ -18,7 +17,6 @@ from deployments.models.backends import (
     planned_block_ranges,
     warn_of_other_backend,
 )
-from deployments.models.interface import BackedModel
 from deployments.models.onnx_model import OnnxModel
 from deployments.models.onnx_ranges import fingerprint
 from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
@@ -29,7 +27,6 @@ from optimizer.plan import Placement, Plan, Split
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
 from profiles.model import Batch, Exits, Launched
-from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.tiny_networks import hugging_face, network
 from tests.helpers.virtual_device import SURVIVAL, table
 
@@ -68,13 +65,6 @@ def test_auto_takes_the_faster_one_and_measures_once(
     assert len(measured) == 1
 
 
-def test_what_auto_measures_is_a_ratio(folder: Path) -> None:
-    model = load(folder)
-    served = on_backend(model, folder, "onnx")
-    ratio = choice.over_torch(model, served, lambda count=1: choice.example(model, folder, count))
-    assert 0 < ratio < np.inf
-
-
 def test_a_backend_that_errs_is_not_taken_however_fast(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,29 +83,6 @@ def test_a_backend_that_errs_is_not_taken_however_fast(
     found = choice.choose(model, {"onnx": lambda: hasty(model)}, folder, "a mark")
     assert (found.over_torch, found.backend) == ({}, "torch")
     assert "its logits differ from torch's" in caplog.text
-
-
-def test_auto_tries_cuda_graphs_where_there_is_cuda(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And what cannot run a network is not taken for it."""
-    rates = {"graphs": 1.4, "onnx": RuntimeError("out of memory"), "onnx-graphs": 1.2}
-
-    def measured(model: object, other: BackedModel, batch_of: object) -> float:
-        rate = rates[backend_of(other)]
-        if isinstance(rate, Exception):
-            raise rate
-        return rate
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "over_torch", measured)
-    monkeypatch.setattr(graphs, "_has_cuda", lambda model: True)
-    monkeypatch.setattr(graphs, "TorchRecorder", lambda model: None)
-    assert backend_of(on_backend(load(folder), folder, "auto")) == "graphs"
-    assert "onnx cannot run it" in caplog.text
-    brain = load(folder, dtype="bfloat16")
-    rates["graphs"] = 0.9
-    assert backend_of(on_backend(brain, folder, "auto")) == "torch"
 
 
 def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> None:
@@ -196,25 +163,3 @@ def test_ramps_that_were_made_for_another_dtype_are_logged(folder: Path, caplog:
     )
     on_backend(made_for_8_bits, folder, "onnx", int8=True)
     assert not caplog.records
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_have_ramps_of_their_own(folder: Path, dtype: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(folder, dtype=dtype)
-    on_backend(model, folder, "torch")
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{folder}: its ramps were made for float32; in {dtype} inputs leave at other ramps: use dtype float32, or "
-        f"make new ramps with 'isobatch prepare --dtype {dtype}'"
-    ]
-    caplog.clear()
-    rules = model.ramps.rules.model_copy(update={"dtype": dtype})
-    on_backend(model.with_ramps(replace(model.ramps, rules=rules)), folder, "torch")
-    assert not caplog.records
-
-
-def test_a_cascade_in_another_dtype_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cascade = on_backend(load_served(cascade_directory(tmp_path), dtype="bfloat16"), tmp_path, "torch")
-    assert isinstance(cascade, Cascade)
-    cascade.predict(["good"], exits=False)  # which loads every level, one with a ramp inside
-    (record,) = caplog.records
-    assert record.getMessage().endswith("in bfloat16 inputs leave at other ramps: use dtype float32")

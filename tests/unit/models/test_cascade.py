@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models.served_model import BlockRange, ServedModel
+from deployments.models.served_model import ServedModel
 from deployments.replica.split import SplitReplica
 from deployments.transport.orders import Departed, Order
 from deployments.transport.packed import pack, take
@@ -50,18 +50,6 @@ def test_where_nobody_is_sure_enough_and_only_the_last_counts_it_is_the_large_ne
         assert found[row] == (model.num_blocks - 1, pytest.approx(alone.probabilities[0][order], abs=1e-5))
 
 
-def test_who_is_kept_is_told_of_though_the_head_of_the_level_would_not_let_it_go() -> None:
-    """An answer at a ramp inside a level counts, whatever that level's head says in the same call."""
-    model = cascade(("bert", "distilbert"), 0.9999, [1.0, 1.0], inner=0.7)
-    batch, (edge,) = model.merge(inputs_of(("bert", "distilbert"), 8, seed=3)), model.edges
-    ramps, everybody = set(model.ramp_blocks), np.arange(8)
-    alone, kept = model.run(batch, edge, ramps).exits, model.run(batch, edge, ramps, everybody)
-    assert set(alone.blocks.tolist()) & set(range(edge - 1)), "some leave inside the level"
-    assert set(alone.rows.tolist()) <= set(kept.exits.rows.tolist())
-    assert kept.survivors is not None
-    assert len(kept.survivors) == 8
-
-
 def test_who_is_kept_is_told_of_and_goes_on() -> None:
     """As audits need it: at a ramp inside a level and at the edge, in one call or in several."""
     names = ("bert", "roberta")
@@ -79,20 +67,6 @@ def test_who_is_kept_is_told_of_and_goes_on() -> None:
     assert at_once.blocks.tolist() == [6, 0, 6]
     for row in kept.tolist():
         assert at_once.probabilities[row] == pytest.approx(full[row][1], abs=1e-4)
-
-
-def test_survivors_at_an_edge_carry_their_text_and_what_is_believed_of_them_and_nothing_else() -> None:
-    names = ("bert", "roberta")
-    model, inputs = cascade(names, 1.1, [1.0, 0.5]), inputs_of(names, 3, seed=1)
-    launched = model.run(model.merge(inputs), 4, model.ramp_blocks)
-    survivors = launched.survivors
-    assert survivors is not None
-    assert (survivors.cursor, survivors.ahead) == (4, None)
-    assert survivors.lengths.tolist() == [int(one.ahead.lengths[0]) for one in inputs]
-    assert np.asarray(survivors.arrays["input_ids"]).tolist() == [
-        token for one in inputs for token in one.ahead.arrays["input_ids"].tolist()
-    ]
-    assert np.exp(survivors.memory).sum(axis=1) == pytest.approx(1.0, abs=1e-5)
 
 
 @settings(deadline=None, max_examples=20, derandomize=True)
@@ -117,22 +91,6 @@ def test_survivors_may_travel_between_any_two_splits(seed: int, threshold: float
     assert found == {
         row: by_hand(names, one, threshold, [1.0, 0.6], None, {*ramps})[0] for row, one in enumerate(inputs)
     }
-
-
-def test_a_level_is_loaded_when_it_is_first_needed() -> None:
-    names, loaded = ("bert", "roberta"), list[int]()
-    model = cascade(names, 0.0, [1.0, 1.0])
-    noted = model._with(lambda level: loaded.append(level.start) or level.load())
-    noted.run(noted.merge(inputs_of(names, 2, seed=0)), 4, noted.ramp_blocks)
-    assert loaded == [0]
-    noted.prepare([BlockRange(2, 7)], inputs_of(names, 1, seed=0)[0])
-    assert loaded == [0, 4]
-
-
-def test_block_ranges_are_prepared_level_by_level_with_their_own_numbers() -> None:
-    level = cascade(("bert", "roberta"), 0.5, [1.0, 1.0], inner=0.5).levels[1]
-    assert level.part(BlockRange(2, 6, (2, 3, 4, 5))) == BlockRange(0, 2, (0, 1))
-    assert level.part(BlockRange(0, 4, (1, 3))) is None
 
 
 def test_a_cascade_is_served_as_any_other_network() -> None:

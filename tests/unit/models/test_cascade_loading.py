@@ -11,7 +11,7 @@ from deployments.folders import weights_of
 from deployments.models import Cascade, checkpoint, load_served
 from deployments.models import load as load_network
 from deployments.models.cascade_loading import load_cascade
-from deployments.models.levels import CascadeRules, LevelRule, checkpoints_of, write_levels
+from deployments.models.levels import checkpoints_of
 from profiles.errors import UserError
 from tests.helpers.cascade_directories import cascade_directory, edit
 
@@ -85,14 +85,6 @@ def test_what_does_not_fit_is_one_line(folder: Path, name: str, fields: dict[str
     assert "\n" not in str(refused.value)
 
 
-def test_a_level_of_another_depth_is_found_when_it_is_loaded(folder: Path) -> None:
-    levels = (LevelRule(folder="level-0", blocks=4), LevelRule(folder="level-1", blocks=5))
-    write_levels(folder, CascadeRules(levels=levels))
-    model = load_cascade(folder)
-    with pytest.raises(UserError, match=r"has 3 blocks, cascade\.json says 5"):
-        model.levels[1].model.encode(TEXTS)
-
-
 def test_a_level_without_its_tokenizer_and_one_that_is_missing(folder: Path) -> None:
     (folder / "level-0" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="has no tokenizer"):
@@ -100,8 +92,3 @@ def test_a_level_without_its_tokenizer_and_one_that_is_missing(folder: Path) -> 
     shutil.rmtree(folder / "level-0")
     with pytest.raises(UserError, match="level-0"):
         load_cascade(folder)
-
-
-def test_one_network_is_wanted_where_a_cascade_is_given(folder: Path) -> None:
-    with pytest.raises(UserError, match="is a cascade"):
-        load_network(folder)

@@ -1,14 +1,14 @@
 """Departures are copied to the host once per launch, and only if an input may have left."""
 
-from types import SimpleNamespace
-from typing import Any
-
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.exits import Decision
 from deployments.models import departures
-from deployments.models.departures import Departures, to_host
+from deployments.models.departures import Departures
 
 
 def decision(leaves: list[bool]) -> Decision:
@@ -27,46 +27,34 @@ def test_who_left_where_with_which_answer() -> None:
     assert staying.tolist() == [2]
 
 
+@given(
+    flags=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), max_size=4), closed=st.booleans(),
+    kept=st.sets(st.integers(0, 5)), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_an_input_leaves_at_the_first_ramp_that_lets_it_go_and_a_kept_one_is_reported_at_the_last(
+    flags: list[list[bool]], closed: bool, kept: set[int], seed: int
+) -> None:
+    """Ramp by ramp and input by input, as the rule is worded."""
+    torch.manual_seed(seed)
+    answers = torch.rand(len(flags) + closed, 6, 3)
+    leaving = Departures(torch.zeros(6, 0), 3, np.array(sorted(kept), np.int64))
+    for block, leaves in enumerate(flags):
+        leaving.note(block, Decision(torch.tensor(leaves), answers[block], leaving.memory), may_leave=True)
+    if closed:
+        leaving.close(len(flags), answers[-1])
+    left: dict[int, int] = {}
+    for block, leaves in enumerate([*flags, *([[True] * 6] if closed else [])]):
+        left |= {row: block for row in range(6) if leaves[row] and (row not in left or row in kept)}
+    exits, staying = leaving.finish()
+    assert dict(zip(exits.rows.tolist(), exits.blocks.tolist(), strict=True)) == left
+    assert exits.rows.tolist() == sorted(left)
+    assert all((exits.logits[place] == answers[left[row], row].numpy()).all() for place, row in enumerate(exits.rows))
+    assert staying.tolist() == sorted({*range(6)} - {*left} | kept)
+
+
 def test_nothing_is_copied_where_nobody_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departures, "to_host", lambda tensor: pytest.fail("copied"))
     leaving = Departures(torch.zeros(3, 1), num_labels=2)
     leaving.note(2, decision([True, True, True]), may_leave=False)
     exits, staying = leaving.finish()
     assert (len(exits), staying.tolist()) == (0, [0, 1, 2])
-
-
-def test_on_the_host_nothing_is_copied() -> None:
-    tensor = torch.ones(2, 3)
-    assert to_host(tensor)().ctypes.data == tensor.data_ptr()
-
-
-class Elsewhere(torch.Tensor):
-    """Plays a tensor on a GPU."""
-
-    @property
-    def device(self) -> Any:
-        return SimpleNamespace(type="cuda", index=1)
-
-
-def test_on_a_gpu_the_copy_itself_is_waited_for_and_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-
-    class Pinned:
-        """Memory that a device writes by itself: it has written when the event has come."""
-
-        def copy_(self, given: torch.Tensor, non_blocking: bool) -> None:
-            assert non_blocking
-            notes.append("copying")
-            self.comes = given
-
-        def numpy(self) -> Any:
-            assert notes[-1] == "waited"
-            return self.comes.as_subclass(torch.Tensor).numpy()
-
-    event = SimpleNamespace(record=notes.append, synchronize=lambda: notes.append("waited"))
-    monkeypatch.setattr(departures, "_pinned", lambda tensor: Pinned())
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"marked on {device.type}:{device.index}")
-    wait = to_host(torch.arange(3.0).as_subclass(Elsewhere))
-    assert notes == ["copying", "marked on cuda:1"], "where the copy is, whatever device is torch's own choice"
-    assert wait().tolist() == [0.0, 1.0, 2.0]

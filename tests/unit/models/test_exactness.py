@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import TorchModel, departures
-from deployments.models.departures import to_host
+from deployments.models import TorchModel
 from profiles.model import Batch, Exits
 from tests.helpers.tiny_networks import FAMILIES, HEADS, TEXT, network, random_inputs, reference_logits, with_memory
 
@@ -154,38 +153,6 @@ def test_a_call_may_bring_thresholds_of_its_own(policy: str) -> None:
     assert model.run(batch, model.num_blocks, dict.fromkeys(model.ramp_blocks)).exits.blocks.tolist() == own
 
 
-@pytest.mark.parametrize("policy", ["patience", "voting"])
-def test_switching_a_ramp_off_changes_nothing_at_the_others(policy: str) -> None:
-    model = network("distilbert", policy, [2])
-    inputs = [with_memory(batch, model) for batch in random_inputs("distilbert", 24, seed=5)]
-    batch = model.merge(inputs)
-    everywhere, _ = run_with_exits(model, batch, [], model.ramp_blocks)
-    only_last, _ = run_with_exits(model, batch, [2], model.ramp_blocks[-1:])
-    later = everywhere > model.ramp_blocks[-2]
-    assert later.any()
-    assert not later.all()
-    assert (only_last[later] == everywhere[later]).all()
-    assert (only_last[~later] >= model.ramp_blocks[-1]).all()
-
-
-def test_no_ramp_active_means_nobody_leaves_before_the_end() -> None:
-    model = network("bert", "entropy", [2.0])
-    batch = with_memory(model.merge(random_inputs("bert", 4, seed=1)), model)
-    launched = model.run(batch, 2, ramps=())
-    assert len(launched.exits) == 0
-    assert launched.survivors is not None
-    assert launched.survivors.cursor == 2
-    assert len(launched.survivors) == 4
-
-
-def test_everybody_may_leave_early() -> None:
-    model = network("bert", "entropy", [2.0])
-    batch = with_memory(model.merge(random_inputs("bert", 4, seed=1)), model)
-    launched = model.run(batch, 2, ramps=(0,))
-    assert launched.survivors is None
-    assert launched.exits.blocks.tolist() == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_half_precision_equals_the_uncut_network(name: str, dtype: torch.dtype) -> None:
@@ -230,15 +197,3 @@ def test_batches_before_different_blocks_cannot_be_merged() -> None:
     assert later is not None
     with pytest.raises(ValueError, match=r"the same block, got \[0, 1\]"):
         model.merge([first, later])
-
-
-def test_one_copy_to_the_host_per_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network("distilbert", "entropy", [0.8])
-    batch = with_memory(model.merge(random_inputs("distilbert", 9, seed=6)), model)
-    copies = []
-    monkeypatch.setattr(departures, "to_host", lambda tensor: copies.append(tensor.shape) or to_host(tensor))
-    for forbidden in ("cpu", "item", "tolist", "__bool__", "__int__", "__float__"):
-        monkeypatch.setattr(torch.Tensor, forbidden, lambda *_: pytest.fail("a hidden copy to the host"))
-    exits = model.run(batch, 4, model.ramp_blocks).exits
-    assert isinstance(exits, Exits)
-    assert copies == [torch.Size([9, 1 + 3])]

@@ -69,14 +69,6 @@ def test_a_network_without_types_of_tokens_takes_a_tokenizer_that_gives_them(tmp
     assert np.abs(exits.logits - reference(**tokens).logits.numpy()).max() < 1e-5
 
 
-def test_long_texts_are_cut_to_what_the_network_can_read(text_checkpoint: Path) -> None:
-    model = load(text_checkpoint)
-    batch = model.encode(["good " * 100])
-    assert batch.lengths is not None
-    assert batch.lengths.tolist() == [24]
-    assert len(model.run(batch, model.num_blocks, ()).exits) == 1
-
-
 def test_who_is_cut_is_known(text_checkpoint: Path) -> None:
     model = load(text_checkpoint)
     fits, cut, endless = "good " * 22, "good " * 23, " " * 2000 + "bad"

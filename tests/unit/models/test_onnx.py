@@ -20,11 +20,14 @@ THRESHOLD = 0.8
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_cut_of_every_family_equals_torch(name: str, cache: Path) -> None:
+def test_every_family_equals_torch_wherever_it_is_cut(name: str, cache: Path) -> None:
+    """Every cut of two families; of the others, whose blocks are alike, one in the middle."""
     exact = network(name, "entropy", [THRESHOLD])
     served, batch = OnnxModel(exact, name, cache=cache), batch_for(exact, name)
-    served.prepare(cuts(exact), batch)
-    for cut in range(1, exact.num_blocks):
+    here = range(1, exact.num_blocks) if name in ("albert", "swin") else [exact.num_blocks // 2]
+    ends = {0, exact.num_blocks, *here}
+    served.prepare([each for each in cuts(exact) if {each.start, each.stop} <= ends], batch)
+    for cut in here:
         first = exact.run(batch, cut, exact.ramp_blocks)
         assert_same(first, served.run(batch, cut, exact.ramp_blocks))
         middle = exact.run(batch, cut, ()).survivors
@@ -79,17 +82,6 @@ def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pyt
     again = OnnxModel(model, "resnet, shared", cache=cache)
     again.prepare([BlockRange(1, 2)], batch)
     assert again.exported.get(BlockRange(1, 2))
-
-
-def test_a_piece_that_had_to_go_can_be_ordered_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_ranges, "MAX_SESSIONS", 1)
-    model = network("vit")
-    served, batch = OnnxModel(model, "vit, few", cache=cache), batch_for(model, "vit")
-    for stop in (1, 2, 1):
-        served.run(batch, stop, ())
-        served.exported.wait()
-        assert served.exported.get(BlockRange(0, stop))
-    assert not served.exported.get(BlockRange(0, 2))
 
 
 def test_other_weights_are_another_piece() -> None:
@@ -159,13 +151,3 @@ def test_ramps_are_made_from_what_the_backend_gives(name: str, cache: Path) -> N
         assert len(found) == exact.num_blocks - 1
         pairs = zip([*expected, logits], [*found, head], strict=True)
         assert (max(float((one - other).abs().max()) for one, other in pairs) < 1e-4) != int8
-
-
-def test_networks_of_one_process_export_one_after_the_other(cache: Path) -> None:
-    """Torch's exporter has global state: while a moved cut is exported beside, another network may be loaded."""
-    models = {name: OnnxModel(network(name), f"{name}, together", cache=cache) for name in ("bert", "vit", "electra")}
-    for name, model in models.items():
-        model.run(batch_for(model, name), 1, ())
-    for model in models.values():
-        model.exported.wait()
-        assert model.exported.get(BlockRange(0, 1))

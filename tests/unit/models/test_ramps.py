@@ -82,19 +82,6 @@ def test_only_what_is_needed_is_computed() -> None:
     assert dependent.observed(()) == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("os:getcwd", "failed when tried on two inputs: TypeError"),
-        ("json:__name__", "failed when tried on two inputs: TypeError: 'str' object is not callable"),
-        ("builtins:print", "must return a deployments.exits.Decision, not NoneType"),
-    ],
-)
-def test_a_function_that_is_no_policy_is_found_at_once(path: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        policy_at(path)
-
-
 @pytest.mark.parametrize("path", [".exits:entropy", "nowhere:entropy", "deployments.exits", "deployments.exits:", ":x"])
 def test_a_policy_that_cannot_be_imported_says_how_to_write_it(path: str) -> None:
     with pytest.raises(UserError, match="write it as module:function"):

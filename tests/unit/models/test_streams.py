@@ -1,59 +1,14 @@
-"""The order of work on the streams of a GPU, recorded by fake streams."""
+"""Threads that share a network get their own answers."""
 
 import threading
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from deployments.models import onnx_session
 from deployments.models.onnx_model import OnnxModel
-from deployments.models.onnx_session import SideStream
 from deployments.models.served_model import BlockRange
 from tests.helpers.backend_parity import assert_same, batch_for
 from tests.helpers.tiny_networks import network
-
-CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
-
-
-class Stream:
-    def __init__(self, name: str, handle: int, notes: list[str]) -> None:
-        self.name, self.cuda_stream, self.device, self._notes = name, handle, CUDA, notes
-
-    def wait_stream(self, other: "Stream") -> None:
-        self._notes.append(f"{self.name} waits for {other.name}")
-
-    def synchronize(self) -> None:
-        self._notes.append(f"the host waits for {self.name}")
-
-
-@pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def cuda(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """With one more stream than torch's own."""
-    default, other = Stream("torch", 0, notes), Stream("the other", 4711, notes)
-    fake_cuda = SimpleNamespace(
-        Stream=lambda device: other,
-        default_stream=lambda device: default,
-        current_stream=lambda device: default,
-        stream=lambda stream: nullcontext(notes.append(f"on {stream.name}")),
-    )
-    monkeypatch.setattr(onnx_session.torch, "cuda", fake_cuda)
-    return fake_cuda
-
-
-def test_a_stream_aside_comes_after_torch_and_before_it(cuda: Any, notes: list[str]) -> None:
-    aside = SideStream(CUDA)
-    assert aside.handle == 4711, "0, torch's default stream, ONNX Runtime would not take"
-    with aside.in_turn():
-        notes.append("queued")
-    assert notes == ["the other waits for torch", "queued", "torch waits for the other"]
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

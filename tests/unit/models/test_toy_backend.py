@@ -1,12 +1,9 @@
 """A backend that the project has never heard of takes one small file, and can be used wherever a backend is named."""
 
-from pathlib import Path
-
 import pytest
 
 from deployments import named
 from deployments.config import AppConfig
-from deployments.models import backends, choice
 from deployments.models.backends import backend_of, block_ranges, make_ready, on_backend
 from deployments.models.interface import backend_named
 from profiles.errors import UserError
@@ -48,13 +45,3 @@ def test_what_a_toy_cannot_run_is_one_line() -> None:
         on_backend(network("roberta"), "nowhere", PATH)
     with pytest.raises(UserError, match="cannot be imported"):
         on_backend(network("bert"), "nowhere", "no_such_module:TOY")
-
-
-def test_auto_measures_the_toy_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(named.BACKENDS, "toy", PATH)
-    monkeypatch.setattr(backends, "_fingerprint", lambda directory, model: f"a mark of {model.num_blocks} blocks")
-    rates = {"onnx": 1.2, "toy": 1.5}
-    monkeypatch.setattr(choice, "over_torch", lambda model, other, batch_of: rates[other.backend])
-    assert backend_of(on_backend(network("bert"), tmp_path, "auto")) == "toy"
-    assert backend_of(on_backend(network("roberta"), tmp_path, "auto")) == "onnx", "a toy does not run that one"

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import run
 from experiments.planner.random_problems import random_objective, random_problem
 from optimizer.effort import Effort
 from optimizer.model.evaluate import evaluate
@@ -15,7 +13,6 @@ from optimizer.objective import Objective
 from optimizer.pipelines.same_kinds import split_by_name
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
-from optimizer.plan import Placement, Plan, Split
 from optimizer.problem import Problem
 from tests.helpers.simulated_fleet import facts
 
@@ -83,28 +80,3 @@ def test_devices_that_differ_are_two_kinds() -> None:
     plan = side_by_side(dearer, replace(random_objective(0, dearer), goal="goodput-per-dollar", goodput_per_s=0.0))
     assert plan is not None
     assert set(plan.devices()) == {"fast"}
-
-
-def test_a_placement_that_fits_no_name_by_itself_is_planned_for_the_names_apart() -> None:
-    """Each device holds two of the four blocks: no name has the devices for the first half alone."""
-    network = facts(fast=4)
-    network = network.with_devices([replace(network.devices[0], count=3, memory_bytes=2_100)])
-    named = renamed(network, "fast", "again", 1)
-    plan = side_by_side(named, replace(random_objective(0, named), goal="goodput", goodput_per_s=0.0, slo_s=None))
-    assert plan is not None
-    assert not evaluate(plan, named).broken
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_they_are_served_as_one_kind(local: bool) -> None:
-    splits = (Split(0, 2, 8, (1,)), Split(2, 4, 4))
-    alone = facts(fast=4)
-    one = Plan((Placement("fast", 4, splits, local),))
-    named = renamed(alone, "fast", "faster", 1)
-    parts = [Plan((Placement(kind, count, splits, local),)) for kind, count in (("fast", 3), ("faster", 1))]
-    several = replace(parts[0], beside=(parts[1],))
-    assert evaluate(several, named).latency_s == pytest.approx(evaluate(one, alone).latency_s)
-    reports = [run(World(plan, each, 0.05), 1800.0, 2000, 1) for plan, each in ((one, alone), (several, named))]
-    assert [each.good for each in reports] == [reports[0].good] * 2
-    assert reports[1].fills == (reports[0].fills[0],) * 2
-    assert reports[0].good > 1000

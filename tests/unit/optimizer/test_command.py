@@ -9,20 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands.plan_picture import _title
-from cluster.commands.plan_search import plan_result
-from cluster.simulator.plan_choice import DEFAULT_EFFORT, SimulatedChoice
-from optimizer import Objective
+from cluster.simulator.plan_choice import DEFAULT_EFFORT
 from optimizer.pipelines.batch_gain import BatchGain
-from optimizer.plan import SimulatedTimes, read_plan
-from optimizer.problem import problem
+from optimizer.plan import read_plan
 from profiles.curves import DTYPES, curve_table
 from profiles.datasheet import datasheet_table
-from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
-from profiles.files import Profile, load, save
-from profiles.shapes import distilbert, encoder
+from profiles.files import Profile, save
+from profiles.shapes import distilbert
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +58,12 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_picture_says_what_was_played_and_what_devices_would_do_alone(profile: Path) -> None:
-    kinds = fleet("v100=2")
-    facts = problem(load(profile), kinds, links_between(kinds))
-    objective = Objective(slo_s=0.1)
-    believed = plan_result(facts, objective, None, 0.01, False, None)
-    assert _title(believed).startswith(f"{believed.score.goodput_per_s:,.0f} per second, ")
-    played = replace(believed, simulated=SimulatedChoice(believed.plan, 900.0, 1234.0, 3))
-    alone = f"{believed.score.goodput_per_s:,.0f} by its devices alone"
-    assert _title(played).startswith(f"1,234 per second as simulated ({alone}), ")
-    longest = f"full launches all the way: {1e3 * believed.score.latency_s:.1f} ms"
-    assert believed.plan.promise is not None
-    assert _title(believed).endswith(longest)
-    promise = replace(believed.plan.promise, simulated=SimulatedTimes(0.02, 0.09, 0.991))
-    told = _title(replace(played, plan=replace(played.plan, promise=promise)))
-    assert told.endswith(f"as simulated: p50 20 ms, p99 90 ms, 99.1 % in time; {longest}")
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
     monkeypatch.setattr("cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
-
-
-def test_the_promise_is_what_was_played_and_not_what_devices_compute(
-    profile: Path, tmp_path: Path, small: tuple[str, ...]
-) -> None:
-    output = json.loads(run_played(profile, *small, "--json", "--out", str(tmp_path / "plan.json")))
-    promise = read_plan(tmp_path / "plan.json").promise
-    assert promise is not None
-    assert promise.goodput_per_s == output["played"]["after_per_s"] != output["score"]["goodput_per_s"]
-    assert json.loads(run(profile, *small, "--json"))["played"] is None
-    for slow in (["--one-pipeline"], ["--max-splits", "1"], ["--rate", "10"]):
-        assert json.loads(run_played(profile, *small, *slow, "--json"))["played"] is None
 
 
 def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
@@ -188,13 +154,6 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
         run(profile, "--picture", "", "--evaluate", str(path), "--devices", "v100=2")
 
 
-def test_a_network_of_one_block_cannot_be_cut(tmp_path: Path) -> None:
-    table = datasheet_table(encoder("one", layers=1, hidden=64, inner=128, length=16), "v100")
-    save(Profile("one", (table,)), tmp_path / "one.json")
-    with pytest.raises(UserError, match="--cut 1: the network has 1 block, which cannot be cut"):
-        run(tmp_path / "one.json", "--picture", "", "--devices", "v100=1", "--cut", "1")
-
-
 def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path: Path) -> None:
     path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     ways = [(kind, backend, dtype) for kind in ("v100", "k80") for backend in ("onnx", "torch") for dtype in DTYPES]
@@ -212,13 +171,6 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
     assert "published" in run(path, "--backend", "onnx", "--dtype", "float16", "--picture", "")
     with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16"):
         run(path, "--backend", "tensorrt")
-
-
-def test_side_by_side_names_every_pipeline(profile: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "plan.png"
-    output = json.loads(run(profile, "--json", "--picture", str(picture)))
-    assert len(output["score"]["lanes"]) in (0, len(output["plan"]["beside"]) + 1)
-    assert picture.exists()
 
 
 @pytest.mark.parametrize(

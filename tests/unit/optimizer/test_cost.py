@@ -93,12 +93,6 @@ def test_a_lone_input_waits_for_nobody_and_others_cost_time_as_load_grows() -> N
     assert score.answer_s(score.goodput_per_s) == score.answer_s(1e9) == pytest.approx(score.latency_s)
 
 
-def test_a_block_that_nobody_reaches_costs_nothing_but_a_place() -> None:
-    score = evaluate(plan(Split(0, 1, 8, (0,)), Split(1, 2, 1)), FACTS.surviving((1.0, 0.0)))
-    assert score.splits[1].load_s == pytest.approx(0.0, abs=1e-9)
-    assert score.splits[1].felt_s == score.splits[1].wait_s == 0.0
-
-
 def test_what_a_plan_breaks_is_named() -> None:
     tight = Objective(slo_s=1e-3, goodput_per_s=1e6, cost_per_hour=1.0)
     few = FACTS.with_devices((Device("a", 1, 100, 2.0),))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import SIZES, random_objective, random_problem
-from experiments.planner.run import agrees
 from optimizer.effort import MOST_GAP, Effort
 from optimizer.model.evaluate import Score, evaluate
 from optimizer.objective import Objective
@@ -20,7 +19,6 @@ from optimizer.pipelines.side_by_side import few_splits, side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
 from optimizer.search.exact import search
-from optimizer.search.labels import undominated
 from profiles.devices import Device, Link
 from profiles.latency import LatencyTable
 
@@ -66,11 +64,6 @@ def test_so_it_is_where_a_stop_costs_less_than_a_launch(seed: int) -> None:
     facts = replace(facts, tables=tuple(dear))
     objective = random_objective(seed, facts)
     assert value(facts, objective) == pytest.approx(best_value(facts, objective), rel=1e-8, abs=1e-12)
-
-
-@pytest.mark.parametrize("first", range(11))  # as many problems of every size
-def test_as_make_bench_planner_has_it_on_its_first_problems(first: int) -> None:
-    assert all(agrees(seed) for seed in range(first, 33, 11))
 
 
 # Found by earlier searches: free devices, kinds whose memory holds one split but not two, activations that fit only
@@ -120,10 +113,6 @@ def test_out_of_time_the_plan_so_far_has_a_true_gap(planner: Callable[..., Plan 
             gaps.append(hurried.promise.gap)
     assert max(gaps) <= MOST_GAP
     assert np.median(gaps) < 10
-
-
-def test_of_no_partial_plans_none_is_undominated() -> None:
-    assert len(undominated(np.zeros((0, 3)), np.zeros(0, int))) == 0
 
 
 def test_among_equals_the_fewest_splits() -> None:
@@ -185,19 +174,6 @@ def test_levels_that_do_not_fit_beside_each_other_get_devices_of_their_own(seed:
             assert len({block < edge for block in blocks}) == 1
 
 
-def test_a_small_level_shares_the_device_of_a_large_one_only_where_both_fit() -> None:
-    """Two devices: side by side each runs both levels, but where memory holds one, one is the other's alone."""
-    facts = replace(small(), edges=(1,))
-    table = replace(facts.tables[0], memory_bytes=(4, 3, 3))
-    for has, kept_apart in ((10, False), (9, True)):
-        one = replace(facts, tables=(table,), devices=(replace(facts.devices[0], memory_bytes=has),))
-        plan = search(one, Objective())
-        assert plan
-        assert [len({split.start < 1 for split in each.splits}) for each in plan.placements] == (
-            [1, 1] if kept_apart else [2]
-        )
-
-
 @few
 @given(SEEDS, st.integers(1, 2))
 def test_the_best_of_a_few_splits(seed: int, most: int) -> None:
@@ -208,57 +184,6 @@ def test_the_best_of_a_few_splits(seed: int, most: int) -> None:
     best = min(best_value(facts, replace(objective, cuts=cuts)) for cuts in ways)
     assert (worth(evaluate(plan, facts, objective), objective) if plan else np.inf) == pytest.approx(best, rel=1e-8)
     assert plan is None or len(plan.splits) <= most
-
-
-@few
-@given(SEEDS, st.integers(1, 4))
-def test_batches_fixed_for_all_splits_give_the_best_plan_of_that_batch(seed: int, batch: int) -> None:
-    facts = random_problem(seed)
-    objective = replace(random_objective(seed, facts), fixed_batch=batch)
-    plan, best = search(facts, objective), best_value(facts, objective)
-    assert (worth(evaluate(plan, facts, objective), objective) if plan else np.inf) == pytest.approx(best, rel=1e-8)
-    assert plan is None or {split.batch_size for split in plan.splits} == {batch}
-
-
-@few
-@given(SEEDS)
-def test_more_devices_never_lower_goodput(seed: int) -> None:
-    facts, objective = goodput_problem(seed)
-    more = tuple(replace(device, count=device.count + seed % 3) for device in facts.devices)
-    assert value(facts.with_devices(more), objective) <= value(facts, objective) * (1 + 1e-8)
-
-
-@few
-@given(SEEDS)
-def test_a_looser_slo_never_lowers_goodput(seed: int) -> None:
-    facts, objective = goodput_problem(seed)
-    looser = replace(objective, slo_s=(objective.slo_s or 1.0) * 1.3)
-    assert value(facts, looser) <= value(facts, objective) * (1 + 1e-8)
-
-
-@few
-@given(SEEDS)
-def test_a_cheaper_device_never_raises_the_least_cost(seed: int) -> None:
-    facts = random_problem(seed)
-    objective = replace(random_objective(seed, facts), goal="cost", goodput_per_s=50.0, cost_per_hour=None)
-    cheaper = tuple(replace(device, price_per_hour=device.price_per_hour * 0.7) for device in facts.devices)
-    assert value(facts.with_devices(cheaper), objective) <= value(facts, objective) * (1 + 1e-8)
-
-
-@few
-@given(SEEDS, st.sampled_from([0.5, 3.0]))
-def test_times_scaled_by_x_scale_goodput_by_its_inverse(seed: int, x: float) -> None:
-    facts, objective = goodput_problem(seed)
-    slower = replace(
-        facts,
-        tables=tuple(scaled(table, x) for table in facts.tables),
-        links={
-            way: replace(link, latency_s=link.latency_s * x, bytes_per_s=link.bytes_per_s / x, turn_s=link.turn_s * x)
-            for way, link in facts.links.items()
-        },
-    )
-    patient = replace(objective, slo_s=None if objective.slo_s is None else objective.slo_s * x)
-    assert value(slower, patient) == pytest.approx(value(facts, objective) * x, rel=1e-6)
 
 
 @few
@@ -276,11 +201,6 @@ def goodput_problem(seed: int) -> tuple[Problem, Objective]:
     facts = random_problem(seed)
     objective = random_objective(seed, facts)
     return facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
-
-
-def scaled(table: LatencyTable, x: float) -> LatencyTable:
-    block_s, ramp_s = (tuple(tuple(t * x for t in row) for row in rows) for rows in (table.block_s, table.ramp_s))
-    return replace(table, block_s=block_s, ramp_s=ramp_s, launch_s=table.launch_s * x)
 
 
 @cache

@@ -12,7 +12,6 @@ from optimizer.goals import GOALS, Goal, register
 from optimizer.goals.relaxation import Cut, Relaxation
 from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.problem import Problem
 from optimizer.search.exact import search
 
@@ -66,13 +65,6 @@ def test_a_new_goal_gets_the_best_plan_of_all(seed: int, goal: str) -> None:
         assert plan.promise.gap == 0
         value = objective.aim.value(score.goodput_per_s, score.cost_per_hour, score.latency_s)
         assert value == pytest.approx(best, rel=1e-8)
-
-
-def test_a_new_goal_is_planned_side_by_side_too(goal: str) -> None:
-    facts, objective = random_question(0, goal)
-    plan = side_by_side(facts, objective)
-    assert plan
-    assert not evaluate(plan, facts, objective).broken
 
 
 def test_an_unknown_goal_is_refused_with_the_names_of_the_known_ones() -> None:

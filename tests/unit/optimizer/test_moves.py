@@ -1,7 +1,5 @@
 """Plans that are one move away from a plan."""
 
-from dataclasses import replace
-
 import pytest
 
 from experiments.planner.random_problems import random_problem
@@ -34,22 +32,3 @@ def test_one_ramp_of_several_is_a_neighbour_and_given_cuts_stay() -> None:
     assert {(0, 1), (0, 2), (1, 2)} <= ramps
     cut = {tuple(split.start for split in each.splits) for each in neighbours(POOR, FAST, Objective(cuts=()))}
     assert cut == {(0,)}
-
-
-def test_a_device_moves_to_another_pipeline_that_serves_otherwise() -> None:
-    half = (Split(0, 2, 8, (0, 1)), Split(2, 4, 8))
-    chain = Plan((Placement("fast", 2, half[:1]), Placement("fast", 1, half[1:])))
-    whole = Plan((Placement("fast", 1, (Split(0, 4, 8),)),))
-
-    def counts(plan: Plan) -> set[tuple[tuple[int, ...], ...]]:
-        same = {placement.splits for pipeline in plan.pipelines for placement in pipeline.placements}
-        near = neighbours(plan, FAST, Objective(slo_s=SLO_S))
-        moved = (
-            each for each in near if same == {p.splits for pipeline in each.pipelines for p in pipeline.placements}
-        )
-        return {tuple(tuple(p.replicas for p in pipeline.placements) for pipeline in each.pipelines) for each in moved}
-
-    assert counts(replace(chain, beside=(whole,))) == {((1, 2), (1,)), ((1, 1), (2,))}
-    alike = replace(chain, placements=tuple(replace(each, replicas=1) for each in chain.placements))
-    assert counts(replace(whole, placements=(Placement("fast", 2, (Split(0, 4, 8),)),), beside=(whole,))) == set()
-    assert counts(replace(alike, beside=(whole,))) == set()

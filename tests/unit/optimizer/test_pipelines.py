@@ -17,7 +17,6 @@ from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.pipelines.spread import value
 from optimizer.problem import Problem
 from optimizer.search.exact import search
-from optimizer.sensitivity import sensitivity
 from profiles.devices import Device, Link
 from profiles.latency import LatencyTable
 
@@ -124,15 +123,3 @@ def test_no_tail_grows_and_the_network_without_exits_is_still_a_plan(seed: int) 
     score = evaluate(plan, facts, objective)
     assert score.latency_s <= stock.latency_s * (1 + 1e-9)
     assert score.goodput_per_s >= stock.goodput_per_s * (1 - 1e-6)
-
-
-@few
-@given(st.integers(0, 10**6))
-def test_a_right_forecast_loses_nothing(seed: int) -> None:
-    facts = random_problem(seed)
-    objective = Objective(slo_s=random_objective(seed, facts).slo_s)
-    plan = side_by_side(facts, objective)
-    if plan:
-        (right,) = sensitivity(plan, facts, objective, errors=(0.0,))
-        assert right.within_slo
-        assert right.lost == pytest.approx(0.0, abs=1e-6)

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.dispatch.route import placements_of, route_of
 from optimizer import Objective, evaluate, optimize, problem
-from optimizer.plan import Placement, Plan, Promise, SimulatedTimes, Split, read_plan
+from optimizer.plan import Placement, Plan, Promise, Split, read_plan
 from profiles.datasheet import datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
@@ -30,13 +30,6 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(PLAN.to_json())
     assert read_plan(path) == PLAN
-
-
-def test_simulated_times_are_read_by_their_old_name_too() -> None:
-    plan = replace(PLAN, promise=Promise(1000.0, 0.08, 28.5, 0.0, SimulatedTimes(0.2, 0.5, 0.99)))
-    fields = json.loads(plan.to_json())
-    fields["promise"]["played"] = fields["promise"].pop("simulated")
-    assert Plan.from_json(json.dumps(fields)) == plan
 
 
 def test_a_placement_is_local_only_where_it_says_so() -> None:

@@ -51,14 +51,12 @@ def test_each_restriction_is_charged_what_it_costs() -> None:
     assert both[LATENCY] > 0.1, "either block has the time for eight, but not both"
 
 
-@pytest.mark.parametrize("seed", range(1, 3))
-def test_the_parts_and_what_is_kept_add_up(seed: int) -> None:
-    problem = playable(seed)
+def test_the_parts_and_what_is_kept_add_up() -> None:
+    problem = playable(2)
     assert problem is not None
     facts, objective = problem
     plan = side_by_side(facts, objective, 0.01)
-    if plan is None:
-        return
+    assert plan is not None
     shares = {each.why: each.share for each in shortfalls(plan, facts, objective)}
     assert all(share >= 0 for share in shares.values())
     assert 0 < sum(shares.values()) < 1

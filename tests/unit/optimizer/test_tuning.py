@@ -7,9 +7,9 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
+from optimizer import Objective, Plan, Problem, evaluate, problem
 from optimizer.search.exact import search
-from optimizer.tuning import costs_of, opened, plan_for_its_ramps, tuned
+from optimizer.tuning import opened, plan_for_its_ramps, tuned
 from profiles.devices import fleet, links_between
 from profiles.evidence import Evidence
 from profiles.exit_table import outcome
@@ -55,24 +55,10 @@ def test_a_tuned_plan_is_better_and_keeps_the_promise(seed: int) -> None:
     assert outcome(everybody, found.chosen, "accuracy").lost.mean < 0.03
 
 
-def test_some_plans_are_better_with_thresholds_of_their_own() -> None:
-    objective = Objective(max_batch=8)
-    assert any(tuned(facts(), objective, evidence(seed), partial(search, objective=objective)) for seed in range(4))
-
-
 def test_where_nobody_may_leave_thresholds_stay_as_they_are() -> None:
     objective = Objective(max_batch=8)
     few = Evidence(exit_table(0, count=2000), exit_table(1, count=50), "accuracy", 0.01, 0.95)
     assert tuned(facts(), objective, few, partial(search, objective=objective)) is None
-
-
-def test_what_an_input_costs_grows_from_block_to_block_and_follows_prices() -> None:
-    asked, objective = facts("v100=1@10,k80=1@1"), Objective(max_batch=8)
-    plan = search(asked, objective)
-    assert plan is not None
-    costs = costs_of(plan, asked)
-    assert costs[-1] == 1.0
-    assert (np.diff(costs) > 0).all()
 
 
 def exits(seed: int) -> ExitProfile:
@@ -106,12 +92,3 @@ def test_a_plan_counts_those_who_leave_with_its_own_ramps(seed: int) -> None:
         ):
             best = max(best, score.goodput_per_s)
     assert truth.goodput_per_s >= 0.9 * best
-
-
-def test_the_planner_settles_wherever_the_profile_knows_who_is_sure_where() -> None:
-    known = Profile("toy", (_table("v100", 1e-3),), exits(3))
-    devices = fleet("v100=2")
-    plan = optimize(known, devices, links_between(devices), Objective(max_batch=8))
-    assert plan.promise is not None
-    truth = problem(known, devices, links_between(devices), exits(3).survival_with(opened(plan)))
-    assert plan.promise.goodput_per_s == pytest.approx(evaluate(plan, truth).goodput_per_s)

@@ -16,8 +16,6 @@ from deployments.prepare import cascade_folder
 from deployments.prepare.cascades import (
     Combination,
     ComparisonTerms,
-    all_combinations,
-    best_weight,
     calibrated,
     candidate,
 )
@@ -53,32 +51,6 @@ def test_nothing_may_be_lost_against_the_last_network_alone_whatever_a_cascade_s
     assert alone.alone
     assert alone.figures(alone.shown()).promise
     assert (alone.figures(alone.shown()).lost, alone.figures(alone.shown()).agreement) == (0.0, 1.0)
-
-
-def test_the_weight_is_that_under_which_the_truth_is_most_likely_and_never_costs_accuracy() -> None:
-    candidates, terms = made_up(2000)
-    small, large = (each.head.log_softmax(dim=1) for each in candidates)
-    weight = best_weight(large, small, terms)
-    assert 0.2 < weight < 1.0
-    assert best_weight(large, -candidates[0].head.log_softmax(dim=1) - 9, terms) == 1.0
-
-
-def test_few_rows_promise_nothing() -> None:
-    few, terms = made_up(100)
-    both = calibrated(few, Combination((0, 1)), COSTS, terms)
-    assert both.survival(both.shown())[2] == 1.0
-    assert both.figures(both.shown()).promise is None
-
-
-def test_every_network_alone_and_any_of_them_one_behind_the_other() -> None:
-    candidates, _ = made_up(100)
-    with_ramps = replace(candidates[0], ramps={0: candidates[0].head})
-    assert list(all_combinations(candidates, 2)) == [Combination((0,)), Combination((1,)), Combination((0, 1))]
-    three = list(all_combinations([with_ramps, candidates[1], candidates[1]], 3))
-    assert Combination((0,), exits=True) in three
-    assert Combination((0, 1, 2), exits=True) in three
-    other = replace(with_ramps, kind="pooler")
-    assert Combination((0, 1), exits=True) not in list(all_combinations([with_ramps, other], 2))
 
 
 @pytest.fixture(scope="module")

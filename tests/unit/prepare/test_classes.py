@@ -1,9 +1,6 @@
 """What exits do class by class, and what is warned of."""
 
-from io import StringIO
-
 import numpy as np
-from rich.console import Console
 
 from deployments.prepare.classes import by_class, class_table, warnings
 
@@ -50,12 +47,3 @@ def test_a_network_that_always_answers_one_class_is_no_triumph() -> None:
     assert sentence.startswith("the most frequent class alone ('common') gets 70.0%, the full network 70.0%")
     (sentence,) = warnings(by_class(always, always, always), NAMES, labelled=False)
     assert "answers 'common' to every input" in sentence
-
-
-def test_a_name_in_brackets_is_shown_as_it_is() -> None:
-    alike = labels((0, 5), (1, 5))
-    console = Console(width=100, record=True, file=StringIO())
-    console.print(class_table(by_class(alike, alike, alike), ["joy [pos]", "[/b]"]))
-    sentence = console.export_text()
-    assert "joy [pos]" in sentence
-    assert "[/b]" in sentence

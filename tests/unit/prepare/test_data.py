@@ -75,12 +75,6 @@ def test_other_delimiters_and_encodings_are_read_when_they_are_told(tmp_path: Pa
         read(path, Columns(layout=Layout(delimiter=";")))
 
 
-def test_a_name_may_end_in_capitals(tmp_path: Path) -> None:
-    assert read(written(tmp_path, "A.CSV", "text,label\na,1\n")) == [("a", "1")]
-    assert read(written(tmp_path, "A.Tsv", 'text\tlabel\n"a\t1\n')) == [('"a', "1")]
-    assert read(written(tmp_path, "A.JSONL", '{"text": "a", "label": 1}')) == [("a", 1)]
-
-
 def test_a_json_array(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]')
     assert read(path) == [("a", 1), ("b", 0)]
@@ -262,11 +256,6 @@ def test_arrays_that_are_no_images_or_labels(tmp_path: Path, images: Any, labels
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     with pytest.raises(UserError, match=message):
         read(tmp_path / "a.npz")
-
-
-def test_arrays_may_have_no_labels(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4)))
-    assert [row.label for row in rows(tmp_path / "a.npz", channels=ANY)] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from deployments.decoding.engine_setup import decoder_shape, engine_of, load_dec
 from deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
 from deployments.decoding.rhythm import rhythm
 from deployments.decoding.sequences import TextRequest
-from deployments.prepare.decoder import DecoderOptions, early_head_outputs, fixed_share, ramps_for, texts, threshold
+from deployments.prepare.decoder import DecoderOptions, early_head_outputs, ramps_for, texts, threshold
 from experiments.demos import t5_sums
 from experiments.demos.sums import PROMPTS, SumsRecipe, save, train
 from profiles.errors import UserError
@@ -113,10 +112,6 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
         ramps_for(model, prompts[:3], frozenset(), DecoderOptions())
 
 
-def test_what_a_launch_costs_beside_its_rows_is_measured() -> None:
-    assert fixed_share(decoder(), (1, 2)) >= 0
-
-
 def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
     made, out = tmp_path / "t5", tmp_path / "out"
     recipe = SumsRecipe(num_blocks=3, width=16, steps=3, batch=4)
@@ -140,20 +135,6 @@ def test_what_else_has_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
     assert is_decoder(tmp_path)
     with pytest.raises(UserError, match="model_type is bart: of decoders, llama, mistral, qwen2, qwen3, t5, mt5"):
         check_decoder(tmp_path)
-
-
-def test_what_appears_meanwhile_is_not_replaced_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, out = tmp_path / "sums.csv", tmp_path / "out"
-    data.write_text("text\n1+1=\n")
-
-    def while_another_writes(*_: object) -> SimpleNamespace:
-        out.mkdir()
-        return SimpleNamespace(rules=DecoderRules())
-
-    monkeypatch.setattr("cluster.commands.prepare.ramp_report", while_another_writes)
-    done = CliRunner().invoke(app, ["prepare", "llm-demo", "--data", str(data), "--out", str(out)])
-    assert str(done.exception) == f"{out}: exists already; --force replaces it"
-    assert not any(out.iterdir())
 
 
 def test_the_command_gives_a_decoder_a_ramp_and_refuses_what_is_for_classifiers(

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deployments.prepare.entities import entities, entity_f1
 
@@ -70,23 +68,6 @@ def test_there_is_no_f1_where_nothing_is_named() -> None:
     labels, counts = np.array([0, 1, 0]), np.array([3])
     assert entity_f1(labels, labels, labels, counts, ("NOUN", "VERB")) is None, "these are parts of speech"
     assert entity_f1(labels * 0, labels, labels, counts, BIO) is None, "no entity is there to be found"
-
-
-@given(
-    st.lists(st.lists(st.tuples(*[st.integers(0, 4)] * 3), max_size=6), min_size=1, max_size=8).filter(
-        lambda texts: any(word[0] for text in texts for word in text)
-    )
-)
-def test_f1_is_that_of_precision_and_recall(texts: list[list[tuple[int, int, int]]]) -> None:
-    counts = np.array([len(text) for text in texts])
-    truth, full, exits = np.array([word for text in texts for word in text], np.int64).T
-    score = entity_f1(truth, full, exits, counts, BIO)
-    assert score is not None
-    for labels, figure in ((full, score.full), (exits, score.exits)):
-        there, said = entities(truth, counts, BIO), entities(labels, counts, BIO)
-        precision, recall = (len(there & said) / max(1, len(some)) for some in (said, there))
-        assert figure.mean == pytest.approx(2 * precision * recall / max(1e-9, precision + recall))
-    assert score.lost.mean == pytest.approx(score.full.mean - score.exits.mean)
 
 
 def test_the_intervals_hold() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from deployments.models import TorchModel, load
 from deployments.prepare.data import rows
@@ -87,31 +86,6 @@ def test_features_are_computed_once_and_the_result_is_reproducible(
     for name in ("exits.json", "ramps.safetensors"):
         first, again = ((tmp_path / folder / name).read_bytes() for folder in ("first", "again"))
         assert first == again.replace(b'"checkpoint": "first"', b'"checkpoint": "network"')
-
-
-@pytest.mark.usefixtures("no_picture")
-def test_ramps_are_made_from_blocks_in_the_precision_that_is_served(
-    run: Run, checkpoint: Path, tmp_path: Path, cache: Path
-) -> None:
-    data, dtypes = reviews(tmp_path / "a.csv"), ("float32", "float16", "bfloat16", "int8")
-    for dtype in dtypes:
-        assert run(checkpoint, "--data", data, "--out", tmp_path / dtype, "--dtype", dtype) == 0
-        assert rules_in(tmp_path / dtype)["dtype"] == dtype
-    assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == len(dtypes), "features of their own"
-    made = [load_file(tmp_path / dtype / "ramps.safetensors") for dtype in dtypes]
-    assert {weights.dtype for ramps in made for weights in ramps.values()} == {torch.float32}
-    assert len({ramps["0.weight"].numpy().tobytes() for ramps in made}) == len(dtypes)
-
-
-@pytest.mark.usefixtures("no_picture")
-def test_names_in_brackets_are_told_as_they_are(
-    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = reviews(tmp_path / "recorded[may].csv", labelled=False)
-    assert run(checkpoint, "--data", data, "--out", tmp_path / "out[v2]") == 0
-    output = "".join(capsys.readouterr().out.split())
-    assert "recorded[may].csvhasnocolumnoflabels" in output
-    assert "out[v2]:aHuggingFacecheckpoint" in output
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -22,16 +22,6 @@ def test_a_checkpoint_without_a_tokenizer_stops_before_the_data_is_read(
     assert "has no tokenizer" in capsys.readouterr().err
 
 
-def test_a_cache_that_cannot_be_written_is_told_before_anything_is_loaded(
-    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "no-folder").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no-folder"))
-    monkeypatch.setattr(pipeline, "load", None)
-    assert run(checkpoint, "--data", reviews(tmp_path / "a.csv"), "--out", tmp_path / "out") == 2
-    assert "isobatch cannot be written: Not a directory: XDG_CACHE_HOME=DIR names" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("no_picture")
 def test_what_appears_meanwhile_is_not_replaced_unasked(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,5 @@
 """Promises of `isobatch prepare`, and other thresholds for a prepared network."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -81,14 +80,6 @@ def test_too_few_rows_promise_nothing_and_let_nobody_leave(
     model = load(out)
     images = model.encode(["a good film", "dull"])
     assert (model.run(images, model.num_blocks, model.ramp_blocks).exits.blocks == model.num_blocks - 1).all()
-
-
-def test_rules_of_before_promises_still_load(run: Run, checkpoint: Path, tmp_path: Path) -> None:
-    rules = {"version": 1, "kind": "light", "ramps": [{"block": 0, "threshold": 0.1}], "notes": {"margin": 2.0}}
-    (tmp_path / "exits.json").write_text(json.dumps(rules))
-    assert read_rules(tmp_path / "exits.json").promise is None
-    assert promise_in(tmp_path) is None
-    assert promise_in(tmp_path / "nowhere") is None
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -81,11 +81,6 @@ def test_labels_that_do_not_fit_the_head(label: object) -> None:
         labels_of([Row(6, "", "0"), Row(7, "", label)], FILE, NAMES)
 
 
-def test_more_classes_than_the_head_has_are_counted() -> None:
-    with pytest.raises(UserError, match=r"row 3: label '2' .* or 0..1: it has 2 classes, the file 5$"):
-        labels_of([Row(number, "", number - 1) for number in range(1, 6)], FILE, NAMES)
-
-
 def test_too_few_rows_none_at_all_and_one_class_only() -> None:
     with pytest.raises(UserError, match="has no rows; at least 50"):
         draw([], FILE, NAMES, 100)

@@ -59,12 +59,6 @@ def test_agreement_is_tested_as_a_binomial_share() -> None:
         assert sum(passed) == sum(binom.cdf(k, count, 0.01) <= 0.05 for k in range(count // 50))
 
 
-def test_no_margin_is_wider_than_a_little_more_than_what_many_inputs_need() -> None:
-    """Of many inputs 1.645 standard errors are enough at 95 %."""
-    assert 1.645 < margin_of(4000, 0.01, 0.95, "accuracy") < 1.9
-    assert margin_of(1000, 0.01, 0.95, "accuracy") < 2.1
-
-
 @pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 def test_a_bound_is_the_least_loss_that_passes(metric: Metric) -> None:
     loss = Loss(0.004, 0.006 if metric == "accuracy" else 0.004, 2000)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.datasheet import BATCH_SIZES, Shape, datasheet_table
+from profiles.datasheet import Shape, datasheet_table
 from profiles.devices import CATALOGUE
 from profiles.errors import UserError
 from profiles.shapes import bert_base, bert_large, distilbert, resnet18, resnet50, vit_base
@@ -33,18 +33,6 @@ def test_a_larger_batch_takes_longer_but_never_longer_per_input(kind: str, batch
     fewer, more = np.asarray(table.block_s)
     assert (more >= fewer).all()
     assert (more / (batch + 1) <= fewer / batch * (1 + 1e-9)).all()
-
-
-def test_a_table_says_that_it_is_a_datasheet() -> None:
-    table = datasheet_table(bert_base(), "V100")
-    assert (table.kind, table.batch_sizes, table.num_blocks) == ("v100", BATCH_SIZES, 12)
-    assert table.source == "datasheet: bert-base, 128 tokens in float16"
-
-
-def test_ramps_may_follow_every_block_but_the_last() -> None:
-    ramps = datasheet_table(resnet50(), "k80").ramp_times_s(8)
-    assert (ramps[:-1] > 0).all()
-    assert ramps[-1] == 0
 
 
 def test_an_unknown_dtype_is_named() -> None:

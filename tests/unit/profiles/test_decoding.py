@@ -9,7 +9,6 @@ import pytest
 from profiles.errors import UserError
 from profiles.text_profile import (
     DecodingTable,
-    DecodingWorkload,
     LaunchSize,
     load_text_profile,
     save_text_profile,
@@ -81,8 +80,3 @@ def test_what_overlaps_costs_what_is_longer() -> None:
     assert table.seconds(LaunchSize(launches=1, blocks=1, rows=3)) == 11.0
     assert table.seconds(LaunchSize(launches=1, blocks=1, rows=7)) == 15.0
     assert replace(table, overlaps=False).seconds(LaunchSize(launches=1, blocks=1, rows=3)) == 17.0
-
-
-def test_as_many_prompts_as_outputs_are_needed() -> None:
-    with pytest.raises(ValueError, match="1 prompts and 2 outputs"):
-        DecodingWorkload((), (1,), (1, 2))

@@ -7,12 +7,6 @@ import pytest
 from profiles.errors import UserError, read_text
 
 
-def test_what_a_file_holds_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "note.txt"
-    path.write_text("für Ray", encoding="utf-8")
-    assert read_text(path) == "für Ray"
-
-
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_text(tmp_path / "absent.json")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.forecast import Forecaster
-from profiles.forecast_methods import ENOUGH_FOR_ARIMA, PLAIN, Arima, Reading
+from profiles.forecast_methods import Reading
 from profiles.series import Series
 from profiles.windows import MOST, Window
 
@@ -76,34 +76,6 @@ def test_a_series_never_raises_on_any_finite_history(values: list[float], more: 
     assert prediction.sd >= 0
 
 
-@pytest.mark.parametrize(("count", "says"), [(0, False), (ENOUGH_FOR_ARIMA - 1, False), (ENOUGH_FOR_ARIMA, True)])
-def test_arima_speaks_when_it_has_seen_enough(count: int, says: bool) -> None:
-    series = series_of(np.random.default_rng(1).normal(size=count).tolist())
-    series.refit()
-    assert np.isfinite(series.singles().get("arima", np.nan)) == says
-
-
-def test_between_two_fits_arima_says_what_statsmodels_would() -> None:
-    random = np.random.default_rng(0)
-    values = np.cumsum(random.normal(0, 0.1, 80)) + random.normal(0, 0.2, 80)
-    arima = Arima(PLAIN, span=100)
-    arima.refit([Reading.exactly(value) for value in values[:60]])
-    fit = arima._fit.append(values[60:], refit=False)
-    for value in values[60:]:
-        arima.append(Reading.exactly(value))
-    assert arima.next() == pytest.approx(float(fit.forecast(1)[0]), rel=1e-6)
-
-
-def test_a_fit_that_fails_leaves_the_other_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise np.linalg.LinAlgError("singular")
-
-    monkeypatch.setattr("profiles.forecast_methods._arima", fail)
-    series = series_of(np.arange(50.0))
-    series.refit()
-    assert 40 < series.predict().mean < 60
-
-
 KINDS = ("wanders", "jumps about a level", "both", "steps", "is still")
 
 
@@ -146,15 +118,6 @@ def test_as_good_as_the_best_single_method_and_95_of_100_lie_inside(
     assert 0.93 <= np.mean(inside) <= 0.97
 
 
-def test_watching_gives_nearly_what_a_restart_gives() -> None:
-    history = drifting(44)
-    watching = Forecaster.after(history[:36], 4)
-    for window in history[36:]:
-        watching.observe(window)
-    restarted = Forecaster.after(history, 4)
-    np.testing.assert_allclose(watching.forecast().exits.survival, restarted.forecast().exits.survival, atol=0.03)
-
-
 def test_blocks_without_a_ramp_inherit_and_empty_windows_change_little() -> None:
     history = [Window(0.0, 120.0, 100, (40, 0, 0, 60))] * 5
     forecaster = Forecaster.after(history, 4, ramp_blocks=(0,))
@@ -180,10 +143,6 @@ def test_a_window_far_outside_contradicts_and_a_tiny_one_does_not() -> None:
     assert not forecast.contradicts(history[-1])
     assert forecast.contradicts(Window(0.0, 120.0, 4000, (0, 0, 0, 4000)))
     assert not forecast.contradicts(Window(0.0, 120.0, 1, (0, 0, 0, 1)))
-
-
-def test_it_tells_how_it_was_made() -> None:
-    assert " x " in Forecaster.after(drifting(60), 4).forecast().method
 
 
 def test_windows_and_ramps_of_another_network_are_refused() -> None:

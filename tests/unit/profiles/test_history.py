@@ -1,14 +1,9 @@
-import os
-from errno import ENOSPC
 from pathlib import Path
-from stat import S_ISDIR
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles import journal
 from profiles.errors import UserError
 from profiles.windows import History, Window
 
@@ -47,21 +42,6 @@ def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(
     assert History(path).windows == (*after.windows[:-1], window_of(7))
 
 
-def test_a_write_that_fails_midway_loses_that_window_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = filled(tmp_path / "h", 1)
-
-    def disk_is_full(file: Any, content: bytes) -> None:
-        file.write(content[:10])
-        raise OSError(ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(journal, "_write", disk_is_full)
-        with pytest.raises(OSError, match="No space left"):
-            history.append(window_of(1))
-    history.append(window_of(2))
-    assert History(tmp_path / "h").windows == (window_of(0), window_of(2))
-
-
 def test_noise_in_the_middle_is_skipped_and_counted(tmp_path: Path) -> None:
     filled(tmp_path / "h", 3)
     lines = (tmp_path / "h").read_bytes().splitlines(keepends=True)
@@ -83,15 +63,3 @@ def test_the_file_is_bounded_and_keeps_the_latest(tmp_path: Path) -> None:
     assert len((tmp_path / "h").read_bytes().splitlines()) < 20
     assert History(tmp_path / "h", keep=10).windows == history.windows
     assert [path.name for path in tmp_path.iterdir()] == ["h"]
-
-
-def test_a_history_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep = 0"):
-        History(tmp_path / "h", keep=0)
-
-
-def test_a_new_file_is_on_disk_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[bool] = []
-    monkeypatch.setattr("os.fsync", lambda opened: synced.append(S_ISDIR(os.fstat(opened).st_mode)))
-    filled(tmp_path / "h", 4, keep=2)
-    assert synced == [False, True, False, False, False, True]  # created; appended, appended; rewritten and renamed

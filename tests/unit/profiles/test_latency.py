@@ -1,4 +1,3 @@
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -35,12 +34,6 @@ def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
     assert not TABLE.covers([1, 16.5])
 
 
-def test_inside_it_is_silent() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TABLE.block_times_s(np.linspace(0, 16, 50))
-
-
 @given(
     steps=st.lists(st.tuples(st.integers(1, 9), st.floats(0, 0.01)), min_size=1, max_size=6),
     at=st.lists(st.floats(0, 200), min_size=2, max_size=20),
@@ -63,12 +56,6 @@ def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: 
     times_s = table.block_times_s(sorted(at))[:, 0]
     assert (np.diff(times_s) >= -1e-12).all()
     assert (times_s >= times[0] - 1e-12).all()
-
-
-def test_without_a_p95_the_median_stands_in() -> None:
-    assert TABLE.block_p95_times_s(4).tolist() == TABLE.block_times_s(4).tolist()
-    slow = replace(TABLE, block_p95_s=((0.003, 0.003), (0.004, 0.004), (0.009, 0.006)))
-    assert slow.block_p95_times_s(4).tolist() == [0.004, 0.004]
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,6 @@ def test_of_two_classes_alike_one_input_weighs_what_it_weighs_in_accuracy_or_twi
     assert lost.counted < 200
 
 
-def test_one_answer_to_everything_has_nothing_to_lose() -> None:
-    truth, same = np.array([0, 1, 1]), np.zeros(3, np.int64)
-    assert score_loss("mcc", truth, same, same).mean == 0.0
-    assert scored("macro-f1", truth, same)[0] == pytest.approx(0.25)
-
-
 def test_losses_by_class_are_those_of_each_class_alone() -> None:
     truth, lost = np.array([0, 0, 2, 2, 2]), np.array([1.0, 0.0, -1.0, 0.0, 0.0])
     assert losses_by_class(lost, truth) == (mean_loss(lost[:2]), mean_loss(lost[2:]))

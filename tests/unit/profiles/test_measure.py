@@ -7,7 +7,7 @@ import pytest
 
 from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
 from profiles.model import Batch, Launched
-from profiles.sweep import NetworkFacts, knee, next_size, whole_s
+from profiles.sweep import NetworkFacts, knee, whole_s
 from tests.helpers import timed_model as fake
 from tests.helpers.timed_model import FakeModel
 from tests.helpers.tiny_networks import network, random_inputs
@@ -78,18 +78,6 @@ def test_a_machine_that_slows_down_is_reported() -> None:
     assert any("not steady" in warning for warning in measured(model).warnings)
 
 
-def test_what_was_never_checked_again_is_not_called_steady() -> None:
-    hurried, patient = measured(FakeModel(), budget_s=0.1), measured(FakeModel(floor=1))
-    assert hurried.drift is None
-    assert str(hurried).endswith("no second visit: not checked again, give a larger --budget")
-    assert str(patient).endswith("steady enough to trust")
-
-
-@pytest.mark.parametrize(("floor", "says"), [(1, "cpu: 3 inputs a batch come"), (0.01, "cpu: 1 input a batch comes")])
-def test_the_knee_is_told_in_english(floor: int, says: str) -> None:
-    assert str(measured(FakeModel(floor=floor))).startswith(says)
-
-
 def test_ctrl_c_keeps_what_is_measured() -> None:
     model = FakeModel()
 
@@ -103,19 +91,6 @@ def test_ctrl_c_keeps_what_is_measured() -> None:
     assert result.interrupted
     assert 1 <= len(result.table.batch_sizes) < 4
     assert "interrupted: only batch sizes 1" in result.warnings[-1]
-
-
-def test_ctrl_c_before_anything_was_measured_is_a_ctrl_c() -> None:
-    def interrupt() -> float:
-        raise KeyboardInterrupt
-
-    model = FakeModel()
-    known = facts(model)
-    model._noise = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        Sweep(
-            model, lambda size: fake.batch_at(0, size), model.stopwatch, budget_s=1, clock=model.clock
-        ).run(known)  # fmt: skip
 
 
 def test_facts_are_bytes_per_input_and_per_block() -> None:
@@ -158,11 +133,6 @@ def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
     assert rates[knee(table) - 1] >= 0.9 * max(rates) > rates[knee(table) - 2]
 
 
-def test_a_known_curve_asks_for_nothing_more() -> None:
-    assert next_size({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, 8) is None
-    assert next_size({1: 1.0}, 1) is None
-
-
 @pytest.mark.parametrize(("threads", "waiting_counts"), [(1, False), (2, True)])
 def test_one_thread_is_timed_without_what_other_programs_take(
     threads: int, waiting_counts: bool, monkeypatch: pytest.MonkeyPatch
@@ -178,28 +148,6 @@ def test_one_thread_is_timed_without_what_other_programs_take(
     assert (seconds > 0.02) is waiting_counts
 
 
-def test_on_a_gpu_events_are_the_clock_and_the_allocator_knows_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None: ...
-        def synchronize(self) -> None: ...
-        def elapsed_time(self, end: "Event") -> float:
-            return 12.5
-
-    for name, answer in {"memory_allocated": 100, "max_memory_allocated": 164}.items():
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda answer=answer: answer)
-    for name in ("synchronize", "reset_peak_memory_stats", "set_device"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: None)
-    monkeypatch.setattr("torch.cuda.Event", Event)
-    model = FakeModel()
-    _, seconds = stopwatch_for("cuda:0")(lambda: model.run(fake.batch_at(0, 2), 3, ()))
-    assert seconds == 0.0125
-    known = facts_of(model, fake.batch_at(0, 1), "h100", None, "measured: a fake", "cuda:0")
-    assert known.activation_bytes == (64, 64, 64)
-
-
 def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
     batch = replace(fake.batch_at(0, 4), lengths=np.array([1, 5, 2, 12]))
     counted = count_exits(FakeModel(), [batch])
@@ -207,27 +155,3 @@ def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
     assert counted.by_tokens is not None
     assert counted.by_tokens.survival == (1.0, 1.0, 0.85)
     assert count_exits(FakeModel(), [fake.batch_at(0, 4)]).by_tokens is None
-
-
-def test_a_short_text_is_told_by_its_tokens_and_batches_by_their_inputs() -> None:
-    steps: list[str] = []
-
-    def batch(size: float) -> Batch:
-        made = fake.batch_at(0, max(1, round(size)))
-        return replace(made, lengths=np.full(len(made), 13) if size >= 1 else np.array([3]))
-
-    model = FakeModel()
-    clock = {"clock": model.clock, "progress": lambda share, what: steps.append(what)}
-    sweep = Sweep(model, batch, model.stopwatch, budget_s=60, largest=4, least=0.25, **clock)
-    table = sweep.run(replace(facts(model), length=13)).table
-    assert table.batch_sizes[0] == pytest.approx(3 / 13, abs=1e-5)
-    assert {*steps} == {"a text of 3 tokens", "batch 1", "batch 2", "batch 4"}
-
-
-def test_what_was_measured_before_ctrl_c_is_told_in_inputs_and_tokens() -> None:
-    found = measured(FakeModel())
-    sizes = found.table.batch_sizes
-    table = replace(found.table, batch_sizes=(0.231, *sizes[1:]), length=13)
-    (warning,) = replace(found, table=table, interrupted=True).warnings
-    assert warning.startswith("interrupted: only batch sizes 3 tokens, ")
-    assert "0.231" not in warning

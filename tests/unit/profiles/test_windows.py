@@ -77,12 +77,6 @@ def test_an_input_that_ended_before_it_left_counts_up_to_where_it_stood(inputs: 
     assert (np.diff(window.known) <= 1e-9).all(), "less is known of later blocks"
 
 
-def test_inputs_that_ended_before_the_first_ramp_tell_nothing() -> None:
-    low, high = Window(0.0, 120.0, 500, (5, 5), unfinished=(500, 0)).interval()
-    alone_low, alone_high = window_of(5, 5).interval()
-    assert (low[1], high[1]) == pytest.approx((alone_low[1], alone_high[1]))
-
-
 def test_the_weight_of_a_window_is_n_over_n_plus_prior() -> None:
     before = window_of(5000, 5000)
 

@@ -51,14 +51,6 @@ def test_many_launches_take_the_time_in_the_table_although_sleeps_are_too_long()
     assert machine.now_s == pytest.approx(10 * LAUNCH_S + 0.002)
 
 
-def test_a_slowdown_applies_to_every_launch() -> None:
-    machine = Machine()
-    model = machine.device(slower=3.0)
-    for launches in (1, 2):
-        model.run(model.encode([None] * 4), 3, ramps=(1, 3))
-        assert machine.now_s == pytest.approx(3 * launches * LAUNCH_S)
-
-
 def test_exits_follow_the_profile() -> None:
     model = device()
     exits = model.run(model.encode([None] * 20_000), BLOCKS, ramps=model.ramp_blocks).exits

@@ -1,7 +1,5 @@
 """The controller on the simulator: the same loop and the same decisions as live, on the product's own dispatcher."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from cluster.controller.config import Patience
@@ -9,9 +7,7 @@ from cluster.controller.corrections import Corrections
 from cluster.controller.rehearsal import replan
 from cluster.load.workloads import Mix, arrivals, exit_blocks
 from cluster.simulator.simulation import World, simulate
-from optimizer.model.evaluate import evaluate
 from profiles.exits import ExitProfile
-from profiles.lengths import Lengths
 from tests.helpers.fluid_application import EASY, HARD, batches, first_plan, question
 
 SECONDS = 120.0
@@ -48,26 +44,3 @@ def test_a_switch_is_followed_within_two_windows():
     changes = replan(world, asked, inputs, SECONDS, patience=QUICK).changes
     assert any(50 < event.at_s <= 50 + 2 * QUICK.replan_every_s + QUICK.look_every_s for event in changes)
     assert len(changes) <= 6
-
-
-def test_texts_that_become_longer_are_planned_for_though_no_more_of_them_come():
-    asked = question(EASY, v100=4)
-    tables = tuple(replace(table, length=20) for table in asked.profile.tables)
-    profile = replace(asked.profile, tables=tables, lengths=Lengths((10, 20, 30)))
-    asked = replace(asked, profile=profile, goal="cost")
-    plan = first_plan(asked)
-    assert plan.length == 20
-    world = World(plan, asked.facts(EASY, Corrections()), slo_s=2.0)
-    times_s = arrivals("poisson", 60.0, 2 * SECONDS, seed=2)
-    random = np.random.default_rng(2)
-    tokens = np.where(times_s < SECONDS, 1, 5) * random.integers(10, 31, len(times_s))
-    inputs = [(times_s, exit_blocks(ExitProfile(EASY), len(times_s), random), tokens)]
-    replanned = replan(world, asked, inputs, 2 * SECONDS, patience=QUICK)
-    devices = [(event.at_s, sum(event.after.devices().values())) for event in replanned.changes if event.after]
-    fewer = [count for at_s, count in devices if at_s <= SECONDS][-1]
-    more = [count for at_s, count in devices if at_s > SECONDS]
-    assert fewer < max(more), devices
-    report = replanned.report
-    assert evaluate(report.plan, report.facts).goodput_per_s > 5 * 60.0
-    assert report.tally.arrived_weight == tokens.sum()
-    assert report.good_share > 0.9

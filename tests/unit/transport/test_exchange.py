@@ -1,9 +1,7 @@
 """Survivors held by one process reach another: every row arrives unchanged, or a LostError is raised."""
 
 import asyncio
-import gc
 import socket
-import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
 from deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
-from deployments.transport.frames import MESSAGE_LIMIT_BYTES, frame
+from deployments.transport.frames import frame
 from deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
 from deployments.transport.packed import Packed, pack, take
 from deployments.transport.wire import Wire
@@ -95,14 +93,6 @@ def test_large_arrays_arrive_whole_from_several_holders_at_once() -> None:
     among(4, scene)
 
 
-def test_local_parts_are_not_fetched() -> None:
-    async def scene(here: Peer) -> None:
-        parts = (pack(numbers(2)), Share(here.holdings.hold(numbers(2), 9.0), rows(0)))
-        assert await here.exchange.gather(parts) == parts
-
-    among(1, scene)
-
-
 def test_the_order_of_the_parts_is_kept() -> None:
     async def scene(here: Peer, there: Peer) -> list[float]:
         mine, theirs = here.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(4, 10), 9.0)
@@ -162,32 +152,6 @@ def test_a_drop_reaches_the_holder() -> None:
     among(2, scene)
 
 
-def test_survivors_expire_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.EXPIRE_EVERY_S", 0.01)
-
-    async def scene(here: Peer) -> None:
-        here.holdings.hold(numbers(1), for_s=0.02)
-        while len(here.holdings):
-            await asyncio.sleep(0.005)
-
-    among(1, scene)
-
-
-def test_unused_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.EXPIRE_EVERY_S", 0.01)
-    monkeypatch.setattr("deployments.transport.exchange.IDLE_S", 0.05)
-
-    async def scene(here: Peer, there: Peer) -> None:
-        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
-        await here.exchange.gather([share])
-        assert len(there.exchange.gate.authorized) == 1
-        while there.exchange.gate.authorized:
-            await asyncio.sleep(0.005)
-        assert len(await here.exchange.gather([share])) == 1  # a new one is opened
-
-    among(2, scene)
-
-
 @pytest.mark.parametrize(
     "noise",
     [
@@ -216,20 +180,6 @@ def test_connections_without_the_key_are_ended(noise: bytes) -> None:
     among(1, scene)
 
 
-def test_messages_have_a_size_limit() -> None:
-    async def scene(here: Peer) -> None:
-        async def lie(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write((MESSAGE_LIMIT_BYTES + 1).to_bytes(4, "little") + b"{}")
-
-        server = await asyncio.start_server(lie, HOST, 0)
-        held = Claim(2, f"{HOST}:{server.sockets[0].getsockname()[1]}", "key", 1)
-        with pytest.raises(ValueError, match="are allowed"):
-            await here.exchange.gather([Share(held, rows(0))])
-        server.close()
-
-    among(1, scene)
-
-
 async def stranger(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = public_address(here.holdings.address).rpartition(":")
     return await asyncio.open_connection(host, int(port))
@@ -252,66 +202,6 @@ def test_no_peer_can_make_a_holder_allocate_much_memory(come: Callable[..., Any]
     among(1, scene)
 
 
-def test_many_connections_without_the_key_keep_no_peer_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.UNAUTHORIZED_LIMIT", 8)
-
-    async def scene(here: Peer, there: Peer) -> None:
-        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
-        await here.exchange.gather([share])
-        (known,) = await askers(there)
-        silent = [await stranger(there) for _ in range(20)]
-        assert await asyncio.wait_for(silent[0][0].read(), 60) == b"", "the one that waited longest had to go"
-        assert len(await here.exchange.gather([share])) == 1
-        assert await askers(there) == [known], "whoever has shown the key stays"
-        assert len(there.exchange.gate.unauthorized) <= 8
-        for _, writer in silent:
-            writer.close()
-
-    among(2, scene)
-
-
-def test_memory_of_a_connection_ends_with_it() -> None:
-    """Thousands of connections may come before garbage is collected."""
-
-    async def scene(here: Peer) -> None:
-        gone = []
-        for noise in (b"", b"\0\0", b"\xff" * 64, frame(Fetch([("a", None)]))):
-            _, writer = await guest(here)
-            (asker,) = await askers(here)
-            gone.append(weakref.ref(asker))
-            del asker
-            writer.write(noise)
-            await asyncio.sleep(0.01)
-            writer.close()
-            while here.exchange.gate.authorized:
-                await asyncio.sleep(0.005)
-        until_s = asyncio.get_running_loop().time() + 60
-        while any(each() for each in gone) and asyncio.get_running_loop().time() < until_s:
-            await asyncio.sleep(0.005)
-        assert [each() for each in gone] == [None] * 4
-
-    gc.disable()
-    try:
-        among(1, scene)
-    finally:
-        gc.enable()
-
-
-def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 1.0)
-
-    async def scene(here: Peer, there: Peer) -> None:
-        share = Share(there.holdings.hold(numbers(2), 9.0), rows(0))
-        assert len(await here.exchange.gather([share])) == 1
-        (known,) = await askers(there)
-        reader, writer = await stranger(there)
-        assert await asyncio.wait_for(reader.read(), 60) == b""
-        writer.close()
-        assert await askers(there) == [known], "whoever has shown the key may be silent for longer"
-
-    among(2, scene)
-
-
 def test_a_loss_names_the_address_without_its_key() -> None:
     """The error may be sent to a client."""
 
@@ -327,26 +217,3 @@ def test_a_loss_names_the_address_without_its_key() -> None:
             assert there.exchange.gate.key not in str(lost.value)
 
     among(2, scene)
-
-
-def test_a_peer_that_does_not_read_answers_is_not_read() -> None:
-    async def scene(here: Peer) -> None:
-        held = here.holdings.hold(pack(numbers(64, width=4096)), 9.0)
-        _, writer = await guest(here)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(100):
-            writer.write(frame(Fetch([(held.key, None)])))
-        (asker,) = await askers(here)
-        until_s = asyncio.get_running_loop().time() + 60
-        while asker._transport.is_reading() and asyncio.get_running_loop().time() < until_s:
-            await asyncio.sleep(0.005)
-        assert not asker._transport.is_reading()
-        writer.transport.abort()
-
-    among(1, scene)
-
-
-async def askers(here: Peer) -> list[Any]:
-    while not here.exchange.gate.authorized:
-        await asyncio.sleep(0.005)
-    return list(here.exchange.gate.authorized)

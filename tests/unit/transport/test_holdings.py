@@ -59,13 +59,6 @@ def test_survivors_expire_without_a_drop() -> None:
             holdings.get(gone.key)
 
 
-def test_a_batch_that_was_copied_to_the_host_stays_there() -> None:
-    holdings = Holdings()
-    held = holdings.hold(batch(), for_s=1.0)
-    holdings.packed(held.key, np.array([0]))
-    assert isinstance(holdings.get(held.key), Packed)
-
-
 def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     holdings = Holdings()
     held = holdings.hold(batch(), for_s=1.0)

@@ -55,12 +55,6 @@ def test_the_encoding_for_the_next_level_of_a_cascade_is_sent_along() -> None:
     assert joined.ahead.arrays["input_ids"].tolist() == [3, 4, 5] * 2
 
 
-def test_texts_are_packed_token_by_token() -> None:
-    packed = pack(make([1, 9], 2, torch.float16, 0))
-    assert packed.arrays["hidden"].shape == (10, 3)
-    assert packed.size_bytes == 10 * 3 * 2 + 2 * 2 * 4
-
-
 def test_parts_before_different_blocks_are_refused() -> None:
     first = pack(make([2], 1, torch.float32, 0))
     other = pack(Batch(5, {"hidden": torch.zeros(2, 3)}, np.zeros((1, 2), np.float32), np.array([2])))

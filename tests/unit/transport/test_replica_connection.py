@@ -244,24 +244,6 @@ def test_the_end_of_a_connection_fails_its_orders() -> None:
     play(scene)
 
 
-class ShortWire(Wire):
-    """Its connections end while they are made."""
-
-    async def connect(self, protocol: Callable[[], Any], address: str) -> Any:
-        connection = await super().connect(protocol, address)
-        connection.hang_up()
-        return connection
-
-
-def test_a_connection_that_ends_while_it_is_made_raises() -> None:
-    async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
-        where = ReplicaAddress("it", await replica.server.open(WIRE), replica.server.gate.key)
-        with pytest.raises(ConnectionError, match="has gone"):
-            await connect_to(ShortWire("127.0.0.1"), where, lambda: None)
-
-    play(scene)
-
-
 def test_a_retired_connection_ends_with_its_last_reply() -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, losses: list[str]) -> None:
         asked = asyncio.ensure_future(replies(connection, 2))

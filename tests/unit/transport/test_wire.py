@@ -80,8 +80,7 @@ def between(wire: Wire, scene: Callable[[Listener, Listener], Awaitable[Any]], l
         runner.run(act())
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(("loop", "busy"), [(LOOPS[0], False), (LOOPS[1], True)])
 def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool) -> None:
     """At both ends, with or without bytes on their way. By default the kernel would take a quarter of an hour."""
     monkeypatch.setattr("deployments.transport.wire.SILENCE_LIMIT_S", 1)
