@@ -16,6 +16,7 @@ from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
 from cluster.commands.environment import environment
 from cluster.commands.evaluate import evaluate
+from cluster.commands.explain import explain
 from cluster.commands.kubernetes import kubernetes
 from cluster.commands.load import load
 from cluster.commands.plan import plan
@@ -60,6 +61,7 @@ app.command("deploy")(deploy)
 app.command("doctor")(doctor)
 app.command("environment")(environment)
 app.command("evaluate")(evaluate)
+app.command("explain")(explain)
 app.command("kubernetes")(kubernetes)
 app.command("load")(load)
 app.command("plan")(plan)

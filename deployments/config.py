@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from deployments.dispatch.messages import EARLY_S, Limits
+from deployments.dispatch.orders import DEADLINE, order_named, order_path
 from deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
 from optimizer.plan import read_plan
 from profiles.errors import UserError, first_wrong
@@ -36,6 +37,14 @@ def _known_backend_or_virtual(name: str) -> str:
         return name if name == VIRTUAL else known_backend(name)
     except UserError as error:
         raise ValueError(f"{error}; or virtual") from None
+
+
+def _known_order(name: str) -> str:
+    try:
+        order_path(name)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    return name
 
 
 def _port_range(text: str) -> str:
@@ -217,6 +226,11 @@ class AppConfig(ServedConfig):
         description="For a text that is longer than the network reads. truncate: its end is cut off, and the answer "
         'has "truncated": true. refuse: the request is refused (422).',
     )
+    order: Annotated[str, AfterValidator(_known_order)] = Field(
+        DEADLINE,
+        description="Which of the waiting inputs a launch takes first: deadline, priority (X-Priority), das or "
+        "slotted_das (TCB's, short texts first), or your own as package.module:function.",
+    )
     on_deadline: Literal["refuse", "best"] = Field(
         "refuse",
         description="For an input of a cascade that has no time left for the next level. refuse: the request ends with "
@@ -298,6 +312,7 @@ class AppConfig(ServedConfig):
             audit_cost=self.audit_cost,
             degrades=self.on_deadline == "best",
             answers_early=self.answers == "early",
+            order=order_named(self.order),
         )
 
     @property

@@ -5,11 +5,9 @@ Run: python examples/fleet.py [KIND=COUNT,...]
 
 import sys
 
-from profiles.shapes import bert_base
-
 from optimizer import Objective, evaluate, optimize, problem
 from optimizer.pipelines.baselines import baselines
-from profiles.datasheet import datasheet_table
+from profiles.datasheet import bert_base, datasheet_table
 from profiles.devices import fleet, links_between
 from profiles.exits import ExitProfile
 from profiles.files import Profile

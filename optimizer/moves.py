@@ -46,12 +46,13 @@ def _inner(split: Split) -> bool:
 
 
 def _batches(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Changes]:
-    """One more, one fewer, a quarter more and a fifth fewer."""
+    """One more, one fewer, a quarter more, a fifth fewer, twice and half as many: small steps leave no plateau."""
     least, most = objective.batches
     for split in plan.splits:
         largest = min(most, facts.table(plan.placement_of(split).kind).largest)
         size = split.batch_size
-        for other in sorted({size - 1, size + 1, round(0.8 * size), round(1.25 * size)} - {size}):
+        sizes = {size - 1, size + 1, round(0.8 * size), round(1.25 * size), size // 2, 2 * size}
+        for other in sorted(sizes - {size}):
             if least <= other <= largest:
                 yield {split: (replace(split, batch_size=other),)}
 

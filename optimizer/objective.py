@@ -1,6 +1,6 @@
 """The objective of a plan: its goal, and the limits that it must keep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optimizer.goals import GOALS, Goal
 from profiles.errors import UserError
@@ -55,3 +55,8 @@ class Objective:
     def budget_s(self) -> float:
         """The latency a plan may have: the SLO less its slack."""
         return float("inf") if self.slo_s is None else self.slo_s * (1 - self.slack)
+
+    def within(self, limit: float) -> "Objective":
+        """The same objective, with this share of the SLO as the limit of the estimated latency, and no slack."""
+        assert self.slo_s
+        return replace(self, slo_s=limit * self.slo_s, slack=0.0)

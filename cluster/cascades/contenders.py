@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.cascades.timing import Timed, table_of
 from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.plan_choice import best_simulated, can_simulate
+from cluster.simulator.plan_choice import best_simulated, why_not_simulated
 from cluster.simulator.simulation import World, simulate
 from deployments.prepare.cascades import (
     CalibratedCombination,
@@ -119,7 +119,7 @@ class Tryout:
     def with_simulated_plan(self, row: Contender) -> Contender:
         """The row with the plan that sustains most in the simulator, as `isobatch plan` would choose it."""
         facts, objective = self._facts(row.profile), Objective(slo_s=self.slo_s)
-        if row.plan is None or not can_simulate(row.plan, facts, objective):
+        if row.plan is None or why_not_simulated(facts, objective):
             return row
         better = best_simulated(row.plan, facts, objective, partial(side_by_side, gap=CANDIDATE_GAP)).plan
         return replace(row, plan=replace(facts.annotated(better), slo_s=self.slo_s))

@@ -85,7 +85,8 @@ class ClassifierPlanOptions(_CommonOptions):
     ] = False
     gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0
     seconds: Annotated[
-        float | None, typer.Option(help="Search for about this long, and take the best plan so far, with its gap.")
+        float | None,
+        typer.Option(help="Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."),
     ] = None
     polish: Annotated[
         float | None,
@@ -168,6 +169,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from rich.console import Console
 
     from cluster.commands import check_writable, plan_report
+    from cluster.commands.plan_live import LivePlan
     from cluster.commands.plan_search import objective_of, searched
     from profiles.files import load
 
@@ -178,8 +180,8 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     for path in filter(None, (out, picture if picture.name else None)):
         check_writable(path)
     profile, objective = load(options.profile), objective_of(options)
-    with Console(stderr=True).status("planning"):
-        result = searched(options, options.devices, profile, objective)
+    with LivePlan(options.seconds) as live:
+        result = searched(options, options.devices, profile, objective, live)
     if out:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")

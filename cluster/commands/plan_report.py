@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -61,6 +62,7 @@ class PlanResult:
                 "before_per_s": self.simulated.before_per_s,
                 "after_per_s": self.simulated.after_per_s,
                 "tried": self.simulated.tried,
+                "cell": self.simulated.cell and asdict(self.simulated.cell),
                 **(asdict(self.times) if self.times else {}),
             },
             "batch_gains": [asdict(each) for each in self.batch_gains],
@@ -83,12 +85,24 @@ def tables(result: PlanResult, objective: Objective, surprises: bool, shortfalls
     yield _baselines(result)
     yield from map(str, result.batch_gains)
     yield from _estimated(result)
+    yield from _fronts(result, objective)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
     if surprises:
         yield _surprises(result)
     if shortfalls:
         yield _losses(result, objective)
+
+
+def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
+    """Say how many fronts the promise needs, where one holds too few inputs at once."""
+    from deployments.config import INSIDE_A_FRONT
+
+    inside = (result.plan.promise.goodput_per_s if result.plan.promise else 0.0) * (objective.slo_s or 0.0)
+    if inside > INSIDE_A_FRONT:
+        fronts = ceil(inside / INSIDE_A_FRONT)
+        holds = f"a front holds {INSIDE_A_FRONT:,}"
+        yield f"Up to {inside:,.0f} inputs are inside at once, and {holds}: serve with front_replicas: {fronts}."
 
 
 def _estimated(result: PlanResult) -> Iterator[str]:
@@ -151,7 +165,8 @@ def _promise(result: PlanResult) -> Table:
             if simulated.tried
             else "no other was promising"
         )
-        table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}")
+        cell = f", {simulated.cell}" if simulated.cell else ""
+        table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}{cell}")
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")

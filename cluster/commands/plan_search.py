@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.commands import numbers_in
+from cluster.commands.plan_live import CHOOSING, LivePlan
 from cluster.commands.plan_report import PlanResult
 from cluster.simulator import plan_choice as choice
+from cluster.simulator.sustained import SHORT_SLOS
 from optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
 from optimizer.effort import EFFORT, Effort
 from optimizer.goals import GOALS
@@ -18,9 +20,10 @@ from optimizer.infeasible import reason
 from optimizer.pipelines.baselines import baselines, constrained, no_later
 from optimizer.pipelines.batch_gain import batch_gains
 from optimizer.pipelines.side_by_side import few_splits, side_by_side
+from optimizer.pipelines.spread import best_of
 from optimizer.search.exact import search
 from optimizer.sensitivity import surprised
-from optimizer.tuning import TURNS, opened, plan_for_its_ramps
+from optimizer.tuning import opened, plan_for_its_ramps
 from profiles.devices import fleet, links_between
 from profiles.errors import UserError
 from profiles.exits import ExitProfile
@@ -33,18 +36,23 @@ if TYPE_CHECKING:
 Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
 # The planner stops at this gap where its plan is only a candidate: simulation corrects what its estimates miss.
 CANDIDATE_GAP = 0.03
+USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
+FEWEST_INPUTS = 2_000  # of a run
+FEWEST_IN_CELL = 200  # within an SLO
 
 
-def searched(options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective) -> PlanResult:
+def searched(
+    options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective, live: LivePlan
+) -> PlanResult:
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
     exits, problem_for = _problems(options, devices, profile)
     within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
-    simulate = _simulation(options)
+    simulate = _simulation(options, live)
 
     def result(survival: tuple[float, ...], simulate: Simulate | None = None) -> PlanResult:
         return plan_result(
             problem_for(survival), within, options.alpha, options.gap, not options.one_pipeline, options.evaluate,
-            options.max_splits, _effort(options.seconds, exits), simulate,
+            options.max_splits, replace(EFFORT, out_of_time=live.is_over), simulate, live.estimated,
         )  # fmt: skip
 
     survival = exits.survival
@@ -101,37 +109,52 @@ def _problems(
     return measured.exits_of(length), problem_for
 
 
-def _effort(seconds: float | None, exits: ExitProfile) -> Effort:
-    """The effort of one search; where the exits depend on the plan, there are several searches."""
-    searches = TURNS if exits.sure else 1
-    return EFFORT if seconds is None else replace(EFFORT, out_of_time=_after(seconds / searches))
-
-
-def _simulation(options: "ClassifierPlanOptions") -> Simulate | None:
+def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
     """The function that simulates the plan and similar ones; None where no plan is simulated.
 
-    Without --polish no plan is simulated if it comes from a file, or if its search is slow or limited in time.
+    Without --polish no plan is simulated if it comes from a file, or if its search is slow.
     """
     in_time, polish = options.in_time, options.polish
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
     if polish and options.believed:
         raise UserError("--polish simulates plans, --believed simulates none: choose one")
-    slow_or_given = options.evaluate or options.max_splits or options.seconds or options.one_pipeline
+    slow_or_given = options.evaluate or options.max_splits or options.one_pipeline
     if not polish and (options.believed or slow_or_given):
+        live.allow(1.0)
         return None
 
     def simulate(plan: Plan, facts: Problem, objective: Objective, find: choice.Find) -> choice.SimulatedChoice | None:
         """The time of `--polish` begins when there is a plan."""
+        live.allow(CHOOSING)
         if polish:
-            effort = replace(choice.LONG_EFFORT, in_time=in_time, out_of_time=_after(polish))
+            polished = _after(polish)
+            effort = replace(choice.LONG_EFFORT, out_of_time=lambda: live.is_over() or polished())
+        elif choice.why_not_simulated(facts, objective):
+            return None
         else:
-            effort = replace(choice.DEFAULT_EFFORT, in_time=in_time)
-            if not choice.can_simulate(plan, facts, objective, effort):
-                return None
+            effort = replace(_hurried(options.seconds), out_of_time=live.is_over)
+        effort = replace(effort, in_time=in_time, better=live.better, hurries=live.is_stopped)
         return choice.best_simulated(plan, facts, objective, find, effort, not options.one_pipeline)
 
     return simulate
+
+
+def _hurried(seconds: float | None) -> choice.SimulationEffort:
+    """Shorter runs where there is less time than the usual effort takes."""
+    effort = choice.DEFAULT_EFFORT
+    if seconds is None or seconds >= USUAL_S:
+        return effort
+    share = seconds / USUAL_S
+    inputs = min(effort.inputs, max(FEWEST_INPUTS, int(share * effort.inputs)))
+    return replace(
+        effort,
+        inputs=inputs,
+        cell=max(FEWEST_IN_CELL, share * effort.cell),
+        slos=min(effort.slos, max(SHORT_SLOS, share * effort.slos)),
+        last_inputs=max(inputs, int(share * effort.last_inputs)),
+        last_slos=min(effort.last_slos, max(SHORT_SLOS, share * effort.last_slos)),
+    )
 
 
 def _reason_not_simulated(result: PlanResult, may_be_simulated: bool, believed: bool) -> str:
@@ -139,10 +162,10 @@ def _reason_not_simulated(result: PlanResult, may_be_simulated: bool, believed: 
     if result.simulated:
         return ""
     if may_be_simulated:
-        return choice.why_not_simulated(result.plan, result.facts, result.objective)
+        return choice.why_not_simulated(result.facts, result.objective)
     if believed:
         return "--believed"
-    return "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates"
+    return "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates"
 
 
 def _after(seconds: float) -> Callable[[], bool]:
@@ -160,6 +183,7 @@ def plan_result(
     max_splits: int | None = None,
     effort: Effort = EFFORT,
     simulate: Simulate | None = None,
+    show: Callable[[Plan, float], None] = lambda plan, rate_per_s: None,
 ) -> PlanResult:
     """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
 
@@ -170,6 +194,8 @@ def plan_result(
         within = f"{blocks} blocks: cut before 1 to {last}" if last else "1 block, which cannot be cut"
         raise UserError(f"--cut {objective.cuts[-1]}: the network has {within}")
     others = baselines(facts, objective)
+    if simple := best_of([each.plan for each in others], facts, objective):
+        show(simple, evaluate(simple, facts).goodput_per_s)
     if alpha is not None:
         objective = constrained(objective, others[0], alpha)
     one = partial(side_by_side if apart else search, effort=effort)
@@ -179,6 +205,8 @@ def plan_result(
 
     plan_found = read_plan(file) if file else find(facts, objective, gap)
     first = plan_found or (find(facts, replace(objective, slack=0.0), gap) if simulate else None)
+    if first:
+        show(first, evaluate(first, facts).goodput_per_s)
     better = simulate(first, facts, objective, find) if simulate and first else None
     if better:
         plan_found, objective = better.plan, replace(objective, slo_s=None)

@@ -154,8 +154,13 @@ def exit_blocks(profile: ExitProfile, size: int, random: np.random.Generator) ->
     >>> exit_blocks(ExitProfile((1.0, 0.0)), 3, np.random.default_rng(0)).tolist()
     [0, 0, 0]
     """
+    return exits_at(profile, random.random(size))
+
+
+def exits_at(profile: ExitProfile, draws: Floats) -> Ints:
+    """The block after which each input is sure, for draws from 0 to 1."""
     ascending = np.array(profile.survival[:0:-1])
-    survived = len(ascending) - np.searchsorted(ascending, random.random(size), side="right")
+    survived = len(ascending) - np.searchsorted(ascending, draws, side="right")
     return np.asarray(survived, np.int64)
 
 

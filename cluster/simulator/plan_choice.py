@@ -1,34 +1,38 @@
 """Chooses among plans by simulating them: a plan promises the goodput that it sustains in the simulator.
 
 The planner estimates with sums of median times and evenly spaced inputs, and requires that every input could run to the
-end. The simulator has bursts, queues, drawn exits and the product's own dispatcher. So the planner searches the best
-plan within several limits of its estimated latency, some above the SLO, and the plan that sustains most is taken. Then
-plans one move away are tried for as long as one sustains more (optimizer/moves.py). The effort is counted in simulated
-inputs, not in seconds, so that the same problem has the same answer on any machine. `--polish` simulates for longer
-(`LONG_EFFORT`).
+end. The simulator has bursts, queues, drawn exits and the product's own dispatcher. So simple plans are tried first:
+the baselines, at several batch sizes, and one cut. Then the planner searches the best plan within several limits of its
+estimated latency, some above the SLO, and the plan that sustains most is taken. Then plans one move away are tried for
+as long as one sustains more (optimizer/moves.py). Large fleets are simulated as cells (cluster/simulator/cells.py).
+
+The effort is counted in simulated inputs, not in seconds, so that the same problem has the same answer on any machine.
+`--polish` simulates for longer (`LONG_EFFORT`), `--seconds` ends earlier.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice, tee
 from math import inf, sqrt
 
+from cluster.simulator.cells import SIZE, CellError, world_of
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import (
     IN_TIME_SHARE,
     SHORT_SLOS,
     SLOS,
     confirmed_rate_per_s,
+    inputs_of,
     run,
     run_if_sustained,
-    sustained,
+    sustained_in,
 )
 from optimizer.effort import MOST_GAP, never
 from optimizer.model.evaluate import evaluate
 from optimizer.moves import neighbours
 from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.spread import joined
+from optimizer.pipelines.starts import starts
 from optimizer.plan import Plan, Promise, SimulatedTimes
 from optimizer.problem import Problem
 from profiles.errors import UserError
@@ -37,12 +41,19 @@ Find = Callable[[Problem, Objective], Plan | None]
 LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # limits of the estimated latency, as shares of the SLO
 STEP = 0.01  # a plan is better if it sustains this share more
 HOPE = 1.1  # a plan sustains at most this many times the planner's estimate of its goodput
-ENOUGH = 20  # the fewest runs with which a simulation is worth beginning
+COMPARED = 20  # the fewest runs for which the effort suffices, shortened as far as they may be
 OTHER_SEED = 1  # of the inputs that confirm the best plan, which may have been the best by chance
 LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_SEED make the promise
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
+RIVALS = (
+    6  # the first simple plans, which are the baselines with slack and without: they are simulated with other inputs
+)
+
+
+def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
+    """What is called with each better plan, what it sustains, and how many other plans were tried: nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +66,14 @@ class SimulationEffort:
     last_inputs: int = 15_000  # inputs of the runs that make the promise
     last_slos: float = 60
     most: float = 400_000  # inputs of all runs that choose a plan
+    cell: float = SIZE  # inputs within an SLO of a cell; fleets of twice as many are simulated whole
     out_of_time: Callable[[], bool] = never
-
-    @property
-    def least_slos(self) -> float:
-        return min(self.slos, SHORT_SLOS)
-
-    def affords(self, at_once: float) -> bool:
-        """Whether the effort suffices to compare a few plans, if `at_once` inputs arrive within an SLO."""
-        return ENOUGH * self.least_slos * at_once <= self.most
+    hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short too
+    better: Callable[[Plan, float, int], None] = ignore
 
     def shortened(self, at_once: float) -> "SimulationEffort":
-        """With runs that are short enough to compare a plan with a few others."""
-        slos = max(self.least_slos, min(self.slos, self.most / (ENOUGH * at_once)))
+        """With runs that are short enough to compare some plans, if `at_once` inputs arrive within an SLO."""
+        slos = max(min(self.slos, SHORT_SLOS), min(self.slos, self.most / (COMPARED * at_once)))
         return replace(self, slos=slos, last_slos=self.last_slos * slos / self.slos)
 
 
@@ -79,13 +85,15 @@ LONG_EFFORT = SimulationEffort(inputs=15_000, slos=SLOS, last_slos=SLOS, most=in
 class SimulatedChoice:
     """The better plan, the sustained rates before and after, and how many other plans were simulated.
 
-    The rate before is that of shorter runs if the first plan is much worse.
+    The rate before is that of shorter runs if the first plan is much worse. `cell`: None where the whole fleet was
+    simulated.
     """
 
     plan: Plan
     before_per_s: float
     after_per_s: float
     tried: int
+    cell: CellError | None = None
 
     @property
     def gain(self) -> float:
@@ -108,10 +116,12 @@ class BestSoFar:
     _passed: list[Plan] = field(default_factory=list)  # earlier best plans, the last one last
 
     def __post_init__(self) -> None:
-        effort = self.effort
-        first = sustained(self.best, self.facts, self.slo_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
+        effort, world = self.effort, self._world(self.best)
+        believed_per_s = evaluate(self.best, self.facts).goodput_per_s
+        first = sustained_in(world, believed_per_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
         self.first_per_s = self.rate_per_s = first.goodput_per_s
         self._tried.add(self.best)
+        effort.better(self.best, self.rate_per_s, 0)
 
     @property
     def is_spent(self) -> bool:
@@ -126,6 +136,7 @@ class BestSoFar:
                 self._tried.add(plan)
                 self.tried += 1
                 if self._is_better(plan):
+                    self.effort.better(plan, self.rate_per_s, self.tried)
                     return True
         return False
 
@@ -145,8 +156,8 @@ class BestSoFar:
     def _sustains(self, plan: Plan, rate_per_s: float) -> bool:
         """A short run rejects most plans at little cost; a long run decides."""
         world, effort = self._world(plan), self.effort
-        lasting_s = (self.slo_s * min(effort.slos, SHORT_SLOS), self.slo_s * effort.slos)
-        for inputs in sorted({max(effort.inputs, int(seconds * rate_per_s)) for seconds in lasting_s}):
+        lasting = (min(effort.slos, SHORT_SLOS), effort.slos)
+        for inputs in sorted({inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}):
             self.simulated += inputs
             if run_if_sustained(world, rate_per_s, inputs, 0, effort.in_time) is None:
                 return False
@@ -160,7 +171,7 @@ class BestSoFar:
         first, best = replace(planned, promise=None), self.best
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
         if best != first:
-            worse = self.first_per_s * (1 + SURELY) < after_per_s
+            worse = self.effort.hurries() or self.first_per_s * (1 + SURELY) < after_per_s
             before_per_s = self.first_per_s if worse else self._confirmed_per_s(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
@@ -173,42 +184,61 @@ class BestSoFar:
         return self._promised(best, planned, before_per_s, after_per_s)
 
     def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> SimulatedChoice:
-        """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others."""
-        last_per_s = self._confirmed_per_s(best, after_per_s, LAST_SEED) or after_per_s
-        times = sqrt(last_per_s / after_per_s) if after_per_s else 1.0
-        before_per_s, after_per_s = times * before_per_s, times * after_per_s
-        plan = promising(best, planned, self.facts, after_per_s, self._times(best, after_per_s))
-        return SimulatedChoice(plan, before_per_s, after_per_s, self.tried)
+        """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others.
 
-    def _times(self, plan: Plan, rate_per_s: float) -> SimulatedTimes | None:
+        That of a fleet that is simulated as a cell is the rate of a cell twice as large.
+        """
+        world = self._world(best, larger=2)
+        is_whole = world.share == 1 and world.slo_s == self.slo_s
+        last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED) or after_per_s
+        times = last_per_s / after_per_s if after_per_s else 1.0
+        cell = None if is_whole else self._cell_error(best, world, times)
+        times = sqrt(times) if is_whole else times
+        before_per_s, after_per_s = times * before_per_s, times * after_per_s
+        plan = promising(best, planned, self.facts, after_per_s, self._times(world, after_per_s))
+        return SimulatedChoice(plan, before_per_s, after_per_s, self.tried, cell)
+
+    def _cell_error(self, plan: Plan, world: World, times: float) -> CellError:
+        devices, of_devices = (sum(each.devices().values()) for each in (world.plan, plan))
+        return CellError(devices, of_devices, abs(times - 1), world.slo_s / self.slo_s)
+
+    def _times(self, world: World, rate_per_s: float) -> SimulatedTimes | None:
         if not rate_per_s:
             return None
-        report = run(self._world(plan), rate_per_s, self._last_inputs(rate_per_s), TIMES_SEED)
+        report = run(world, rate_per_s, self._last_inputs(world, rate_per_s), TIMES_SEED)
         return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
-    def _last_inputs(self, rate_per_s: float) -> int:
+    def _last_inputs(self, world: World, rate_per_s: float) -> int:
         """The inputs of a run that confirms a plan."""
-        return max(self.effort.last_inputs, int(self.effort.last_slos * self.slo_s * rate_per_s))
+        return inputs_of(world, rate_per_s, self.effort.last_inputs, self.effort.last_slos)
 
     def _rate_above(self, plan: Plan, rate_per_s: float) -> float:
         """The rate that a plan sustains with other inputs, if it is above this rate; else 0."""
         better_per_s = rate_per_s * (1 + STEP)
         if not 0 < better_per_s < evaluate(plan, self.facts).goodput_per_s * HOPE:
             return 0.0
-        inputs = self._last_inputs(better_per_s)
-        if run_if_sustained(self._world(plan), better_per_s, inputs, OTHER_SEED, self.effort.in_time) is None:
+        world = self._world(plan)
+        inputs = self._last_inputs(world, better_per_s)
+        if run_if_sustained(world, better_per_s, inputs, OTHER_SEED, self.effort.in_time) is None:
             return 0.0
         confirmed_per_s = self._confirmed_per_s(plan, better_per_s)
         return confirmed_per_s if confirmed_per_s > rate_per_s else 0.0
 
-    def _confirmed_per_s(self, plan: Plan, rate_per_s: float, seed: int = OTHER_SEED) -> float:
+    def _confirmed_per_s(self, plan: Plan, rate_per_s: float) -> float:
+        return self._confirmed_in(self._world(plan), rate_per_s, OTHER_SEED)
+
+    def _confirmed_in(self, world: World, rate_per_s: float, seed: int) -> float:
         if not rate_per_s:
             return 0.0
-        inputs, slos, in_time = self.effort.last_inputs, self.effort.last_slos, self.effort.in_time
-        return confirmed_rate_per_s(self._world(plan), rate_per_s, inputs, seed, slos, in_time)
+        effort = self.effort
+        inputs, slos = effort.last_inputs, effort.last_slos
+        if effort.hurries():
+            inputs, slos = effort.inputs, min(slos, SHORT_SLOS)
+        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, effort.in_time)
 
-    def _world(self, plan: Plan) -> World:
-        return World(plan, self.facts, self.slo_s)
+    def _world(self, plan: Plan, larger: int = 1) -> World:
+        size = self.effort.cell
+        return world_of(plan, self.facts, self.slo_s, larger * size, 2 * size)
 
 
 def required_slo_s(objective: Objective) -> float:
@@ -218,47 +248,36 @@ def required_slo_s(objective: Objective) -> float:
     return objective.slo_s
 
 
-def can_simulate(plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort = DEFAULT_EFFORT) -> bool:
-    return not why_not_simulated(plan, facts, objective, effort)
-
-
-def why_not_simulated(
-    plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort = DEFAULT_EFFORT
-) -> str:
-    """Why a simulation would not cover the objective, or would take long; empty where plans are simulated."""
+def why_not_simulated(facts: Problem, objective: Objective) -> str:
+    """Why a simulation would not cover the objective; empty where plans are simulated."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
     if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
         return "only the most goodput within an SLO is, without another limit"
-    if effort.affords(at_once := _at_once(plan, facts, objective.slo_s)):
-        return ""
-    return f"{at_once:,.0f} inputs arrive within the SLO, which takes long to simulate (--polish SECONDS does it)"
-
-
-def _at_once(plan: Plan, facts: Problem, slo_s: float) -> float:
-    """The inputs that arrive within one SLO."""
-    return slo_s * evaluate(plan, facts).goodput_per_s
+    return ""
 
 
 def best_simulated(
     plan: Plan, facts: Problem, objective: Objective, find: Find, effort: SimulationEffort = DEFAULT_EFFORT,
     apart: bool = True,
 ) -> SimulatedChoice:  # fmt: skip
-    """The best of the plan, of the plans that `find` returns for other limits, and of the baselines.
+    """The best of the plan, of simple plans, and of the plans that `find` returns for other limits.
 
     Limits are changed for all pipelines first, then for one pipeline after the other; then moves are tried.
     """
     slo_s = required_slo_s(objective)
-    effort = effort.shortened(_at_once(plan, facts, slo_s))
+    world = world_of(plan, facts, slo_s, effort.cell, 2 * effort.cell)
+    effort = effort.shortened(world.slo_s * world.share * evaluate(plan, facts).goodput_per_s)
     search = BestSoFar(facts, slo_s, replace(plan, promise=None), effort)
-    others = _other_plans(facts, objective, find, apart)
+    free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)  # kinds apart, any cuts
+    simple, rivals = tee(starts(facts, objective, LIMITS, effort.out_of_time) if free else ())
+    others = chain(simple, _other_plans(facts, objective, find))
     while search.improve(others):
         pass
     while apart and search.improve(_other_parts(search.best, facts, objective, find)):
         pass
     while search.improve(_most_promising_first(search.best, facts, objective)):
         pass
-    objectives = (objective, _within(objective, 1.0)) if _may_be_baseline(facts, objective, apart) else ()
-    return search.choose(plan, chain.from_iterable(_baselines(facts, each) for each in objectives))
+    return search.choose(plan, islice(rivals, RIVALS))
 
 
 def best_by_moves(plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort) -> SimulatedChoice:
@@ -269,29 +288,11 @@ def best_by_moves(plan: Plan, facts: Problem, objective: Objective, effort: Simu
     return search.choose(plan)
 
 
-def _within(objective: Objective, limit: float) -> Objective:
-    assert objective.slo_s
-    return replace(objective, slo_s=limit * objective.slo_s, slack=0.0)
-
-
-def _may_be_baseline(facts: Problem, objective: Objective, apart: bool) -> bool:
-    """Whether baselines are allowed: they choose their own cuts, and run kinds apart."""
-    return objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)
-
-
-def _baselines(facts: Problem, objective: Objective) -> Iterator[Plan]:
-    for each in baselines(facts, objective):
-        if each.plan:
-            yield replace(each.plan, promise=None)
-
-
-def _other_plans(facts: Problem, objective: Objective, find: Find, apart: bool) -> Iterator[Plan]:
-    free = _may_be_baseline(facts, objective, apart)
-    for limited in (objective, *(_within(objective, limit) for limit in LIMITS)):
-        if limited is not objective and (plan := find(facts, limited)):
+def _other_plans(facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
+    """The best plans within other limits."""
+    for limit in LIMITS:
+        if plan := find(facts, objective.within(limit)):
             yield replace(plan, promise=None)
-        if free:
-            yield from _baselines(facts, limited)
 
 
 def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
@@ -301,11 +302,11 @@ def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -
     for kind, count in left.items():
         if count:
             for limit in LIMITS:
-                if more := find(_of_devices(facts, {kind: count}), _within(objective, limit)):
+                if more := find(_of_devices(facts, {kind: count}), objective.within(limit)):
                     yield joined([*pipelines, more])
     for index, pipeline in enumerate(pipelines if len(pipelines) > 1 else ()):
         for limit in LIMITS:
-            if other := find(_of_devices(facts, pipeline.devices()), _within(objective, limit)):
+            if other := find(_of_devices(facts, pipeline.devices()), objective.within(limit)):
                 yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
 
 

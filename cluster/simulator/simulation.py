@@ -46,6 +46,7 @@ class World:
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
     lengths: Lengths | None = None  # of texts without given tokens, where plans count tokens
     full_share: float = 0.0  # the share of inputs that ask for the whole network (`X-Full`)
+    share: float = 1.0  # the share of a larger fleet that this is a cell of, which gets this share of its inputs
 
 
 def simulate(

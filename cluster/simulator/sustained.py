@@ -6,7 +6,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from cluster.load.workloads import Floats, Run, arrivals, exit_blocks
+from cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exits_at
 from cluster.simulator.report import Report
 from cluster.simulator.simulation import Simulation, World
 from deployments.dispatch.messages import Limits
@@ -30,6 +30,7 @@ TURNS = 8  # how often a guess is corrected
 FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
 SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
 LOOKS = 10  # checks in a run whether too many inputs are lost already
+GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,27 @@ def sustained(
     The search begins near the goodput of a short overloaded run.
     """
     world = World(plan, facts, slo_s, limits or Limits())
-    promised = evaluate(plan, facts).goodput_per_s
-    most = ABOVE * promised
-    overload = run(world, most, max(inputs, int(min(slos, SHORT_SLOS) * slo_s * most)), seed)
-    answered_per_s = overload.good / (overload.tally.seconds + slo_s)
+    return sustained_in(world, evaluate(plan, facts).goodput_per_s, inputs, seed, slos, in_time)
+
+
+def sustained_in(
+    world: World, promised_per_s: float, inputs: int, seed: int = 0, slos: float = SLOS, in_time: float = IN_TIME_SHARE
+) -> SustainedGoodput:
+    """As `sustained`, of a fleet that this world is or that it is a cell of; `promised_per_s`: the fleet's estimate."""
+    most = ABOVE * promised_per_s
+    overload = run(world, most, inputs_of(world, most, inputs, min(slos, SHORT_SLOS)), seed)
+    answered_per_s = overload.good / (overload.tally.seconds + world.slo_s) / world.share
 
     def run_at(rate: float) -> Report | None:
-        return run_if_sustained(world, rate, max(inputs, int(slos * slo_s * rate)), seed, in_time)
+        return run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time)
 
     best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
-    return SustainedGoodput(promised, best.goodput_per_s if best else 0.0, best)
+    return SustainedGoodput(promised_per_s, best.goodput_per_s / world.share if best else 0.0, best)
+
+
+def inputs_of(world: World, rate_per_s: float, least: int, slos: float) -> int:
+    """The inputs of a run at this rate of the fleet that lasts this many SLOs, with the least number of inputs."""
+    return max(least, int(slos * world.slo_s * rate_per_s * world.share))
 
 
 def highest_run(run_at: Callable[[float], Run | None], guess: float, most: float) -> Run | None:
@@ -100,7 +112,7 @@ def confirmed_rate_per_s(
     sustained_per_s, failed_per_s = 0.0, inf
     for _ in range(TURNS):
         lost = [
-            1 - run(world, rate, max(inputs, int(slos * world.slo_s * rate)), first_seed + index).good_share
+            1 - run(world, rate, inputs_of(world, rate, inputs, slos), first_seed + index).good_share
             for index, rate in enumerate(rate_per_s * np.array(NEARBY_RATES))
         ]
         moved = _allowed_at(nearby, np.array(lost) / (1 - in_time))
@@ -136,7 +148,7 @@ def _allowed_at(nearby: Floats, lost: Floats) -> float:
 
 
 def run(world: World, rate_per_s: float, inputs: int, seed: int) -> Report:
-    """Simulate inputs at a rate, with exits drawn from the survival of the facts."""
+    """Simulate inputs at a rate of the fleet, with exits drawn from the survival of the facts."""
     return _simulation(world, rate_per_s, inputs, seed)[0].finish()
 
 
@@ -154,7 +166,20 @@ def run_if_sustained(
 
 
 def _simulation(world: World, rate_per_s: float, inputs: int, seed: int) -> tuple[Simulation, int]:
+    rate_per_s *= world.share
     seconds = inputs / rate_per_s
-    times_s = arrivals("poisson", rate_per_s, seconds, seed)
-    depths = exit_blocks(ExitProfile(world.facts.survival), len(times_s), np.random.default_rng(seed))
+    if world.share < 1:  # every n-th arrival of the fleet, so that the rate varies no more than the fleet's
+        times_s = arrivals("gamma", rate_per_s, seconds, seed, cv=max(LEAST_CV, sqrt(world.share)))
+    else:
+        times_s = arrivals("poisson", rate_per_s, seconds, seed)
+    draws = _draws(world, len(times_s), np.random.default_rng(seed))
+    depths = exits_at(ExitProfile(world.facts.survival), draws)
     return Simulation(world, [(times_s, depths)], seconds, seed), len(times_s)
+
+
+def _draws(world: World, count: int, random: np.random.Generator) -> Floats:
+    """Draws from 0 to 1. Those of a cell vary as much as its fleet's in sum: all but its share are an even sequence."""
+    if world.share == 1:
+        return random.random(count)
+    even = (random.random() + GOLDEN * np.arange(count)) % 1.0
+    return np.where(random.random(count) < world.share, random.random(count), even)

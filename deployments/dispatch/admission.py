@@ -1,14 +1,17 @@
-"""Whether an input is admitted: it depends on the work ahead of it and on the replicas' measured speed.
+"""Whether an input is admitted, and to which lane: it depends on the work ahead of it and on the replicas' speed.
 
 Where an input will leave and how long it will wait are uncertain, so admission computes its probability to be late. An
 input that would probably be late is refused. Others are admitted as long as few of all admitted inputs are late: an
-input that ends in time makes room for a risky one.
+input that ends in time makes room for a risky one. Every lane is asked, the one with the earliest answer first.
 
-On a device whose launches vary a lot (a shared device, a busy machine) most inputs may be late even in an empty lane.
-No refusal makes that share small, and each refusal costs an answer. Then twice that share may be late.
+Two things raise the share that may be late, because each refusal costs an answer:
+- Launches with room. A lane whose launches are not full has time left, which a refusal only wastes.
+- Launches that vary a lot (a shared device, a busy machine), so that most inputs may be late even in an empty lane. No
+  refusal makes that share small. Then twice that share may be late.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
 from deployments.dispatch.messages import Limits, Refusal
@@ -18,6 +21,17 @@ MOST_RISK = 0.5  # an input with a higher probability to be late is never admitt
 MOST_OVER_UNAVOIDABLE = 2.0
 # Late inputs that may come together after a time in which few were late: a longer rush would break the promise.
 MOST_SAVED_INPUTS = 8.0
+OVER_ROOM = 4.0  # the share of inputs that may be late, as a multiple of the room that is left in launches
+TOO_LATE = 0.4  # where this share of the inputs is late, they cost others more than they gain
+LATE_RATE = 0.01  # the weight of one input in the learned share of late ones
+
+
+class Admitted(NamedTuple):
+    """The lane that admits an input, and the input's expected times and risk there."""
+
+    lane: Lane
+    expected: ExpectedTimes
+    risk: float  # the probability to be late
 
 
 class Admission:
@@ -25,7 +39,20 @@ class Admission:
 
     def __init__(self) -> None:
         self._may_be_late = 1.0  # inputs
-        self._unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
+        self._late = 0.0  # the share of recent inputs that were late
+
+    def place(
+        self, lanes: Sequence[Lane], now_s: float, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
+        more: int = 0, others: int = 0, full: bool = False,
+    ) -> Admitted | Refusal:  # fmt: skip
+        """The first lane that admits an input, or why all refuse. `more`: see `Lane.expected`, the rest: see `risk`."""
+        refusals = list[Refusal]()
+        for lane, expected in ranked(lanes, now_s, weight, more):
+            risk = self.risk(lane, expected, deadline_s, inside, limits, weight, others, full)
+            if not isinstance(risk, Refusal):
+                return Admitted(lane, expected, risk)
+            refusals.append(risk)
+        return min(refusals, key=lambda each: each.retry_after_s)
 
     def risk(
         self, lane: Lane, expected: ExpectedTimes, deadline_s: float, inside: int, limits: Limits, weight: int = 1,
@@ -38,8 +65,8 @@ class Admission:
         """
         left_s, latest_s = deadline_s - expected.now_s, expected.latest_s
         alone = alone_risk(lane, expected, left_s, weight)
-        self._unavoidable += LEARNING_RATE * (alone - self._unavoidable)
-        tolerated = self._tolerated(alone)
+        lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
+        tolerated = self._tolerated(lane, alone)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
         if latest_s > left_s:
@@ -52,25 +79,27 @@ class Admission:
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", latest_s)
         risk = expected.late(left_s)
+        self._late -= LATE_RATE * self._late
         self._add(tolerated - risk)
         return risk
 
     def ended(self, risk: float, late: bool) -> None:
         """Count an input that ended. If estimates are too pessimistic, this leaves room for more inputs."""
+        self._late += LATE_RATE * late
         self._add(risk - late)
 
     def needed_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, weight: int = 1) -> float:
         """The time that an input needs to be admitted to this lane, if it has about `left_s`."""
-        return self._needed_s(expected, self._tolerated(alone_risk(lane, expected, left_s, weight)))
+        return self._needed_s(expected, self._tolerated(lane, alone_risk(lane, expected, left_s, weight)))
 
-    def _tolerated(self, alone: float) -> float:
-        """The share of inputs that may be late, of those that are late with probability `alone` in an empty lane.
+    def _tolerated(self, lane: Lane, alone: float) -> float:
+        """The share of a lane's inputs that may be late, of those that are late with probability `alone` if alone.
 
         If other inputs have enough time, an input with little time may not be late more often than they are.
         """
-        if self._unavoidable <= MAX_LATE:
-            return MAX_LATE
-        return max(MAX_LATE, min(MOST_RISK, MOST_OVER_UNAVOIDABLE * min(alone, self._unavoidable)))
+        unavoidable = MOST_OVER_UNAVOIDABLE * min(alone, lane.unavoidable) if lane.unavoidable > MAX_LATE else 0.0
+        spare = OVER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
+        return max(MAX_LATE, min(MOST_RISK, max(unavoidable, spare)))
 
     def _needed_s(self, expected: ExpectedTimes, tolerated: float) -> float:
         """The time that an input needs. The tolerated share may always be late, even if more than that were late.
@@ -90,8 +119,12 @@ def alone_risk(lane: Lane, expected: ExpectedTimes, left_s: float, weight: int) 
     return expected._replace(ends_s=lane.alone_until_s(weight, slow=True)).late(left_s)
 
 
+def ranked(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> Sequence[tuple[Lane, ExpectedTimes]]:
+    """The lanes, the earliest expected answer first (`ExpectedTimes.rank_s`); `more` as in `Lane.expected`."""
+    choices = [(lane, lane.expected(now_s, weight, more)) for lane in lanes]
+    return choices if len(choices) == 1 else sorted(choices, key=lambda choice: choice[1].rank_s)
+
+
 def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, ExpectedTimes]:
-    """The lane with the earliest expected answer (`ExpectedTimes.rank_s`); `more` as in `Lane.expected`."""
-    if len(lanes) == 1:
-        return lanes[0], lanes[0].expected(now_s, weight, more)
-    return min([(lane, lane.expected(now_s, weight, more)) for lane in lanes], key=lambda choice: choice[1].rank_s)
+    """The lane with the earliest expected answer."""
+    return ranked(lanes, now_s, weight, more)[0]

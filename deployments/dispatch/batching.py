@@ -13,7 +13,7 @@ When several queues compete for the same replicas,
    waits for long becomes urgent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +26,7 @@ from deployments.dispatch.route import Route, Stage
 URGENT = 1.5
 # Inputs that do not fit into a launch and are skipped, before the launch is taken as it is: a search has to end.
 MOST_SKIPPED = 64
+FILL_RATE = 0.05  # the weight of one launch in the learned fill of a stage: about the last twenty launches matter
 
 Costs = tuple[tuple[Group, float], ...]  # seconds of each group
 KeptQueues = Mapping[Replica, Mapping[int, "Queue"]]  # queues of inputs that only this replica has, by their block
@@ -49,6 +50,7 @@ class Ticket:
     kept_by: str | None = None  # the replica that keeps its state; None: any replica can have it
     queue: "Queue | None" = None  # where it waits; None: in a launch
     kind = RowKind.PLAIN
+    priority = 0  # for the order by priority: the highest goes first
     early_answer: tuple[int, object] | None = None  # of a shadow: the block where it was answered, and the label
     risk = 0.0  # the probability to be late, computed at its admission
     expected: Any = None  # its `ExpectedTimes` at admission; None: it has begun again since
@@ -93,8 +95,11 @@ class StageQueues:
     promised, and no estimate counts on them.
     """
 
-    def __init__(self, route: Route, stage: Stage, groups: Mapping[str, Group], until: int | None = None) -> None:
-        self.route, self.stage, self.group = route, stage, groups[stage.group]
+    def __init__(
+        self, route: Route, stage: Stage, groups: Mapping[str, Group], until: int | None = None,
+        order: Callable[[Sequence[Ticket], int], list[Ticket]] | None = None,
+    ) -> None:  # fmt: skip
+        self.route, self.stage, self.group, self.order = route, stage, groups[stage.group], order
         self.waiting = 0  # the weight of the inputs in all queues of this stage
         self.keep = route.keeps(stage)
         self.shared: dict[int, Queue] = {}  # queues of inputs that any replica can have, by the block before them
@@ -102,6 +107,11 @@ class StageQueues:
         self.until = route.num_blocks if until is None else until
         self.is_promised = stage.start < self.until
         self.is_alone = False  # no other stage of the lane uses its group
+        self.fill = 1.0  # how full recent launches were, as a share of a full one
+
+    def launches(self, weight: int) -> None:
+        """Learn how full launches are."""
+        self.fill += FILL_RATE * (min(1.0, weight / self.stage.room) - self.fill)
 
     def leaves_s(self, at_s: float, weight: int, slowdown: float) -> list[float]:
         """When an input is at each exit point of this stage, if a launch of this weight is sent at `at_s`.
@@ -184,10 +194,13 @@ class Queue:
         return self._tickets[0] if self._tickets else None
 
     def take(self, room: int) -> list[Ticket]:
-        """Remove a batch for one launch: the earliest deadline whatever it weighs, then whatever fits, by deadline.
+        """Remove a batch for one launch, in the order of the limits.
 
-        So no input waits for ever, and one that is too heavy for any launch runs alone.
+        By default: the earliest deadline whatever it weighs, then whatever fits, by deadline. So no input waits for
+        ever, and one that is too heavy for any launch runs alone.
         """
+        if self.owner.order is not None:
+            return self._take_in(self.owner.order(self._waiting(), room))
         if self.stage.length is None:
             return self.take_first(room)
         taken, skipped = list[Ticket](), list[Ticket]()
@@ -200,6 +213,13 @@ class Queue:
             if room <= 0 or len(skipped) == MOST_SKIPPED:
                 break
         self._tickets[: len(taken) + len(skipped)] = skipped
+        return self._gone(taken)
+
+    def _take_in(self, chosen: list[Ticket]) -> list[Ticket]:
+        """Remove the tickets that an order of its own chose; the first one where it chose none."""
+        taken = chosen or self._tickets[:1]
+        going = set(taken)
+        self._tickets[:] = [ticket for ticket in self._tickets if ticket not in going]
         return self._gone(taken)
 
     def take_first(self, most: int) -> list[Ticket]:

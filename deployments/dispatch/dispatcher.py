@@ -67,12 +67,11 @@ class Dispatcher:
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
     ) -> Ticket | Refusal:
         """The input's ticket, or why it is refused. `full`: the input leaves at no ramp."""
-        lane, expected = soonest(self._open, now_s, weight)
-        risk = self._admission.risk(lane, expected, deadline_s, self.inside, self.limits, weight, full=full)
-        if isinstance(risk, Refusal):
-            return risk
-        ticket = self._add(lane, expected, deadline_s, place, weight, full)
-        ticket.risk = risk
+        admitted = self._admission.place(self._open, now_s, deadline_s, self.inside, self.limits, weight, full=full)
+        if isinstance(admitted, Refusal):
+            return admitted
+        ticket = self._add(admitted.lane, admitted.expected, deadline_s, place, weight, full)
+        ticket.risk = admitted.risk
         return ticket
 
     def admit_all(
@@ -87,17 +86,16 @@ class Dispatcher:
             return ticket if isinstance(ticket, Refusal) else [ticket]
         weights, lanes, others = weights or (1,) * len(places), len(self._open), len(places) - 1
         last, more = weights[-1], sum(weights[:-1]) // lanes
-        lane, expected = soonest(self._open, now_s, last, more)
-        risk = self._admission.risk(
-            lane, expected, deadline_s, self.inside, self.limits, last, others // lanes, full=full
+        admitted = self._admission.place(
+            self._open, now_s, deadline_s, self.inside, self.limits, last, more, others // lanes, full
         )
-        if isinstance(risk, Refusal):
-            return risk
+        if isinstance(admitted, Refusal):
+            return admitted
         tickets = [
             self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
             for place, weight in zip(places, weights, strict=True)
         ]
-        tickets[-1].risk = risk
+        tickets[-1].risk = admitted.risk
         return tickets
 
     def _add(
@@ -323,7 +321,10 @@ class Dispatcher:
         """
         last = min(weight, self.route.length or 1)
         more = (weight - last) // len(self._open)
-        lane, expected = soonest(self._open, now_s, last, more)
+        lanes = [(lane, lane.expected(now_s, last, more)) for lane in self._open]
+        return min([self._needed_in_s(lane, expected, left_s, last, more) for lane, expected in lanes])
+
+    def _needed_in_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, last: int, more: int) -> float:
         needed_s = self._admission.needed_s(lane, expected, left_s, last)
         if self.inside and not lane.busy and not more:  # in an empty lane its plan decides, as in `Admission.risk`
             return min(needed_s, lane.alone_s(last))

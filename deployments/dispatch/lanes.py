@@ -27,6 +27,7 @@ PRIOR_LAUNCHES = 8  # the number of launches that the values before any measurem
 MOST_DELAY = 5.0  # the longest delay that is learned, in full launches: one outlier should not dominate
 SURE_SPREADS = 3.0  # beyond the mean plus this many spreads, almost no input is later
 MAX_LATE = 0.01  # the share of all inputs that may be late
+FULL = 0.9  # launches that are fuller than this share have no room left
 _STEEPNESS = 1.702  # the slope of the logistic curve that is closest to the normal distribution
 
 
@@ -175,7 +176,7 @@ class Lane:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
         until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
-        self.stages = tuple(StageQueues(route, stage, groups, until) for stage in route.stages)
+        self.stages = tuple(StageQueues(route, stage, groups, until, limits.order) for stage in route.stages)
         self.promised = tuple(stage for stage in self.stages if stage.is_promised)
         self.estimates = Estimates([promised.stage for promised in self.promised], limits.slack)
         for stage in self.stages:
@@ -183,6 +184,8 @@ class Lane:
         self.by_group = tuple(
             (group, tuple(stage for stage in self.stages if stage.group is group)) for group in self.groups
         )
+        self._first_of_groups = tuple({stage.group: stage for stage in reversed(self.promised)}.values())
+        self.unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
         self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
             group.forget_kept()
@@ -198,6 +201,15 @@ class Lane:
     def busy(self) -> bool:
         """Whether any input waits or runs in this lane."""
         return any(group.running for group in self.groups) or any(stage.waiting for stage in self.stages)
+
+    @property
+    def room_left(self) -> float:
+        """The room that the next launch and recent ones left where they were fullest, as a share of a full launch.
+
+        Of the stages that take turns on a group only the first tells: later ones wait until they are full.
+        """
+        fill = max([stage.fill for stage in self._first_of_groups])
+        return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
 
     def alone_s(self, weight: int) -> float:
         """The planned time until half of the inputs have their answers, in a lane without other inputs."""

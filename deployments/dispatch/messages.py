@@ -1,5 +1,6 @@
 """The types that the dispatcher and its drivers exchange: limits, launches, refusals, and how inputs end."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import inf
@@ -79,6 +80,7 @@ class Limits:
     audit_cost: float = 0.01  # the cost that shadows may cause, as a share of the seconds that replicas compute
     degrades: bool = False  # an earlier level of a cascade may answer where there is no time for the next
     answers_early: bool = False  # every input runs on to the end after its answer
+    order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

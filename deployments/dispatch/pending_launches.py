@@ -79,6 +79,7 @@ class PendingLaunches:
             stage.length, weights, kinds, _timeout_s(ends_s - now_s, replica, group, limits) if planned_s else inf,
         )  # fmt: skip
         queue.launched(owed)
+        queue.owner.launches(weight)
         self._pending[number] = PendingLaunch(launch, lane, queue, replica, now_s, planned_s, owed)
         return launch
 

@@ -96,12 +96,17 @@ class Driver:
         self._alarm: asyncio.TimerHandle | None = None
         self._wake_s = inf  # when the alarm goes off
 
-    async def answer(self, inputs: Packed, within_s: float, full: bool = False, waits: bool = True) -> list[Answer]:
+    async def answer(
+        self, inputs: Packed, within_s: float, full: bool = False, waits: bool = True, priority: int = 0
+    ) -> list[Answer]:
         """The answers to all inputs of one request, in their order. All are admitted, or none.
 
-        `full`: answers of the full network. `waits`: the client waits for as long as the SLO.
+        `full`: answers of the full network. `waits`: the client waits for as long as the SLO. `priority`: the inputs'.
         """
         tickets = self._admit(inputs, self._clock() + within_s, full, waits)
+        if priority:
+            for ticket in tickets:
+                ticket.priority = priority
         replies: list[_Reply] = [ticket.reply for ticket in tickets]
         self._requests += 1
         self.pump()

@@ -16,6 +16,7 @@ DEADLINE_HEADER = "x-deadline-ms"
 # When our proxy received the request: t=MICROSECONDS since 1970.
 STARTED = b"x-request-start"
 FULL = b"x-full"
+PRIORITY = b"x-priority"
 # How long the client of a gRPC call waits from then on: a copy of grpc-timeout, which gRPC hides from the application.
 TIMEOUT = "x-grpc-timeout"
 # The address of a stream's client, as our HAProxy saw it.
@@ -30,6 +31,7 @@ NO_KEY = "this server asks for a key: Authorization: Bearer KEY, or X-API-Key: K
 _BEARER = b"bearer "
 # Digits, as HAProxy reads them too: it knows neither exponents nor Python's underscores.
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+_PRIORITY = re.compile(rb"-?\d{1,2}")
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -155,6 +157,19 @@ def wants_full(value: bytes | None) -> bool:
     if value not in (None, b"0", b"1"):
         raise RefusedError(400, f"X-Full is {shown(value.decode('latin-1'))}: it must be 1 (or 0, as without it)")
     return value == b"1"
+
+
+def priority_by(value: bytes | None) -> int:
+    """The priority of a request's inputs, where queues go by priority (deployments/dispatch/orders.py).
+
+    >>> priority_by(b"7"), priority_by(b"-2"), priority_by(None)
+    (7, -2, 0)
+    """
+    if value is None:
+        return 0
+    if not _PRIORITY.fullmatch(value):
+        raise RefusedError(400, f"X-Priority is {shown(value.decode('latin-1'))}: it must be a whole number, -99 to 99")
+    return int(value)
 
 
 def timeout_s_by(timeout: str | None) -> float | None:

@@ -151,6 +151,14 @@ WITH_INPUTS: dict[str, Any] = {
             "schema": {"type": "string", "enum": ["0", "1"]},
             "example": "1",
         },
+        {
+            "name": "X-Priority",
+            "in": "header",
+            "required": False,
+            "description": "Where the server's queues go by priority: inputs with a higher one are computed first.",
+            "schema": {"type": "integer", "minimum": -99, "maximum": 99},
+            "example": 1,
+        },
     ]
 }
 

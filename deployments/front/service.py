@@ -19,7 +19,7 @@ from deployments.front.answers import Answer, RefusedError
 from deployments.front.bodies import Sizes
 from deployments.front.driver import Driver
 from deployments.front.examples import example_of
-from deployments.front.headers import FULL, STARTED, key_in, waited_s_by, wants_full
+from deployments.front.headers import FULL, PRIORITY, STARTED, key_in, priority_by, waited_s_by, wants_full
 from deployments.front.in_process import in_process
 from deployments.front.load import FadingPeak, RetryTimes, Trend
 from deployments.front.messages import FrontState
@@ -67,6 +67,7 @@ class IncomingRequest(NamedTuple):
     latest_s: float  # when it must be read to be answered in time
     long_s: float  # the wait before it is read that counts as overload
     full: bool  # the client wants the full network's answer
+    priority: int  # of its inputs, where queues go by priority
 
     @property
     def gone_s(self) -> float:
@@ -215,7 +216,7 @@ class Service:
         weight = max(1, round(costs.weight.expected(size)))
         # The time after reading: for the network, and for writing the answer.
         rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
-        full = wants_full(headers.get(FULL))
+        full, priority = wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY))
         try:
             if dispatcher.inside or not queue.idle:
                 queue.check(work_s, deadline_s - rest_s)
@@ -228,7 +229,7 @@ class Service:
             raise
         long_s = max(_LONG_WAIT_S, _LONG_WAIT_SHARE * (deadline_s - arrived_s))
         return IncomingRequest(
-            kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full
+            kind, size, arrived_s, within_s, until_s, work_s, weight, deadline_s - rest_s, long_s, full, priority
         )
 
     async def answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]], size: int = 0) -> Format:
@@ -269,7 +270,7 @@ class Service:
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s)
         try:
-            answers = await self._driver.answer(inputs, within_s, incoming.full, waits)
+            answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority)
         except RefusedError as refused:
             refused.strains = waits
             raise

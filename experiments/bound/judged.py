@@ -5,30 +5,24 @@ The next run goes on with the problems that are left: what was found is kept as 
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.progress import track
 
 from deployments.folders import cache_directory
-from experiments.bound.admitted import Replayed, replayed
+from experiments.bound.hindsight import LOADS, Hindsight
 from experiments.bound.plans import JudgedPlan, judge
 from experiments.shared.version import code_behind
 from optimizer.effort import MOST_GAP
 
-
-class JudgedProblem(NamedTuple):
-    """What was found of one problem: its plan, if it has one, and who was refused of another's inputs."""
-
-    seed: int
-    plan: JudgedPlan | None
-    replayed: Replayed
+MANY_DEVICES, LOOSE = 16, 3.0  # devices, and the SLO as a multiple of what the fastest plan takes
 
 
 @dataclass(frozen=True)
@@ -41,30 +35,29 @@ class Until:
         return time.time() >= self.at_s
 
 
-def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> list[JudgedProblem]:
-    """Those of these problems that this code has judged, now or in a run before."""
+def judged(seeds: Sequence[int], out_of_time: Until, cores: Executor) -> dict[int, JudgedPlan | None]:
+    """Those of these problems that this code has judged, now or in a run before; None: the problem has no plan."""
     code = sha256(json.dumps(code_behind("experiments/bound/judged.py")).encode()).hexdigest()[:16]
     kept = cache_directory() / "bench-bound" / f"{code}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    result = {each.seed: each for each in map(_read, json.loads(kept.read_text()) if kept.exists() else ())}
-    left = [seed for seed in seeds if seed not in result]
+    found = {int(seed): _read(each) for seed, each in (json.loads(kept.read_text()) if kept.exists() else {}).items()}
+    left = [seed for seed in seeds if seed not in found]
     judge_one = partial(_judge, out_of_time=out_of_time)
-    for each in track(cores.map(judge_one, left), f"problems ({len(result)} were judged before)", total=len(left)):
+    done = cores.map(judge_one, left)
+    for seed, each in zip(left, track(done, f"problems ({len(found)} were judged before)", len(left)), strict=True):
         if each:
-            result[each.seed] = each
-            kept.write_text(json.dumps([(*one[:2], astuple(one.replayed)) for one in result.values()]))
-    return [result[seed] for seed in seeds if seed in result]
+            found[seed] = each[0]
+            kept.write_text(json.dumps(found))
+    return {seed: found[seed] for seed in seeds if seed in found}
 
 
-def figures(result: Sequence[JudgedProblem]) -> dict[str, float]:
+def figures(found: dict[int, JudgedPlan | None]) -> dict[str, float]:
     """Of all these problems."""
-    plans = [each.plan for each in result if each.plan]
+    plans = [each for each in found.values() if each]
     errors = np.abs([plan.error for plan in plans])
     gains = [plan.neighbour_gain for plan in plans if plan.neighbour_gain is not None]
-    inputs = sum((each.replayed for each in result), Replayed())
-    gained, gained_error = _gained(each.replayed for each in result)
     return {
-        "problems": len(result),
+        "problems": len(found),
         "planned": len(plans),
         "promise_error_p50": float(np.quantile(errors, 0.5)),
         "promise_error_p90": float(np.quantile(errors, 0.9)),
@@ -75,29 +68,40 @@ def figures(result: Sequence[JudgedProblem]) -> dict[str, float]:
         "plan_s_p50": float(np.quantile([plan.seconds for plan in plans], 0.5)),
         "plan_s_max": max(plan.seconds for plan in plans),
         **({"neighbours": len(gains), "best_neighbour_p90": float(np.quantile(gains, 0.9))} if gains else {}),
-        "refused_though_in_time": inputs.in_time / inputs.replayed if inputs.replayed else 0.0,
-        "gained_by_letting_in": gained,
-        "gained_by_letting_in_error": gained_error,
-        "late_admitted": inputs.late / inputs.admitted,
-        "refused_replayed": inputs.replayed,
+        **dict(_hindsight_figures(plans)),
+        **dict(_oracle_figures(plans)),
     }
 
 
-def _gained(problems: Iterable[Replayed]) -> tuple[float, float]:
-    """How many more inputs are in time for each that is let in, and the standard error of that."""
-    counts = np.array([(each.gained, each.replayed) for each in problems])
-    gained, replays = counts.sum(axis=0)
-    if not replays:
-        return 0.0, 0.0
-    mean = gained / replays
-    return float(mean), float(np.sqrt(((counts[:, 0] - mean * counts[:, 1]) ** 2).sum()) / replays)
+def _hindsight_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
+    for number, load in enumerate(LOADS):
+        at = [plan.hindsight[number] for plan in plans]
+        name = f"{load:g}".replace(".", "_")
+        yield f"hindsight_gain_{name}x", float(np.mean([each.gain for each in at]))
+        yield f"hindsight_gain_max_{name}x", max(each.gain for each in at)
+        yield f"late_admitted_{name}x", float(np.mean([each.late for each in at]))
 
 
-def _read(kept: Sequence[Any]) -> JudgedProblem:
-    seed, plan, inputs = kept
-    return JudgedProblem(seed, JudgedPlan(*plan) if plan else None, Replayed(*inputs))
+def _oracle_figures(plans: Sequence[JudgedPlan]) -> Iterator[tuple[str, float]]:
+    """The share of the upper bound that plans sustain, by what limits them most."""
+    for why in sorted({plan.limited_by for plan in plans}):
+        shares = [plan.share_of_oracle for plan in plans if plan.limited_by == why]
+        name = why.split(",")[0].replace(" ", "_")
+        yield f"share_of_oracle_where_{name}", float(np.mean(shares))
+        yield f"problems_where_{name}", len(shares)
+    loose = [plan.share_of_oracle for plan in plans if plan.devices >= MANY_DEVICES and plan.slo_times >= LOOSE]
+    if loose:
+        yield "share_of_oracle_many_devices_loose_slo", float(np.mean(loose))
+        yield "problems_many_devices_loose_slo", len(loose)
 
 
-def _judge(seed: int, out_of_time: Until) -> JudgedProblem | None:
-    """None: no time."""
-    return None if out_of_time() else JudgedProblem(seed, judge(seed), replayed(seed))
+def _read(kept: Sequence[Any] | None) -> JudgedPlan | None:
+    if kept is None:
+        return None
+    plan = JudgedPlan(*kept)
+    return plan._replace(hindsight=[Hindsight(*each) for each in plan.hindsight])
+
+
+def _judge(seed: int, out_of_time: Until) -> list[JudgedPlan | None]:
+    """Empty: there was no time."""
+    return [] if out_of_time() else [judge(seed)]

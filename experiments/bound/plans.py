@@ -8,25 +8,32 @@ from math import prod, sqrt
 from typing import NamedTuple
 
 from cluster.commands.plan_search import CANDIDATE_GAP
-from cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, can_simulate
+from cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, why_not_simulated
 from cluster.simulator.simulation import World
 from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
+from deployments.dispatch.messages import Limits
+from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
+from optimizer.model.evaluate import evaluate
 from optimizer.objective import Objective
 from optimizer.pipelines.baselines import baselines
 from optimizer.pipelines.oracle import oracle_per_s
+from optimizer.pipelines.shortfalls import shortfalls
 from optimizer.pipelines.side_by_side import side_by_side
 from optimizer.plan import Plan
 from optimizer.problem import Problem
+from optimizer.search.exact import search
 
 SEEDS = 7, 8  # of inputs that no plan was chosen by
-INPUTS, SLOS = 20_000, 60  # of a run at least
+INPUTS, SLOS = 10_000, 40  # of a run at least
+MOST_INPUTS = 40_000  # of a run that lasts so many SLOs, where many inputs come within one
 BEATEN = 0.02  # a baseline is better if it sustains this share more
 GAP = 0.01  # of the planner, as the product's controller asks for it
+MOST_INSIDE = 10**6  # inputs: fronts are not what is judged
 FIND = partial(side_by_side, gap=CANDIDATE_GAP)
 BATCH = 16  # the largest, of the paper's figures
-MOVED_EVERY, MOVING_S = 4, 20.0  # problem's plan has its neighbours played, and for how much processor time
+MOVED_EVERY, MOVING_S = 8, 20.0  # problem's plan has its neighbours played, and for how much processor time
 
 
 class JudgedPlan(NamedTuple):
@@ -39,6 +46,11 @@ class JudgedPlan(NamedTuple):
     beaten_by: str  # a baseline, or nothing
     neighbour_gain: float | None  # how much more the best plan sustains that is found close by, where it is looked for
     seconds: float  # of processor time that planning took
+    hindsight: list[Hindsight]  # by load
+    share_of_oracle: float
+    limited_by: str  # what costs the largest part of the upper bound
+    devices: int
+    slo_times: float  # the SLO, times what the fastest plan takes
 
 
 def judge(seed: int) -> JudgedPlan | None:
@@ -51,21 +63,28 @@ def judge(seed: int) -> JudgedPlan | None:
     facts, objective = problem
     assert objective.slo_s
     promised = plan.promise.goodput_per_s
-    kept = sustained_per_s(World(plan, facts, objective.slo_s), promised)
+    kept = sustained_per_s(_world(plan, facts, objective.slo_s), promised)
     beaten_by = next(better(facts, objective, kept * (1 + BEATEN)), "")
     gain = neighbour_gain(plan, facts, objective) if seed % MOVED_EVERY == 0 else None
-    return JudgedPlan(promised, kept, kept / promised - 1, plan.promise.gap, beaten_by, gain, seconds)
+    lost = shortfalls(plan, facts, objective, kept)
+    return JudgedPlan(
+        promised, kept, kept / promised - 1, plan.promise.gap, beaten_by, gain, seconds,
+        hindsight(_world(plan, facts, objective.slo_s), promised, seed), 1 - sum(each.share for each in lost),
+        max(lost, key=lambda each: each.share).why, sum(each.count for each in facts.devices),
+        objective.slo_s / _fastest_s(facts, objective),
+    )  # fmt: skip
 
 
 def sustained_per_s(world: World, near_per_s: float) -> float:
     """The mean, by ratios, of what some inputs show and what others do: what is lost comes in bursts."""
-    return sqrt(prod(confirmed_rate_per_s(world, near_per_s, INPUTS, seed, SLOS) for seed in SEEDS))
+    slos = max(SHORT_SLOS, min(SLOS, MOST_INPUTS / (world.slo_s * near_per_s)))
+    return sqrt(prod(confirmed_rate_per_s(world, near_per_s, INPUTS, seed, slos) for seed in SEEDS))
 
 
 def planned(facts: Problem, objective: Objective) -> Plan | None:
     """What `isobatch plan` answers."""
     plan = side_by_side(facts, objective, GAP)
-    if plan is None or not can_simulate(plan, facts, objective):
+    if plan is None or why_not_simulated(facts, objective):
         return plan
     return best_simulated(plan, facts, objective, FIND).plan
 
@@ -77,7 +96,7 @@ def share_of_oracle(claim: PaperFigure) -> float:
     plan = planned(facts, objective)
     assert plan is not None
     assert plan.promise is not None
-    kept = sustained_per_s(World(plan, facts, claim.slo_s), plan.promise.goodput_per_s)
+    kept = sustained_per_s(_world(plan, facts, claim.slo_s), plan.promise.goodput_per_s)
     return kept / oracle_per_s(facts, claim.slo_s, BATCH)
 
 
@@ -89,11 +108,22 @@ def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:
     """The baselines that sustain this rate: planned with the same care, or with none."""
-    for limited in (objective, Objective(slo_s=objective.slo_s, slack=0.0, max_batch=objective.max_batch)):
-        for other in baselines(facts, limited):
+    for asked in (objective, Objective(slo_s=objective.slo_s, slack=0.0, max_batch=objective.max_batch)):
+        for other in baselines(facts, asked):
             if other.plan and other.score and other.score.goodput_per_s * HOPE > rate_per_s > 0:
-                world = World(other.plan, facts, limited.slo_s or 0.0)
+                world = _world(other.plan, facts, asked.slo_s or 0.0)
                 counts = {max(INPUTS, int(slos * world.slo_s * rate_per_s)) for slos in (SHORT_SLOS, SLOS)}
                 kept = all(run_if_sustained(world, rate_per_s, each, SEEDS[0]) for each in sorted(counts))
                 if kept and sustained_per_s(world, rate_per_s) >= rate_per_s:
                     yield other.name
+
+
+def _fastest_s(facts: Problem, objective: Objective) -> float:
+    fastest = search(facts, Objective(goal="latency", max_batch=objective.max_batch))
+    assert fastest is not None
+    return evaluate(fastest, facts).latency_s
+
+
+def _world(plan: Plan, facts: Problem, slo_s: float) -> World:
+    """The whole fleet, with as many fronts as its inputs need."""
+    return World(plan, facts, slo_s, Limits(backlog=MOST_INSIDE))

@@ -17,6 +17,7 @@ from cluster.load.workloads import Floats, Ints, arrivals
 from cluster.simulator.event_loop import Departure, EventLoop
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.messages import Ending, Launch, Limits, Place
+from deployments.dispatch.orders import QueueOrder
 from deployments.dispatch.route import Route, Stage
 from experiments.tcb import engines
 from experiments.tcb.engines import Engine, OneDevice, seconds
@@ -26,7 +27,6 @@ from experiments.tcb.schedulers import (
     SHORTEST,
     Arrival,
     DeadlineDispatcher,
-    Order,
     OrderedDispatcher,
     das,
     first_come,
@@ -48,7 +48,7 @@ class System:
     """A way to lay out texts and, where the dispatcher's own is not meant, an order to choose them in."""
 
     engine: Engine
-    order: Order | None = None
+    order: QueueOrder | None = None
     launch_s: float = 0.0  # who would be late in so long a launch is dropped
 
     def dispatcher(self) -> Dispatcher:

@@ -1,21 +1,18 @@
-"""TCB's schedulers in our dispatcher: it stays as it is but for the order in which a launch takes who waits.
+"""TCB's systems in our dispatcher: its orders (deployments/dispatch/orders.py) by rows, and nobody is refused.
 
 The paper's utility of a text is 1 / tokens, and it has no admission: who is not launched in time has failed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from deployments.dispatch.batching import Queue, StageQueues, Ticket
 from deployments.dispatch.dispatcher import Dispatcher
 from deployments.dispatch.lanes import Lane
 from deployments.dispatch.messages import Limits, Place, Refusal
+from deployments.dispatch.orders import QueueOrder, das_row, fitting
 from deployments.dispatch.route import Route
-
-Order = Callable[[Sequence[Ticket], int], list[Ticket]]  # of those who wait, who goes into a launch with this room
-ETA = 0.5  # of what fits, the share that goes by utility alone
-LIGHTEST = 3  # tokens of the shortest text
-Q = 1 - ETA  # of those texts' mean utility, what others need to go by deadline
 
 
 class Arrival(NamedTuple):
@@ -39,13 +36,18 @@ class OrderedDispatcher(Dispatcher):
     """
 
     def __init__(
-        self, route: Route, groups: Mapping[str, Collection[str]], limits: Limits, order: Order, launch_s: float = 0.0
+        self,
+        route: Route,
+        groups: Mapping[str, Collection[str]],
+        limits: Limits,
+        order: QueueOrder,
+        launch_s: float = 0.0,
     ) -> None:
-        super().__init__(route, groups, limits)
+        super().__init__(route, groups, replace(limits, order=order))
         (lane,) = self._lanes
         self._lane: Lane = lane
         stage = lane.stages[0]
-        stage.shared[0] = lane.entry = _OrderedQueue(stage, order, launch_s)
+        stage.shared[0] = lane.entry = _DroppingQueue(stage, launch_s)
 
     def admit(
         self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
@@ -54,10 +56,10 @@ class OrderedDispatcher(Dispatcher):
         return self._add(self._lane, expected, place.payload.deadline_s, place, weight, full)
 
 
-class _OrderedQueue(Queue):
-    def __init__(self, owner: StageQueues, order: Order, launch_s: float) -> None:
+class _DroppingQueue(Queue):
+    def __init__(self, owner: StageQueues, launch_s: float) -> None:
         super().__init__(owner, 0)
-        self._order, self._launch_s = order, launch_s
+        self._launch_s = launch_s
 
     def take_late(self, now_s: float) -> list[Ticket]:
         late = []
@@ -65,25 +67,19 @@ class _OrderedQueue(Queue):
             late += self.take_first(1)
         return late
 
-    def take(self, room: int) -> list[Ticket]:
-        taken = self._order(self._waiting(), room)
-        going = {ticket.id for ticket in taken}
-        self._tickets[:] = [ticket for ticket in self._tickets if ticket.id not in going]
-        return self._gone(taken)
 
-
-def first_come(most: int) -> Order:
+def first_come(most: int) -> QueueOrder:
     """So many texts, in order of arrival."""
     return lambda waiting, room: sorted(waiting, key=lambda ticket: ticket.id)[:most]
 
 
-def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> Order:
+def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> QueueOrder:
     """Rows of so many tokens, filled in an order."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
         left, taken = sorted(waiting, key=order), list[Ticket]()
         for _ in range(rows):
-            row = _fitting(left, length)
+            row = fitting(left, length)
             left = _without(left, row)
             taken += row
         return taken
@@ -91,7 +87,7 @@ def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> Order:
     return choose
 
 
-def das(rows: int, length: int, most: int | None = None) -> Order:
+def das(rows: int, length: int, most: int | None = None) -> QueueOrder:
     """The paper's algorithm 1, row by row; at most so many texts, where each gets a row of its own."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
@@ -107,34 +103,9 @@ def das(rows: int, length: int, most: int | None = None) -> Order:
     return choose
 
 
-def das_row(by_tokens: Sequence[Ticket], by_deadline: Sequence[Ticket], length: int) -> list[Ticket]:
-    """One row of so many tokens: first by utility, then those of enough utility by deadline, then the rest."""
-    fitting = _fitting(by_tokens, length)
-    if len(fitting) == len(by_tokens) or not fitting:
-        return fitting or list(by_tokens[:1])
-    first = list(by_tokens[: max(1, int(ETA * len(fitting)))])
-    most_tokens = 1 / (Q * sum(1 / ticket.weight for ticket in first) / len(first))
-    others, left = _without(by_deadline, first), length - sum(ticket.weight for ticket in first)
-    useful = _fitting([ticket for ticket in others if ticket.weight <= most_tokens], left)
-    left -= sum(ticket.weight for ticket in useful)
-    return first + useful + _fitting([ticket for ticket in others if ticket.weight > most_tokens], left)
-
-
-def _fitting(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-    """Whoever fits, in this order."""
-    taken = []
-    for ticket in waiting:
-        if ticket.weight <= room:
-            taken.append(ticket)
-            room -= ticket.weight
-        if room < LIGHTEST:
-            break
-    return taken
-
-
 def _without(waiting: Sequence[Ticket], taken: Sequence[Ticket]) -> list[Ticket]:
-    going = {ticket.id for ticket in taken}
-    return [ticket for ticket in waiting if ticket.id not in going]
+    going = set(taken)
+    return [ticket for ticket in waiting if ticket not in going]
 
 
 def _tokens(ticket: Ticket) -> float:

@@ -36,7 +36,7 @@ def run_played(profile: Path, *options: str) -> str:
     asked = ["plan", "--profile", str(profile), "--devices", "v100=2,k80=3", "--slo-ms", "100", *options]
     result = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
@@ -86,11 +86,10 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     [
         (("--believed",), "--believed"),
         (
-            ("--seconds", "1"),
-            "with --evaluate, --max-splits, --one-pipeline or --seconds, only --polish SECONDS simulates",
+            ("--max-splits", "1"),
+            "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates",
         ),
         (("--rate", "10"), "only the most goodput within an SLO is, without another limit"),
-        (("--slo-ms", "9000"), "inputs arrive within the SLO, which takes long to simulate (--polish SECONDS does it)"),
     ],
 )
 def test_that_nothing_was_played_is_said_and_why(
@@ -218,3 +217,16 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     with pytest.raises(UserError, match=sentence) as error:
         run(profile, "--picture", "", *options)
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_within_some_seconds_is_simulated_too_and_so_is_one_for_any_rate(
+    profile: Path, small: tuple[str, ...]
+) -> None:
+    assert json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["played"]["after_per_s"] > 0
+    many = json.loads(run_played(profile, *small, "--json", "--devices", "v100=4000"))
+    assert many["played"]["cell"]["devices"] < many["played"]["cell"]["of_devices"] == 4000
+    promise = many["plan"]["promise"]["goodput_per_s"]
+    assert promise == pytest.approx(many["score"]["goodput_per_s"], rel=0.3)
+    assert promise > 4000 * 100
+    words = in_one_line(run_played(profile, *small, "--devices", "v100=4000"))
+    assert re.search(r"in a cell of \d+ of its 4000 devices, within [\d.]+ %", words)

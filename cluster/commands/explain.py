@@ -1,0 +1,143 @@
+"""isobatch explain: what each mechanism of a plan brings, and what would bring more."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.simulator.explained import Improvement, MechanismStep
+    from optimizer import Plan, Problem
+    from profiles.files import Profile
+
+PADDED_SHARE = 0.9  # texts are padded to a length that this share of them does not exceed
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(help="A plan, as `isobatch plan --out` wrote it.")],
+    profile: Annotated[Path, typer.Option(help="The measured times that the plan was made from.")],
+    slo_ms: Annotated[
+        float | None, typer.Option(help="The deadline of every answer; if not given, that of the plan.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the steps; '': no picture.", show_default="beside the plan")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+) -> None:
+    """Simulate what batches, exits, constant batches, cuts and several kinds bring to a plan, one after the other.
+
+    A mechanism that does not pay on these devices or for these inputs shows a loss. What would bring more is estimated
+    by the planner: a longer SLO, a faster link, more memory, another device.
+
+    Example: [bold]isobatch explain plan.json --profile bert.json[/]
+    """
+    from rich.console import Console
+
+    from cluster.commands import above_0, check_writable
+    from cluster.simulator.explained import changes, steps
+    from deployments.progress import show
+    from optimizer import Objective, read_plan
+    from profiles.files import load
+
+    above_0("--slo-ms", slo_ms)
+    explained, known = read_plan(plan), load(profile)
+    if explained.decoding:
+        raise UserError(f"{plan} is the plan of a decoder: `isobatch simulate` shows what it sustains")
+    slo_s = slo_ms / 1e3 if slo_ms else explained.slo_s
+    if slo_s is None:
+        raise UserError(f"{plan} has no SLO, within which inputs must be answered: give --slo-ms")
+    picture = plan.with_name(f"{plan.stem}-steps.png") if picture is None else picture
+    if picture.name:
+        check_writable(picture)
+    facts, padded = _problems(explained, known)
+    objective = Objective(slo_s=slo_s, max_batch=max_batch)
+    all_steps = list(show(steps(explained, facts, objective, padded), "simulating step by step"))
+    more = changes(facts, objective)
+    if picture.name:
+        _draw(all_steps, picture)
+    if as_json:
+        taken = [{"mechanism": each.mechanism, "goodput_per_s": each.goodput_per_s} for each in all_steps]
+        print(json.dumps({"schema_version": 1, "steps": taken, "changes": [asdict(each) for each in more]}, indent=2))
+        return
+    console = Console()
+    console.print(_table(all_steps))
+    for line in _words(more):
+        console.print(line, highlight=False)
+    if picture.name:
+        console.print(f"the picture is {picture}", highlight=False, soft_wrap=True)
+
+
+def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | None]":
+    """The problem that the plan solves, and where texts have lengths the same one with padding."""
+    from optimizer import problem
+    from optimizer.tuning import opened
+    from profiles.devices import fleet, links_between
+
+    devices = fleet(",".join(f"{kind}={count}" for kind, count in plan.devices().items()))
+    measured, links = profile.on(plan.backend, plan.dtype), links_between(devices)
+    for device in devices:
+        measured.check_has(device.kind, plan.backend, plan.dtype)
+    exits = measured.exits_of(plan.length)
+    survival = exits.planning_survival(opened(plan)) if exits.sure else exits.survival
+    facts = problem(measured, devices, links, survival, length=plan.length)
+    if plan.num_blocks != facts.num_blocks:
+        raise UserError(f"the plan covers {plan.num_blocks} blocks, the network of the profile {facts.num_blocks}")
+    if not plan.length or not measured.lengths:
+        return facts, None
+    tokens = measured.lengths.tokens
+    longest = max(plan.length, tokens[min(len(tokens) - 1, int(PADDED_SHARE * len(tokens)))])
+    return facts, problem(measured, devices, links, survival, length=longest)
+
+
+def _table(all_steps: "list[MechanismStep]") -> "object":
+    from rich.table import Table
+
+    table = Table("mechanism", "goodput", "change", "of this plan", title="the best plan with each mechanism")
+    last_per_s, before = all_steps[-1].goodput_per_s, None
+    for each in all_steps:
+        if not each.goodput_per_s:
+            table.add_row(each.mechanism, "-", "no plan keeps the SLO", "-")
+            continue
+        change = "" if not before else f"{each.goodput_per_s / before - 1:+.0%}"
+        share = f"{each.goodput_per_s / last_per_s:.0%}" if last_per_s else "-"
+        table.add_row(each.mechanism, f"{each.goodput_per_s:,.0f}", change, share)
+        before = each.goodput_per_s
+    return table
+
+
+def _words(more: "list[Improvement]") -> list[str]:
+    if not more:
+        return ["By the planner's estimates, nothing that it knows would bring 1 % more."]
+    lines = [f"  {each.what}: {each.times - 1:+.0%}" for each in more]
+    return ["What would bring more, by the planner's estimates, each change alone:", *lines]
+
+
+def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
+    """A waterfall: each bar goes from the goodput before a step to the one after it."""
+    from matplotlib.figure import Figure
+
+    from profiles.picture import BLUE, DARK, RED, plain
+
+    figure = Figure(figsize=(8, 0.6 * len(all_steps) + 1.2), layout="constrained")
+    axes, before = figure.subplots(), 0.0
+    for row, each in enumerate(all_steps):
+        is_last = row == len(all_steps) - 1
+        left = 0.0 if is_last else before
+        axes.barh(row, each.goodput_per_s - left, left=left, color=DARK if is_last else _color(each, before, BLUE, RED))
+        axes.text(max(each.goodput_per_s, before), row, f" {each.goodput_per_s:,.0f}", va="center")
+        before = each.goodput_per_s or before
+    axes.set_yticks(range(len(all_steps)), [each.mechanism for each in all_steps])
+    axes.invert_yaxis()
+    axes.set_xlabel("inputs per second that are answered in time")
+    axes.margins(x=0.12)
+    plain(axes)
+    figure.savefig(path, dpi=110)
+
+
+def _color(step: "MechanismStep", before: float, gain: str, loss: str) -> str:
+    return gain if step.goodput_per_s >= before else loss

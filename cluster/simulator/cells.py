@@ -1,0 +1,100 @@
+"""A cell: a small copy of a large fleet that is simulated in its place, so that a run costs the same at any rate.
+
+A cell has a share of the replicas of every placement, at least one, with the same splits and batch sizes, and it gets
+this share of the inputs. Arrivals vary as much as those of the whole fleet: they are every n-th of a Poisson process.
+Fewer replicas become free less often and survivors vary more, so that a cell sustains slightly less than its share.
+
+A few fast devices cannot be divided. Their SLO is shortened instead: the rate that is sustained within a shorter SLO is
+also sustained within a longer one.
+"""
+
+from dataclasses import dataclass, replace
+
+from cluster.simulator.simulation import World
+from optimizer.model.evaluate import evaluate
+from optimizer.plan import Placement, Plan
+from optimizer.problem import Problem
+
+WHOLE = 2_000  # a fleet to which this many inputs come within an SLO is simulated whole
+SIZE = 1_000  # inputs that come to a cell within an SLO
+LARGER = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)  # sizes that are tried, as multiples of the size
+ALIKE = 0.02  # a cell is like its fleet if each of its placements is as busy, up to this share of the time
+ENOUGH = 4.0  # a shortened SLO is this many times the latency of full launches, so that queues find room in it
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell and what it stands for. `unlike`: the most by which a placement is busier or idler, as a share of time."""
+
+    plan: Plan
+    share: float
+    unlike: float
+
+
+@dataclass(frozen=True)
+class CellError:
+    """How a promise was simulated that was not simulated whole, and how much two cells differ.
+
+    >>> print(CellError(12, 960, 0.008, 1.0))
+    in a cell of 12 of its 960 devices, within 0.8 %
+    >>> print(CellError(1, 1, 0.004, 0.25))
+    within 25 % of the SLO, within 0.4 %
+    """
+
+    devices: int
+    of_devices: int
+    error: float
+    slo_share: float
+
+    def __str__(self) -> str:
+        parts = (
+            [f"in a cell of {self.devices} of its {self.of_devices} devices"] if self.devices < self.of_devices else []
+        )
+        parts += [f"within {100 * self.slo_share:.0f} % of the SLO"] if self.slo_share < 1 else []
+        return f"{' and '.join(parts)}, within {100 * self.error:.1f} %"
+
+
+def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE, whole: float = WHOLE) -> World:
+    """The world in which this plan is simulated: the whole fleet, or a cell to which about `size` inputs come."""
+    score = evaluate(plan, facts)
+    if (at_once := slo_s * score.goodput_per_s) <= whole:
+        return World(plan, facts, slo_s)
+    cell = _cell_like(plan, facts, at_once / size)
+    inside_s = slo_s
+    if (left := at_once * cell.share) > max(LARGER) * size:
+        inside_s = min(slo_s, max(slo_s * max(LARGER) * size / left, ENOUGH * score.latency_s))
+    return World(cell.plan, facts, inside_s, share=cell.share)
+
+
+def _cell_like(plan: Plan, facts: Problem, times: float) -> Cell:
+    """The smallest cell that is like the fleet; where none is, the one that is most alike."""
+    best = Cell(plan, 1.0, 1.0)
+    for larger in LARGER:
+        cell = _cell(plan, facts, max(1.0, times / larger))
+        if cell.unlike < best.unlike:
+            best = cell
+        if best.unlike <= ALIKE:
+            break
+    return best
+
+
+def _cell(plan: Plan, facts: Problem, times: float) -> Cell:
+    """The fleet with `times` fewer devices."""
+    cell, *beside = (
+        replace(pipeline, placements=tuple(_fewer(each, times) for each in pipeline.placements))
+        for pipeline in plan.pipelines
+    )
+    cell = replace(cell, beside=tuple(beside))
+    score = evaluate(plan, facts)
+    share = evaluate(cell, facts).goodput_per_s / score.goodput_per_s
+    unlike = 0.0
+    for pipeline, its_score in zip(plan.pipelines, score.pipelines or (score,), strict=True):
+        for placement in pipeline.placements:
+            busy = sum(part.busy for part in its_score.splits if part.split in placement.splits)
+            busier = placement.replicas * share / _fewer(placement, times).replicas
+            unlike = max(unlike, abs(busy * (busier - 1)))
+    return Cell(cell, share, unlike)
+
+
+def _fewer(placement: Placement, times: float) -> Placement:
+    return replace(placement, replicas=max(1, round(placement.replicas / times)))

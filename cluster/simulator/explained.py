@@ -1,0 +1,127 @@
+"""What each mechanism brings on these devices and for these inputs, and what would bring more.
+
+A step is the best plan of a wider family. Its goodput is what that plan sustains in the simulator, so a
+mechanism that does not pay here shows a loss. What would bring more is the planner's estimate.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort
+from cluster.simulator.sustained import SHORT_SLOS
+from optimizer.model.evaluate import evaluate
+from optimizer.objective import Objective
+from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
+from optimizer.pipelines.shortfalls import without_hand_overs
+from optimizer.pipelines.side_by_side import side_by_side
+from optimizer.pipelines.spread import Planner, spread
+from optimizer.pipelines.starts import batch_sizes
+from optimizer.plan import Plan
+from optimizer.problem import Problem
+from optimizer.search.exact import search
+
+GAP = 0.03  # of the planner
+WORTH = 0.01  # a change that brings less than this share is left out
+EFFORT = SimulationEffort(inputs=4_000, slos=SHORT_SLOS, most=80_000)  # of a step
+SINGLE, BATCHES, PACKING = "single inputs, no exits", "batches", "packing: texts without padding"
+EXITS, CONSTANT = "exits, in batches that shrink", "constant batches: survivors merge on their device"
+CUTS, TOGETHER = "cuts: splits on devices of their own", "this plan: kinds chained or side by side, other inputs"
+
+
+@dataclass(frozen=True)
+class MechanismStep:
+    """A mechanism, and the inputs per second that are answered in time with it and all before it; 0: there is no plan.
+
+    `plan`: the best plan up to here; None: there is none.
+    """
+
+    mechanism: str
+    goodput_per_s: float
+    plan: Plan | None
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """A change of the devices or the SLO, and the goodput of the best plan then, as a multiple of the present one."""
+
+    what: str
+    times: float
+
+
+def steps(plan: Plan, facts: Problem, objective: Objective, padded: Problem | None = None) -> Iterator[MechanismStep]:
+    """The steps from single inputs to this plan. `padded`: the same problem, with texts padded to a common length."""
+    first, best = padded or facts, partial(_best, objective=objective)
+    yield best(SINGLE, first, _baselines(NO_EXITS, first, objective, single=True))
+    yield best(BATCHES, first, _baselines(NO_EXITS, first, objective))
+    if padded:
+        yield best(PACKING, facts, _baselines(NO_EXITS, facts, objective))
+    yield best(EXITS, facts, _baselines(EARLY_EXIT, facts, objective))
+    yield best(CONSTANT, facts, _baselines(SERIAL, facts, objective))
+    if objective.cuts is None and not facts.edges:
+        yield best(CUTS, facts, _within_limits(facts, objective, lambda facts, each: spread(facts, each, _alone)))
+    yield best(TOGETHER, facts, iter([replace(plan, promise=None)]))
+
+
+def _best(mechanism: str, facts: Problem, plans: Iterator[Plan], objective: Objective) -> MechanismStep:
+    """The best of these plans, by short runs."""
+    ordered = sorted(dict.fromkeys(plans), key=lambda each: -evaluate(each, facts).goodput_per_s)
+    if not ordered or objective.slo_s is None:
+        return MechanismStep(mechanism, 0.0, None)
+    best = BestSoFar(facts, objective.slo_s, ordered[0], EFFORT)
+    others = iter(ordered[1:])
+    while best.improve(others):
+        pass
+    return MechanismStep(mechanism, best.rate_per_s, best.best if best.rate_per_s else None)
+
+
+def _baselines(name: str, facts: Problem, objective: Objective, single: bool = False) -> Iterator[Plan]:
+    """A baseline at one batch size after the other; `single`: only one input at a time."""
+    loosest = objective.within(max(LIMITS))
+    for size in (1,) if single else batch_sizes(facts, objective):
+        if plan := baseline(name, facts, replace(loosest, fixed_batch=size)).plan:
+            yield plan
+    if not single:
+        yield from _within_limits(facts, objective, lambda facts, each: baseline(name, facts, each).plan)
+
+
+def _within_limits(facts: Problem, objective: Objective, planner: Planner) -> Iterator[Plan]:
+    for limit in LIMITS:
+        if plan := planner(facts, objective.within(limit)):
+            yield replace(plan, promise=None)
+
+
+def _alone(facts: Problem, objective: Objective) -> Plan | None:
+    return search(facts, objective, GAP)
+
+
+def changes(facts: Problem, objective: Objective) -> list[Improvement]:
+    """The changes that would bring more, by the planner's estimates, the best first."""
+    now_per_s = _planned_per_s(facts, objective)
+    if not now_per_s:
+        return []
+    better = [Improvement(what, _planned_per_s(*changed()) / now_per_s) for what, changed in _changes(facts, objective)]
+    return sorted((each for each in better if each.times > 1 + WORTH), key=lambda each: -each.times)
+
+
+def _planned_per_s(facts: Problem, objective: Objective) -> float:
+    plan = side_by_side(facts, objective, GAP)
+    return evaluate(plan, facts).goodput_per_s if plan else 0.0
+
+
+def _changes(facts: Problem, objective: Objective) -> Iterator[tuple[str, Callable[[], tuple[Problem, Objective]]]]:
+    assert objective.slo_s
+    longer = replace(objective, slo_s=2 * objective.slo_s)
+    yield "an SLO twice as long", lambda: (facts, longer)
+    yield "batches twice as large", lambda: (facts, replace(objective, max_batch=2 * objective.max_batch))
+    yield "hand-overs that take no time (the most a faster link brings)", lambda: (without_hand_overs(facts), objective)
+    yield "launches and stops that take no time", lambda: (_without_launches(facts), objective)
+    memory = tuple(replace(each, memory_bytes=2 * each.memory_bytes) for each in facts.devices)
+    yield "twice the memory", lambda: (facts.with_devices(memory), objective)
+    for device in facts.devices:
+        more = [replace(each, count=each.count + (each is device)) for each in facts.devices]
+        yield f"one more {device.kind}", partial(lambda more: (facts.with_devices(more), objective), more)
+
+
+def _without_launches(facts: Problem) -> Problem:
+    return replace(facts, tables=tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables))

@@ -1,0 +1,102 @@
+"""The order of a queue, named by import path (`deployments.dispatch.orders:das`): which waiting inputs a launch takes.
+
+An order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in weight.
+It returns the inputs that go. Where it returns none, the first input goes alone. Your own may stand anywhere on the
+import path. Without one, inputs go by deadline, which is what admission counts on: another order favours some inputs,
+and those that it leaves waiting may be late though they were admitted.
+
+DAS and slotted DAS are those of TCB (Fu et al., SC 2022): the utility of a text is 1 / its tokens, so short texts go
+first, then by deadline those that are nearly as useful.
+"""
+
+from collections.abc import Callable, Sequence
+
+from deployments.dispatch.batching import Ticket
+from deployments.named import function_at, well_formed
+from profiles.errors import UserError
+
+QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
+DEADLINE = "deadline"
+ORDERS = {name: f"deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
+BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
+USEFUL = 0.5  # of the mean utility of these, what an input needs to go by deadline
+
+
+def order_path(name: str) -> str:
+    """The import path of an order by its name or by the path itself; empty for the order by deadline.
+
+    >>> order_path("deadline"), order_path("das"), order_path("my_package.my_module:shortest")
+    ('', 'deployments.dispatch.orders:das', 'my_package.my_module:shortest')
+    """
+    if name == DEADLINE:
+        return ""
+    if name not in ORDERS and ":" not in name:
+        raise UserError(
+            f"order {name!r} is not known; known are: {', '.join((DEADLINE, *ORDERS))}, "
+            "or your own as package.module:function"
+        )
+    return well_formed(ORDERS.get(name, name))
+
+
+def order_named(name: str) -> QueueOrder | None:
+    """The order of this name or import path; None: by deadline."""
+    path = order_path(name)
+    return function_at(path) if path else None
+
+
+def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
+    """The highest priority first, and inputs of one priority by deadline."""
+    return fitting(sorted(waiting, key=lambda ticket: -ticket.priority), room)
+
+
+def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
+    """DAS for one row of tokens, which is what a launch without padding is."""
+    return das_row(sorted(waiting, key=_weight), waiting, room)
+
+
+def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
+    """Slotted DAS: the row is cut into slots as long as the longest text that goes by utility, and DAS fills each."""
+    left = sorted(waiting, key=_weight)
+    length = max((ticket.weight for ticket in _by_utility(left, room)), default=room)
+    taken = list[Ticket]()
+    for _ in range(max(1, room // length)):
+        gone = set(taken)
+        by_weight = [ticket for ticket in left if ticket not in gone and ticket.weight <= length]
+        taken += das_row(by_weight, [ticket for ticket in waiting if ticket not in gone], length)
+    return taken
+
+
+def das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: int) -> list[Ticket]:
+    """One row: first by utility, then those of enough utility by deadline, then the rest by deadline."""
+    first = _by_utility(by_weight, room)
+    if not first or len(first) == len(by_weight):
+        return first
+    going = set(first)
+    heaviest = 1 / (USEFUL * sum(1 / ticket.weight for ticket in first) / len(first))
+    others = [ticket for ticket in by_deadline if ticket not in going]
+    room -= sum(map(_weight, first))
+    useful = fitting([ticket for ticket in others if ticket.weight <= heaviest], room)
+    room -= sum(map(_weight, useful))
+    return first + useful + fitting([ticket for ticket in others if ticket.weight > heaviest], room)
+
+
+def _by_utility(by_weight: Sequence[Ticket], room: int) -> list[Ticket]:
+    """The lightest inputs: all that fit if these are all, else a share of them."""
+    fits = fitting(by_weight, room)
+    return fits if len(fits) == len(by_weight) or not fits else fits[: max(1, int(BY_UTILITY * len(fits)))]
+
+
+def fitting(tickets: Sequence[Ticket], room: int) -> list[Ticket]:
+    """Those that fit into the room, in this order; one that does not fit is skipped."""
+    taken = []
+    for ticket in tickets:
+        if ticket.weight <= room:
+            taken.append(ticket)
+            room -= ticket.weight
+        if room <= 0:
+            break
+    return taken
+
+
+def _weight(ticket: Ticket) -> int:
+    return ticket.weight

@@ -1,0 +1,66 @@
+"""How much more is in time if admission is chosen in hindsight: each rule is tried on the inputs that came.
+
+The rules are to let everybody in, and to refuse whoever finds more than some number of inputs inside.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cluster.load.workloads import arrivals, exit_blocks
+from cluster.simulator.report import Report
+from cluster.simulator.simulation import Simulation, World
+from deployments.dispatch.admission import soonest
+from deployments.dispatch.batching import Ticket
+from deployments.dispatch.dispatcher import Dispatcher
+from deployments.dispatch.messages import Place, Refusal
+from profiles.exits import ExitProfile
+
+LOADS = (1.0, 1.2, 2.0)  # of what the plan promises
+SHARES = (0.4, 0.6, 0.8, 1.0)  # of the inputs that arrive within the SLO at the promised rate: those that may be inside
+INPUTS = 3000
+
+
+class Hindsight(NamedTuple):
+    """At one load: what more the best rule gives, as a share, and the share of admitted inputs that were late."""
+
+    gain: float
+    late: float
+
+
+class CappedDispatcher(Dispatcher):
+    """Lets in whoever finds fewer inputs inside than a number."""
+
+    def __init__(self, most: float, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._most = most
+
+    def admit(
+        self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
+    ) -> Ticket | Refusal:
+        if self.inside >= self._most:
+            return Refusal("too many inside", 0.0)
+        return self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)
+
+
+def hindsight(world: World, promised_per_s: float, seed: int) -> list[Hindsight]:
+    """By load, for this plan."""
+    inside = world.slo_s * promised_per_s
+    caps = [inf, *(max(1.0, share * inside) for share in SHARES)]
+    found = []
+    for load in LOADS:
+        ours = _run(world, load * promised_per_s, seed, Dispatcher)
+        best = max(_run(world, load * promised_per_s, seed, partial(CappedDispatcher, most)).good for most in caps)
+        late = ours.answered - ours.good + ours.expired
+        found.append(Hindsight(best / max(1, ours.good) - 1, late / max(1, ours.arrived - ours.refused)))
+    return found
+
+
+def _run(world: World, rate: float, seed: int, dispatcher: Callable[..., Dispatcher]) -> Report:
+    seconds = INPUTS / rate
+    times_s = arrivals("poisson", rate, seconds, seed)
+    depths = exit_blocks(ExitProfile(world.facts.survival), len(times_s), np.random.default_rng(seed))
+    return Simulation(world, [(times_s, depths)], seconds, seed, dispatcher=dispatcher).finish()

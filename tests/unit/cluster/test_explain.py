@@ -1,0 +1,82 @@
+"""isobatch explain: what each mechanism brings, and what would bring more."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.simulator import explained
+from optimizer import Objective
+from optimizer.plan import Placement, Plan, Split, read_plan
+from profiles.datasheet import datasheet_table, distilbert
+from profiles.errors import UserError
+from profiles.exits import ExitProfile
+from profiles.files import Profile, save
+from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO
+
+PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8, (0, 1, 2, 3, 4)),)),), slo_s=0.1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explained, "EFFORT", replace(explained.EFFORT, inputs=300, slos=4, most=2_000))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+    tables = (datasheet_table(distilbert(), "v100", batch_sizes=(1, 8)),)
+    save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), profile)
+    plan.write_text(PLAN.to_json())
+    return plan, profile
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["explain", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple[Path, Path], tmp_path: Path) -> None:
+    plan, profile = files
+    told = json.loads(run(plan, "--profile", profile, "--json", "--picture", tmp_path / "steps.png"))
+    names = [each["mechanism"] for each in told["steps"]]
+    assert names[:2] == [explained.SINGLE, explained.BATCHES]
+    assert names[-1] == explained.TOGETHER
+    single, batches = (told["steps"][number]["goodput_per_s"] for number in (0, 1))
+    assert 0 < single < batches
+    assert {each["what"] for each in told["changes"]} >= {"one more v100"}
+    assert all(each["times"] > 1.01 for each in told["changes"])
+    assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
+    words = run(plan, "--profile", profile)
+    assert "What would bring more" in words
+    assert re.search(r"one more v100: \+[45]\d%", words)
+    assert (tmp_path / "plan-steps.png").exists()
+
+
+def test_packing_is_a_step_where_texts_have_lengths() -> None:
+    steps = list(explained.steps(TWO, FAST, Objective(slo_s=0.05, max_batch=8), padded=FAST))
+    assert [each.mechanism for each in steps][2] == explained.PACKING
+    assert all(each.plan is None or each.plan.num_blocks == BLOCKS for each in steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"slo_s": None}, "has no SLO, within which inputs must be answered: give --slo-ms"),
+        ({"placements": (Placement("k80", 1, (Split(0, 6, 1),)),)}, "k80"),
+        ({"placements": (Placement("v100", 1, (Split(0, 4, 1),)),)}, "covers 4 blocks, the network of the profile 6"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(
+    files: tuple[Path, Path], change: dict[str, object], sentence: str
+) -> None:
+    plan, profile = files
+    plan.write_text(replace(read_plan(plan), **change).to_json())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=sentence) as error:
+        run(plan, "--profile", profile, "--picture", "")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,94 @@
+"""Orders of a queue: which of the inputs that wait a launch takes."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.config import AppConfig
+from deployments.dispatch.batching import Ticket
+from deployments.dispatch.messages import Limits, Outcome, Place
+from deployments.dispatch.orders import ORDERS, order_named
+from deployments.dispatch.route import Route, Stage
+from profiles.errors import UserError
+from tests.helpers.dispatcher_world import Input, World, linear
+
+TEXTS = Route((Stage(0, 1, 2, "gpu", (0.01, 0.02), length=10),))
+
+
+def waiting(weights: list[int], chance: random.Random) -> list[Ticket]:
+    tickets = [Ticket(number, chance.random(), Place(None, 0), weight) for number, weight in enumerate(weights)]
+    for ticket in tickets:
+        ticket.priority = chance.randint(-2, 2)
+    return sorted(tickets, key=lambda ticket: ticket.deadline_s)
+
+
+@given(
+    st.sampled_from(sorted(ORDERS)), st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_a_launch_has_room_for_what_an_order_takes_and_takes_no_input_twice(
+    name: str, weights: list[int], room: int, chance: random.Random
+) -> None:
+    order, tickets = order_named(name), waiting(weights, chance)
+    assert order is not None
+    taken = order(tickets, room)
+    assert set(taken) <= set(tickets)
+    assert len(set(taken)) == len(taken)
+    assert sum(ticket.weight for ticket in taken) <= room
+    assert taken or all(weight > room for weight in weights)
+    if sum(weights) <= room and name != "slotted_das":
+        assert len(taken) == len(tickets), "all fit"
+
+
+@given(
+    st.sampled_from(sorted(ORDERS)),
+    st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 25), st.floats(0.02, 0.5)), min_size=1, max_size=30),
+)
+@settings(max_examples=30, deadline=None)
+def test_every_input_ends_once_in_any_order(name: str, inputs: list[tuple[float, int, float]]) -> None:
+    """Also one that is heavier than a launch, which goes alone."""
+    world = AnyOrder(TEXTS, {"gpu": ["g"]}, Limits(order=order_named(name)))
+    world.arrive(*(Input(at_s, 1, slack_s, weight) for at_s, weight, slack_s in sorted(inputs)))
+    world.run()
+    assert len(world.outcomes) + len(world.refusals) == len(inputs)
+    assert set(world.outcomes.values()) <= {Outcome.ANSWERED, Outcome.EXPIRED}
+    assert world.dispatcher.inside == 0
+
+
+class AnyOrder(World):
+    """A world that does not check that launches are in order of their deadlines."""
+
+    def _check(self, launch):  # type: ignore[no-untyped-def]
+        assert launch.weight <= launch.room or len(launch.tickets) == 1
+        self.running[launch.replica].add(launch.id)
+
+
+def test_the_highest_priority_goes_first() -> None:
+    one_by_one = Route((linear(0, 1, 1, "gpu"),))
+    world = World(one_by_one, {"gpu": ["g"]}, Limits(order=order_named("priority"), ahead=0))
+    dispatcher = world.dispatcher
+    first = dispatcher.admit(0.0, 9.0, Place("first", 0))
+    (launch,) = dispatcher.tick(0.0)
+    assert launch.tickets == (first,)
+    others = [dispatcher.admit(0.0, 9.0, Place(number, 0)) for number in range(3)]
+    assert all(isinstance(ticket, Ticket) for ticket in others)
+    others[2].priority, others[1].priority = 5, 1  # type: ignore[union-attr]
+    order = []
+    for _ in others:
+        dispatcher.completed(launch.id, 0.01, {})
+        (launch,) = dispatcher.tick(0.01)
+        order += launch.tickets
+    assert order == [others[2], others[1], others[0]]
+
+
+def test_orders_have_names_in_the_configuration_and_a_wrong_one_is_refused_with_those_that_are_known() -> None:
+    config = AppConfig(model="demo", order="das")
+    assert config.limits(1.0).order is order_named("das")
+    assert replace(config.limits(1.0), order=None) == AppConfig(model="demo").limits(1.0)
+    with pytest.raises(ValueError, match="order 'dass' is not known; known are: deadline, priority, das, slotted_das"):
+        AppConfig(model="demo", order="dass")
+    with pytest.raises(UserError, match="'my_module:shortest' cannot be imported"):
+        order_named("my_module:shortest")
