@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isobatch needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,gpu]'
 	touch $@
 
 serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
@@ -58,7 +58,7 @@ experiments: setup  ## the paper's figures in simulation, those that are not the
 results: setup  ## write the tables of docs/results.md from what the benchmarks have kept, and mark what is old
 	$(BIN)/python -m experiments.shared.results_page
 
-arguments: setup  ## write docs/arguments.md: every field of a Serve file's args:, as the code has it
+arguments: setup  ## write docs/arguments.md and cluster/schemas: every field of a Serve file's args: and of other files
 	$(BIN)/python -m tests.helpers.arguments_page
 
 house: setup  ## print lines by folder, words of docs, and how many files answer each question of docs/design.md
@@ -76,6 +76,13 @@ browser: setup  ## install what the test of the page needs: Chromium (as root, o
 
 pictures: browser  ## make the pictures of docs/watching.md anew, by the test that opens the page
 	ISOBATCH_PICTURES=1 $(BIN)/python -m pytest -q tests/integration/test_page.py
+
+release: setup  ## build the wheel and the source distribution in dist/, check them, and list what would be published
+	rm -rf dist build
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/* && $(BIN)/check-wheel-contents dist/*.whl
+	@$(BIN)/python -m zipfile --list dist/*.whl && ls -l dist && echo "nothing was published: twine upload dist/* would"
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

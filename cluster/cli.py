@@ -16,8 +16,10 @@ from cluster.commands.deploy import deploy
 from cluster.commands.doctor import doctor
 from cluster.commands.environment import environment
 from cluster.commands.evaluate import evaluate
+from cluster.commands.kubernetes import kubernetes
 from cluster.commands.load import load
 from cluster.commands.plan import plan
+from cluster.commands.predict import predict
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
 from cluster.commands.profiles import profiles
@@ -25,11 +27,11 @@ from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
 from cluster.commands.status import status
 from cluster.commands.tune import tune
+from cluster.commands.up import up
 from profiles.errors import NO_ROOM, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Serve networks whose inputs stop early, at constant batch size, on Ray Serve.",
@@ -58,8 +60,10 @@ app.command("deploy")(deploy)
 app.command("doctor")(doctor)
 app.command("environment")(environment)
 app.command("evaluate")(evaluate)
+app.command("kubernetes")(kubernetes)
 app.command("load")(load)
 app.command("plan")(plan)
+app.command("predict")(predict)
 app.command("prepare")(prepare)
 app.command("profile")(profile)
 app.add_typer(profiles, name="profiles")
@@ -67,6 +71,7 @@ app.command("serve")(serve)
 app.command("simulate")(simulate)
 app.command("status")(status)
 app.command("tune")(tune)
+app.command("up")(up)
 
 
 def main() -> None:

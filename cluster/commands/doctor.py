@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -19,6 +20,7 @@ LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
 HOST = "127.0.0.1"
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # distributions of one package
 DRIVER_ANSWERS_WITHIN_S = 20.0
 ONLY_FATAL = 4  # of ONNX Runtime's severities
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -58,7 +60,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Check Python, packages, GPUs, Ray, HAProxy, ports, cache and memory. The exit code is 1 if anything is wrong.
+    """Check Python, packages, GPUs, Ray, HAProxy, ports, cache and memory. The exit code is 1 if any check fails.
 
     Example: [bold]isobatch doctor[/]
     """
@@ -66,7 +68,7 @@ def doctor() -> None:
 
     console, wrong = Console(soft_wrap=True, highlight=False), False
     for finding in findings():
-        mark = "[bold red]wrong[/]" if finding.wrong else "[green]well[/] "
+        mark = "[bold red]fail[/]" if finding.wrong else "[green]ok[/]  "
         console.print(mark, end=" ")
         console.print(f"{finding.what}: {finding.wrong or finding.result}", markup=False)
         wrong = wrong or bool(finding.wrong)
@@ -148,12 +150,18 @@ def gpu_obstacle(gpu: Gpu, cuda: str | None) -> str:
 
 
 def _onnx_runtime() -> CheckResult:
-    """Whether ONNX Runtime loads its CUDA provider where there is a GPU: without it, it computes on the CPU."""
+    """Whether there is one ONNX Runtime, which loads its CUDA provider where there is a GPU."""
+    there = []
+    for name in RUNTIMES:
+        with suppress(PackageNotFoundError):
+            there.append(f"{name} {version(name)}")
+    if len(there) > 1:
+        return "", f"{' and '.join(there)} overwrite each other: uninstall both, then install one"
+    installed = there[0] if there else "none: networks run on torch (pip install 'isobatch[cpu]' or 'isobatch[gpu]')"
+    if not (there and gpus_by_driver()):
+        return installed, ""
     import onnxruntime
 
-    installed = f"onnxruntime {onnxruntime.__version__}"
-    if not gpus_by_driver():
-        return installed, ""
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         return installed, "this is a CPU build, but there is a GPU: install onnxruntime-gpu in its place"
     onnxruntime.set_default_logger_severity(ONLY_FATAL)  # what does not load is this check's result

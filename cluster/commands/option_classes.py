@@ -31,9 +31,15 @@ class GivenOptions:
         return kind(**{name: self.values[name] for name in names})
 
 
-def of_kinds(*kinds: "type[DataclassInstance]") -> Callable[[Callable[[GivenOptions], None]], Command]:
-    """Makes a command of a function: its options are the fields of these classes."""
+def of_kinds(
+    *kinds: "type[DataclassInstance]", panels: Mapping[str, Iterable[str]] | None = None
+) -> Callable[[Callable[[GivenOptions], None]], Command]:
+    """Makes a command of a function: its options are the fields of these classes, in these panels of --help."""
     parameters = {each.name: each for kind in kinds for each in _parameters(kind)}
+    for panel, names in (panels or {}).items():
+        for name in names:
+            (option,) = parameters[name].annotation.__metadata__
+            option.rich_help_panel = panel
     defaults = {name: each.default for name, each in parameters.items()}
 
     def decorate(function: Callable[[GivenOptions], None]) -> Command:
@@ -61,6 +67,12 @@ def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Co
         return _signed(command, [*own, *(each for parameters in packed.values() for each in parameters)])
 
     return decorate
+
+
+def called(command: Command, **values: Any) -> None:
+    """Call a command as from the command line: options that are not given have their defaults."""
+    defaults = {name: each.default for name, each in signature(command).parameters.items()}
+    command(**(defaults | values))
 
 
 def flag(name: str) -> str:

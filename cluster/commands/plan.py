@@ -113,20 +113,32 @@ class DecoderPlanOptions(_CommonOptions):
         Path | None,
         typer.Argument(help="The directory of a decoder, or llm-demo; for other networks --profile is enough."),
     ] = None
-    ttft_ms: Annotated[float, typer.Option(help="For a decoder: the time to the first token.")] = 1000.0
-    tpot_ms: Annotated[float, typer.Option(help="For a decoder: the time from one token to the next.")] = 200.0
-    exits: Annotated[str, typer.Option(help="For a decoder: recompute, verified, project or off.")] = "recompute"
+    ttft_ms: Annotated[float, typer.Option(help="The time to the first token.")] = 1000.0
+    tpot_ms: Annotated[float, typer.Option(help="The time from one token to the next.")] = 200.0
+    exits: Annotated[str, typer.Option(help="How tokens leave early: recompute, verified, project or off.")] = (
+        "recompute"
+    )
     kv_megabytes: Annotated[
         int | None,
-        typer.Option(min=1, help="For a decoder: the most memory for KV on a replica; if not given: all there is."),
+        typer.Option(min=1, help="The most memory for KV on a replica; if not given: all there is."),
     ] = None
     observed: Annotated[
         str | None,
-        typer.Option(help="For a decoder: plan for the texts of a running server, by its address or its saved /stats."),
+        typer.Option(help="Plan for the texts of a running server, by its address or its saved /stats."),
     ] = None
 
 
-@of_kinds(ClassifierPlanOptions, DecoderPlanOptions)
+PANELS = {
+    "Further limits": (
+        "in_time", "budget", "alpha", "slack", "no_later", "margin", "cut", "max_splits", "one_machine", "one_pipeline",
+    ),
+    "Search": ("gap", "seconds", "polish", "believed"),
+    "Reports": ("evaluate", "surprises", "shortfalls"),
+    "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes", "observed"),
+}  # fmt: skip
+
+
+@of_kinds(ClassifierPlanOptions, DecoderPlanOptions, panels=PANELS)
 def plan(given: GivenOptions) -> None:
     """Find the best plan for a profile and a fleet, and say how near to the best possible it is proved to be.
 

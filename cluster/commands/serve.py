@@ -40,7 +40,10 @@ def serve(
             help="A model's directory, a Serve file (*.yaml) or llm-demo, a built-in decoder; none: the built-in demo."
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; by default the file's, or 127.0.0.1.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; by default the file's, or 127.0.0.1.", envvar="ISOBATCH_HOST"),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port for HTTP; by default the file's, or 8000.")
     ] = None,

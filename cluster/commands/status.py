@@ -112,9 +112,7 @@ def ask(url: str, variable: str | None, post: bool = False) -> Any:
 
 def _no_controller_error(base: str, stats: Stats | None) -> UserError:
     hint = f"; 'isobatch status' without options shows the figures of {stats['model']}" if stats else ""
-    return UserError(
-        f"no controller runs at {base}: add the application cluster.controller.app:build to your Serve file{hint}"
-    )
+    return UserError(f"no controller runs at {base}: add cluster.controller.app:build to your Serve file{hint}")
 
 
 def _writes_texts(stats: Stats) -> bool:

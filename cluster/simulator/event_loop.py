@@ -1,7 +1,7 @@
 """The event loop runs the product's own dispatcher in virtual time, over devices that return the times of launches.
 
-The loop decides nothing: as in service, `deployments.dispatch.dispatcher.Dispatcher` decides which inputs are admitted,
-batched, merged, retried or dropped. The time of a launch comes either from a latency table
+The loop decides nothing: as in service, the dispatcher (`deployments/dispatch/dispatcher.py`) decides which inputs are
+admitted, batched, merged, retried or dropped. The time of a launch comes either from a latency table
 (`cluster/simulator/table_devices.py`) or from a real launch (`cluster/bench/real_device.py`). The loop is fast because
 its events are batches, not inputs.
 """

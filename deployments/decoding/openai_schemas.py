@@ -113,6 +113,7 @@ class DecoderWorkload(Schema):
 class DecoderStats(Schema):
     """The counts since the start, and the present state."""
 
+    version: str = Field(description="Of isobatch.")
     schema_version: Literal[1]
     model: str
     requests: DecoderRequests

@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,12 @@ from deployments.front.schemas import Alive, Ready
 from deployments.front.served import GuardedNetwork
 
 log = logging.getLogger(__name__)
+
+try:
+    VERSION = version("isobatch")
+except PackageNotFoundError:  # a checkout that was copied to a node, and not installed there
+    VERSION = "unknown"
+_VERSION_HEADER = b"x-isobatch-version", VERSION.encode()
 
 
 def _plain(refused: RefusedError) -> dict[str, Any]:
@@ -68,7 +75,8 @@ class Api(DocumentedApi):
             await super()._handle(scope, receive, send)
 
     def refused(self, refused: RefusedError) -> Response:
-        return JSONResponse(self.dialect.error(refused), refused.status, refusal_headers(refused))
+        write = refused.write or self.dialect.error
+        return JSONResponse(write(refused), refused.status, refusal_headers(refused))
 
     def failed(self, error: Exception) -> Response:
         return self.refused(RefusedError(500, f"this server failed: {type(error).__name__}; its log says where"))
@@ -83,7 +91,7 @@ AnyApi = TypeVar("AnyApi", bound=Api)
 
 
 class _Reply:
-    """Sends one response (to HEAD without its body), and notes whether it has begun."""
+    """Sends one response with the version (to HEAD without its body), and notes whether it has begun."""
 
     def __init__(self, send: Send, head_only: bool) -> None:
         self._send, self._head_only = send, head_only
@@ -91,7 +99,9 @@ class _Reply:
 
     async def __call__(self, message: Message) -> None:
         self._begun = True
-        if self._head_only and message["type"] == "http.response.body":
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), _VERSION_HEADER]}
+        elif self._head_only and message["type"] == "http.response.body":
             message = {**message, "body": b""}
         await self._send(message)
 
@@ -138,6 +148,6 @@ def api_of(
     @api.get("/stats", **dialect.documented(dialect.stats, 401, 500))
     async def stats() -> Response:
         """The counts of all fronts together, since the start."""
-        return in_json(await served.stats())
+        return in_json({"version": VERSION} | await served.stats())
 
     return api

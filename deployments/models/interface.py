@@ -52,6 +52,7 @@ class Backend:
     tried_by_auto: bool = True
 
 
+EXTRA = ": pip install 'isobatch[cpu]', or with a GPU 'isobatch[gpu]'"
 TORCH = Backend(lambda model, fingerprint, int8: model, tried_by_auto=False)  # `auto` measures the others against it
 
 
@@ -65,4 +66,5 @@ def backend_named(name: str) -> Backend:
     try:
         return resolve_name(path)  # type: ignore[no-any-return]
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"backend {name!r} cannot be imported: {error}") from error
+        remedy = EXTRA if getattr(error, "name", None) in ("onnx", "onnxruntime") else ""
+        raise UserError(f"backend {name!r} cannot be imported: {error}{remedy}") from error

@@ -163,7 +163,7 @@ def _arrow(path: Path) -> Iterator[Record]:
     try:
         from pyarrow import ipc, parquet
     except ImportError as error:
-        raise UserError(f"{path}: reading it needs pyarrow, which is not installed: pip install pyarrow") from error
+        raise UserError(f"{path}: reading it needs pyarrow: pip install 'isobatch[parquet]'") from error
     if suffix_of(path) == ".parquet":
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():

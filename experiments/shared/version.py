@@ -14,7 +14,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments", "tests")
-MODULE = re.compile(rf"^((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?$")
+# The name of a package of the product without "isobatch.": how it is called changes no figure.
+OURS = re.compile(rf"\bisobatch\.(?=(?:{'|'.join(PACKAGES)})\b)")
+MODULE = re.compile(rf"^(?:isobatch\.)?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?$")
 FACTS = re.compile(r"^[\w./-]+\.(?:csv|json|yaml)$")
 
 Read = Callable[[str], str | None]  # the text of a file of the tree, by its path; None where there is none
@@ -84,7 +86,7 @@ def _reached(tree: ast.AST, path: str) -> Iterator[str]:
 
 def _files(module: str) -> Iterator[str]:
     """The files that may hold a module of ours, with the packages around it, which are imported before it."""
-    parts = module.split(".")
+    parts = module.removeprefix("isobatch.").split(".")
     if parts[0] in PACKAGES:
         yield "/".join(parts) + ".py"
         for size in range(1, len(parts) + 1):
@@ -98,19 +100,28 @@ def _meant(node: Any) -> Iterator[str]:
         for name, value in ast.iter_fields(node):
             if value not in (None, []) and name not in ("kind", "type_comment"):
                 yield f" {name}="
-                yield from _meant(_without_docstring(node, value) if name == "body" else value)
+                yield from _meant(_counted(node, value) if name == "body" else value)
         yield ")"
     elif isinstance(node, list):
         for each in node:
             yield from _meant(each)
     else:
-        yield repr(node)
+        yield OURS.sub("", repr(node))
 
 
-def _without_docstring(node: ast.AST, body: Any) -> Any:
+def _counted(node: ast.AST, body: Any) -> Any:
+    """The statements of a body that count: no docstring, no refusal of a module's second name, imports in one order."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return body[1:] if ast.get_docstring(node, clean=False) is not None else body
-    return body
+        body = body[1:] if ast.get_docstring(node, clean=False) is not None else body
+    if not isinstance(node, ast.Module):
+        return body
+    body = [each for each in body if not (isinstance(each, ast.If) and isinstance(each.body[0], ast.Raise))]
+    ordered = iter(sorted(filter(_is_ours, body), key=lambda each: OURS.sub("", each.module)))
+    return [next(ordered) if _is_ours(each) else each for each in body]
+
+
+def _is_ours(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and OURS.sub("", node.module or "").split(".")[0] in PACKAGES
 
 
 def _hash(text: str) -> str:

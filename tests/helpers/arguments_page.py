@@ -1,21 +1,42 @@
-"""Writes docs/arguments.md: every field that a user may write under `args:`. `make arguments` makes it anew."""
+"""Writes docs/arguments.md, every field that a user may write under `args:`, and the JSON Schemas of all files.
 
+`make arguments` makes them anew.
+"""
+
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import models_json_schema
 
 from cluster.controller.config import ControllerConfig
 from deployments.config import AppConfig
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.ramp_rules import DecoderRules
+from deployments.models.ramps import ExitRules
+from optimizer.plan import Plan
+from profiles.files import Profile
+from profiles.text_profile import DecoderProfile
 
 PAGE = Path(__file__).parents[2] / "docs" / "arguments.md"
+SCHEMAS = Path(__file__).parents[2] / "cluster" / "schemas"
+_VERSION = {"schema_version": {"const": 1}}
+FILES: dict[str, tuple[Any, dict[str, Any]]] = {  # the type of a file, and the fields beside it
+    "plan": (Plan, _VERSION),
+    "profile": (Profile, _VERSION),
+    "decoder-profile": (DecoderProfile, _VERSION | {"profile_of": {"const": "decoder"}}),
+    "exits": (ExitRules, {}),
+    "decoder-exits": (DecoderRules, {}),
+}
 BEGINNING = """\
 # Every field of `args:`
 
 What may stand under `args:` in a Serve file, by what `import_path:` names. A field that is not here is refused by name.
-Relative paths are from the folder of the file. This page is made of the code (`make arguments`).
+Relative paths are from the folder of the file. This page is made of the code (`make arguments`), as are the JSON
+Schemas in `cluster/schemas/` of Serve files, plans, profiles and exits. Editors complete a Serve file by its schema:
+`# yaml-language-server: $schema=PATH/cluster/schemas/serve.json` is its first line then.
 """
 APPLICATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("A network that classifies", "deployments.app:build", AppConfig),
@@ -73,5 +94,41 @@ def _kind(field: dict[str, Any]) -> str:
     return f"{WORDS[field['type']]} {bounds}".strip()
 
 
+def schemas() -> dict[str, str]:
+    """The JSON Schema of each kind of file, by the name of its own file."""
+    found = {name: _of_file(kind, fields) for name, (kind, fields) in FILES.items()} | {"serve": _of_serve_file()}
+    return {f"{name}.json": json.dumps(_plain(schema)) + "\n" for name, schema in found.items()}
+
+
+def _of_file(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    schema = TypeAdapter(kind).json_schema()
+    if "$ref" in schema:  # a type that refers to itself
+        schema |= schema["$defs"][schema.pop("$ref").rpartition("/")[2]]
+    return schema | {"properties": fields | schema["properties"], "required": [*fields, *schema.get("required", ())]}
+
+
+def _of_serve_file() -> dict[str, Any]:
+    """Serve's own fields are left to Serve; `args:` are those of the application that `import_path:` names."""
+    models, definitions = models_json_schema([(model, "validation") for _, _, model in APPLICATIONS])
+    cases = [
+        {
+            "if": {"properties": {"import_path": {"const": path}}, "required": ["import_path"]},
+            "then": {"properties": {"args": models[model, "validation"]}},
+        }
+        for _, path, model in APPLICATIONS
+    ]
+    application = {"type": "object", "required": ["import_path"], "allOf": cases}
+    applications = {"type": "array", "minItems": 1, "items": application}
+    whole = {"type": "object", "properties": {"applications": applications}, "required": ["applications"]}
+    return whole | {"title": "A Serve file", "$defs": definitions["$defs"]}
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    SCHEMAS.mkdir(exist_ok=True)
+    for name, text in schemas().items():
+        (SCHEMAS / name).write_text(text)

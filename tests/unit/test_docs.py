@@ -44,6 +44,11 @@ def test_the_page_of_arguments_has_every_field_as_it_is() -> None:
     assert arguments_page.PAGE.read_text() == arguments_page.page(), "run: make arguments"
 
 
+def test_the_schemas_of_files_are_as_the_code() -> None:
+    kept = {path.name: path.read_text() for path in arguments_page.SCHEMAS.glob("*.json")}
+    assert kept == arguments_page.schemas(), "run: make arguments"
+
+
 def test_the_page_of_results_says_what_the_benchmarks_have_kept() -> None:
     text = results_page.PAGE.read_text()
     assert results_page.page(text) == text, "run: make results"

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import onnxruntime
@@ -32,6 +33,22 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert eventually(lambda: not found("ports").wrong)  # a process that is just being started still holds it
 
 
+def test_two_packages_of_onnx_runtime_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"onnxruntime-gpu": "1.27"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    assert (found("onnx runtime").result, found("onnx runtime").wrong) == ("onnxruntime-gpu 1.27", "")
+    there["onnxruntime"] = "1.28"
+    assert "onnxruntime 1.28 and onnxruntime-gpu 1.27 overwrite each other" in found("onnx runtime").wrong
+    there.clear()
+    assert "isobatch[cpu]" in found("onnx runtime").result
+
+
 def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -52,11 +69,11 @@ def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well
     well, wrong = ("fine", ""), ("", "broken: mend it")
     monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well})
     result = CliRunner().invoke(app, ["doctor"])
-    assert (result.exit_code, result.output.split()) == (0, ["well", "one:", "fine"])
+    assert (result.exit_code, result.output.split()) == (0, ["ok", "one:", "fine"])
     monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well, "two": lambda: wrong})
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
-    assert result.output.splitlines()[1] == "wrong two: broken: mend it"
+    assert result.output.splitlines()[1] == "fail two: broken: mend it"
 
 
 def test_gpus_are_read_from_the_driver_and_a_driver_that_fails_is_told(

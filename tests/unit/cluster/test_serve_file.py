@@ -258,9 +258,7 @@ def test_a_misspelt_field_of_the_controller_is_one_line(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_of_a_controller_is_said_before_anything_starts(tmp_path: Path, told: str, said: str) -> None:
     file = tmp_path / "serve.yaml"
-    paths = (
-        "{name: isobatch, import_path: 'deployments.app:build'}, {name: c, import_path: 'cluster.controller.app:build'"
-    )
+    paths = f"{{name: isobatch, import_path: '{APPLICATION}'}}, {{name: c, import_path: '{CONTROLLER}'"
     file.write_text(f"applications: [{paths}, route_prefix: /c, args: {{{told}}}}}]")
     with pytest.raises(UserError, match=said):
         serve_file(file, {})

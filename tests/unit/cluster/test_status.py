@@ -203,7 +203,7 @@ def test_while_the_application_starts_one_line_says_so(toy: Toy, url: str) -> No
 def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
     with pytest.raises(UserError, match=r"nobody answers at http://127.0.0.1:9/status \(Connection refused\)"):
         asked("http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"no controller runs at .*: add the application"):
+    with pytest.raises(UserError, match=r"no controller runs at .*: add cluster.controller.app:build"):
         asked(f"{url}/elsewhere")
     with pytest.raises(UserError, match="'nonsense' must look like http://"):
         asked("nonsense")

@@ -34,7 +34,8 @@ getattr(sys.modules[module], name)()
 import ray.serve
 from ray._private.serialization import SerializationContext, serialization_addons
 serialization_addons.apply(object.__new__(SerializationContext))  # as each process does that sends anything
-import deployments.app, deployments.replica.serve_replica, deployments.replica.virtual  # a front, a deployer, a replica
+import deployments.app, deployments.replica.serve_replica  # a front, a deployer, a replica
+import deployments.replica.virtual
 from deployments.config import AppConfig
 from deployments.front.examples import example_of
 from deployments.replica import loading

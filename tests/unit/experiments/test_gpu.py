@@ -19,7 +19,8 @@ sys.modules.update(dict.fromkeys(serving + planning))
 import experiments.gpu.measure
 for name in planning:
     del sys.modules[name]
-import optimizer, deployments.front.in_process, deployments.models.onnx_model, cluster.bench.setup
+import optimizer, deployments.front.in_process
+import deployments.models.onnx_model, cluster.bench.setup
 print("imported")
 """
 

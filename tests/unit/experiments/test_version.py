@@ -1,7 +1,7 @@
 from experiments.shared.version import changed, code_of
 
 TREE = {
-    "experiments/claim/run.py": "from profiles import a\nfrom optimizer.b import c\nPATH = 'cluster.d:build'\n",
+    "experiments/claim/run.py": "from profiles import a\nimport optimizer.b\nPATH = 'cluster.d:build'\n",
     "profiles/__init__.py": "",
     "profiles/a.py": 'import json\nFACTS = "facts.csv"\n',
     "profiles/facts.csv": "1,2\n",
@@ -21,6 +21,20 @@ def test_comments_docstrings_and_layout_are_no_change_but_code_and_facts_are() -
     assert changed(before, code_of("claim", same.get)) == []
     other = TREE | {"optimizer/b.py": "def c() -> int:\n    return 2\n", "profiles/facts.csv": "1,3\n"}
     assert changed(before, code_of("claim", other.get)) == ["optimizer/b.py", "profiles/facts.csv"]
+
+
+def test_the_name_of_the_package_around_the_product_is_no_change() -> None:
+    run, first = "experiments/claim/run.py", "deployments/__init__.py"
+    imports = [
+        "from experiments.shared import d",
+        "from isobatch.deployments.b import c",
+        "from isobatch.profiles import a",
+    ]
+    before = {run: "\n".join(sorted(line.replace("isobatch.", "") for line in imports)), first: '"""About it."""\n'}
+    refusal = before[first] + "if __name__ != 'isobatch.deployments':\n    raise ImportError('another name')\n"
+    found = code_of("claim", (TREE | {run: "\n".join(imports), first: refusal}).get)
+    assert code_of("claim", (TREE | before).get) == found
+    assert {"profiles/a.py", first} <= set(found)
 
 
 def test_benchmarks_reach_the_product() -> None:

@@ -104,6 +104,13 @@ def test_health_and_the_description_of_the_interface(client: TestClient) -> None
     assert client.get("/docs").status_code == 200
 
 
+def test_every_answer_says_the_version(client: TestClient) -> None:
+    version = client.get("/stats").json()["version"]
+    replies = [client.post("/predict", json={"inputs": [[0, 1]]}), client.post("/predict", content=b"?")]
+    replies += [client.get("/nothing"), client.head("/healthz")]
+    assert {reply.headers["x-isobatch-version"] for reply in replies} == {version}
+
+
 def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "open sesame")
     config = AppConfig(

@@ -1,0 +1,166 @@
+"""The objects of Kubernetes for a Serve file: a RayService with a group of nodes for each kind of device, and a volume.
+
+cluster/kuberay.yaml and cluster/volume.yaml are the patterns; the Serve file, its plans, an image and a storage class
+fill them in.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from cluster.serving.serve_file import ServeFile, classifiers, controllers, decoders
+from deployments.cluster_checks import PATHS
+from deployments.config import ServedConfig, checked, parse
+from deployments.decoding.config import DecoderConfig
+from deployments.resources import KIND
+from optimizer.plan import read_plan
+from profiles.errors import UserError
+
+PATTERNS = Path(__file__).resolve().parents[1]
+MODELS = PurePosixPath("/models")  # where the image has the files of the user
+KEY_VARIABLE = "ISOBATCH_KEY"
+FORGETS_S = 30  # how long Kubernetes may need to send a pod no more requests
+# GKE's labels. Nodes of other clusters have others, which `nodes` names.
+GKE = "cloud.google.com/gke-accelerator"
+_GKE_NAMES = {
+    "k80": "nvidia-tesla-k80", "p100": "nvidia-tesla-p100", "v100": "nvidia-tesla-v100", "t4": "nvidia-tesla-t4",
+    "l4": "nvidia-l4", "a100": "nvidia-a100-80gb", "h100": "nvidia-h100-80gb", "h200": "nvidia-h200-141gb",
+}  # fmt: skip
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class KubernetesPlace:
+    """The image and the volume of a cluster, and the labels of its nodes by the kind of their devices."""
+
+    image: str
+    storage_class: str
+    nodes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def objects(content: ServeFile, place: KubernetesPlace) -> list[dict[str, Any]]:
+    """The volume and the RayService, as `kubectl apply` takes them."""
+    configs = _configs(content)
+    volume, service = (_pattern(name) for name in ("volume.yaml", "kuberay.yaml"))
+    volume["spec"]["storageClassName"] = place.storage_class
+    spec, cluster = service["spec"], service["spec"]["rayClusterConfig"]
+    ends_s = int(2 * max(config.drain_s for config in configs) + FORGETS_S)
+    spec["serveConfigV2"] = yaml.safe_dump(_inside(content), sort_keys=False)
+    spec["rayClusterDeletionDelaySeconds"] = ends_s
+    pattern = cluster["workerGroupSpecs"][0]
+    cluster["workerGroupSpecs"] = [
+        _group(pattern, kind, count, place) for kind, count in sorted(_devices(configs).items())
+    ]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        pod["terminationGracePeriodSeconds"] = ends_s
+        pod["containers"][0]["image"] = place.image
+    return [volume, service]
+
+
+def files(content: ServeFile) -> dict[str, str]:
+    """What the image must have below /models: the path there of each file and folder here."""
+    paths = [getattr(config, name) for config in _configs(content) for name in PATHS]
+    here = {path: str(MODELS / Path(path).name) for path in dict.fromkeys(filter(None, paths))}
+    if doubled := [there for there, count in Counter(here.values()).items() if count > 1]:
+        both = " and ".join(path for path, there in here.items() if there == doubled[0])
+        raise UserError(f"{both} would both be {doubled[0]} in the image: give them different names")
+    return here
+
+
+def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
+    """Texts of several lines stay readable, and equal parts are written out."""
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
+    return text
+
+
+def _pattern(name: str) -> dict[str, Any]:
+    pattern: dict[str, Any] = deepcopy(yaml.safe_load((PATTERNS / name).read_text()))
+    return pattern
+
+
+def _configs(content: ServeFile) -> list[ServedConfig]:
+    configs: list[ServedConfig] = [parse(application["args"]) for application in classifiers(content)]
+    return configs + [checked(DecoderConfig, application["args"]) for application in decoders(content)]
+
+
+def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
+    """The number of devices of each kind: what the file grants an application, or else what its plan runs on."""
+    devices = Counter[str]()
+    for config in configs:
+        granted = getattr(config, "devices", None)
+        if isinstance(granted, dict):
+            devices.update(granted)
+        elif config.plan:
+            devices.update(read_plan(Path(config.plan)).devices())
+        else:
+            raise UserError(f"{config.name or 'an application'} has neither plan: nor devices: which nodes is it for?")
+    return devices
+
+
+def _inside(content: ServeFile) -> ServeFile:
+    """The Serve file as it is in the image: with paths there, reached from outside, with a key, ports and a volume."""
+    there = files(content)
+    inside = deepcopy(content) | {"proxy_location": "EveryNode"}
+    inside["http_options"] |= {"host": "0.0.0.0"}
+    for application in (*classifiers(inside), *decoders(inside)):
+        given = application["args"]
+        moved = {name: there[given[name]] for name in PATHS if given.get(name)}
+        application["args"] = given | moved | {"api_key_variable": KEY_VARIABLE}
+    for application in classifiers(inside):
+        application["args"].setdefault("ports", "24000-24099")
+    for controller in controllers(inside):
+        controller["args"] = controller["args"] | {"memory": "/memory", "api_key_variable": KEY_VARIABLE}
+    return inside
+
+
+def _group(pattern: dict[str, Any], kind: str, count: int, place: KubernetesPlace) -> dict[str, Any]:
+    """Nodes with one device of this kind each."""
+    group = deepcopy(pattern)
+    group |= {"groupName": kind, "replicas": count, "minReplicas": count, "maxReplicas": count, "labels": {KIND: kind}}
+    pod = group["template"]["spec"]
+    if kind == CPU:
+        del pod["nodeSelector"]
+        resources = pod["containers"][0]["resources"]
+        for bound in resources.values():
+            bound.pop("nvidia.com/gpu", None)
+        return group
+    label = place.nodes.get(kind) or ((GKE, _GKE_NAMES[kind]) if kind in _GKE_NAMES else None)
+    if label is None:
+        raise UserError(f"{kind}: how are nodes with this device labelled? --nodes {kind}=LABEL:VALUE says it")
+    pod["nodeSelector"] = dict([label])
+    return group
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def labels(texts: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Labels of nodes as a user writes them.
+
+    >>> labels(["l4=nvidia.com/gpu.product:NVIDIA-L4"])
+    {'l4': ('nvidia.com/gpu.product', 'NVIDIA-L4')}
+    """
+    return dict(_label(text) for text in texts)
+
+
+def _label(text: str) -> tuple[str, tuple[str, str]]:
+    kind, equals, label = text.partition("=")
+    name, colon, value = label.partition(":")
+    if not (kind and equals and name and colon and value):
+        raise UserError(f"--nodes {text!r}: write KIND=LABEL:VALUE, as in l4=nvidia.com/gpu.product:NVIDIA-L4")
+    return kind, (name, value)

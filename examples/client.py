@@ -1,0 +1,26 @@
+"""A client of a running server, with Python's standard library: an answer, or why there is none.
+
+Run: isobatch serve, and elsewhere: python examples/client.py http://127.0.0.1:8000 '"a good film"'
+"""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+
+
+def predict(address: str, inputs: list[object], deadline_ms: float = 1000.0) -> list[dict[str, object]]:
+    """The answers in order. A refused request (503) is worth another try after Retry-After seconds."""
+    body = json.dumps({"inputs": inputs}).encode()
+    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(deadline_ms)}
+    with urllib.request.urlopen(urllib.request.Request(f"{address}/predict", body, headers)) as reply:
+        outputs: list[dict[str, object]] = json.load(reply)["outputs"]
+        return outputs
+
+
+if __name__ == "__main__":
+    try:
+        for output in predict(sys.argv[1], [json.loads(text) for text in sys.argv[2:]]):
+            print(output)
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{error.code}: {json.load(error)['error']}")

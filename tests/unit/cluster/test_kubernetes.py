@@ -1,0 +1,102 @@
+"""What `isobatch kubernetes` writes: KubeRay and Kubernetes would take it, and it has what the Serve file needs."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.serving.kubernetes import GKE
+from deployments.resources import KIND
+from optimizer.plan import Placement, Plan, Split
+from profiles.files import Profile, save
+from profiles.latency import LatencyTable
+from tests.helpers.ray_service import RayService
+from tests.helpers.tiny_networks import hugging_face
+
+KUBERNETES = "1.33"
+BLOCKS = 4
+
+
+def table(kind: str) -> LatencyTable:
+    rows, sizes = ((0.001,) * BLOCKS, (0.002,) * BLOCKS), (64,) * BLOCKS
+    return LatencyTable(kind, (1, 8), rows, ((0.0,) * BLOCKS,) * 2, 0.0005, sizes, sizes, "made up")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COLUMNS", "200")
+    hugging_face("bert").save_pretrained(tmp_path / "my-bert")
+    blocks = [Split(0, 1, 8), Split(1, BLOCKS, 8)]
+    plan = Plan((Placement("t4", 2, (blocks[0],)), Placement("l4", 1, (blocks[1],))))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    save(Profile("my-bert", (table("t4"), table("l4"))), tmp_path / "profile.json")
+    files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json"}
+    served = {"name": "shop", "import_path": "deployments.app:build", "args": files}
+    path = "cluster.controller.app:build"
+    controller = {"name": "c", "import_path": path, "route_prefix": "/c", "args": {"application": "shop"}}
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump({"applications": [served, controller]}))
+    return tmp_path / "serve.yaml"
+
+
+def run(file: Path, *more: str) -> Result:
+    return CliRunner().invoke(app, ["kubernetes", str(file), "--image", "i:1", "--storage-class", "rwx", *more])
+
+
+def test_each_kind_of_device_gets_its_nodes_and_the_file_its_paths_there(file: Path) -> None:
+    import kubernetes_validate
+
+    done = run(file)
+    assert done.exit_code == 0, done.output
+    volume, service = yaml.safe_load_all(done.stdout)
+    kubernetes_validate.validate(volume, KUBERNETES, strict=True)
+    assert volume["spec"]["storageClassName"] == "rwx"
+    spec = RayService.model_validate(service).spec
+    cluster = spec.rayClusterConfig
+    assert {group.groupName: group.replicas for group in cluster.workerGroupSpecs} == {"t4": 2, "l4": 1}
+    for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
+        template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "it"}}
+        kubernetes_validate.validate(template | {"template": copy.deepcopy(group.template)}, KUBERNETES, strict=True)
+        assert group.template["spec"]["containers"][0]["image"] == "i:1"
+    for group in cluster.workerGroupSpecs:
+        assert group.labels == {KIND: group.groupName}
+        assert group.template["spec"]["nodeSelector"][GKE].endswith(group.groupName)
+    _check_inside(yaml.safe_load(spec.serveConfigV2))
+    assert f"the image needs {file.parent}/plan.json as /models/plan.json" in done.stderr
+
+
+def _check_inside(content: dict[str, Any]) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    ServeDeploySchema.model_validate(content)
+    served, controller = content["applications"]
+    assert (served["args"]["model"], served["args"]["plan"]) == ("/models/my-bert", "/models/plan.json")
+    assert content["http_options"]["host"] == "0.0.0.0"
+    assert served["args"]["api_key_variable"] == controller["args"]["api_key_variable"] == "ISOBATCH_KEY"
+    assert controller["args"]["memory"] == "/memory"
+
+
+def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
+    done = run(file, "--nodes", "l4=nvidia.com/gpu.product:NVIDIA-L4")
+    _, service = yaml.safe_load_all(done.stdout)
+    selectors = [
+        group["template"]["spec"]["nodeSelector"] for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    ]
+    assert {"nvidia.com/gpu.product": "NVIDIA-L4"} in selectors
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "more", "sentence"),
+    [
+        ("", "", ["--nodes", "l4"], "write KIND=LABEL:VALUE"),
+        ("plan: plan.json", "name: it", [], "it has neither plan: nor devices:"),
+        ("plan: plan.json", "plan: my-bert/plan.json", [], "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(file: Path, replaced: str, by: str, more: list[str], sentence: str) -> None:
+    file.write_text(file.read_text().replace(replaced, by))
+    done = run(file, *more)
+    assert sentence in str(done.exception)

@@ -1,0 +1,42 @@
+"""The scripts in examples/ run, and say what they promise."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.models.ramps import policy_at
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_a_network_answers_without_a_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("predict.py", monkeypatch)
+    assert capsys.readouterr().out.startswith("8: ")
+
+
+def test_a_fleet_is_planned_and_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("fleet.py", monkeypatch, "v100=2,k80=2")
+    *placed, _, _, _, _ = lines = capsys.readouterr().out.splitlines()
+    assert placed
+    gains = {name: float(gain) for gain, _, name in (line.partition(" times ") for line in lines[-3:])}
+    assert min(gains.values()) >= 1.0, gains
+
+
+def test_a_policy_of_ones_own_is_taken_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    assert policy_at("own_policy:odds").__name__ == "odds"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_each_says_how_to_run_it(name: str) -> None:
+    about = (EXAMPLES / name).read_text().partition('"""\n\n')[0]
+    assert "\nRun: " in about or "\nUse: " in about
