@@ -134,7 +134,8 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
         return [launch.split for launch in network.launches]
 
     assert 1 in splits(ttft_s=0.025)  # due 12 launches after it came, and a deep launch takes ten
-    assert 1 not in splits(ttft_s=1e-9)
+    assert 1 not in splits(ttft_s=0.0085)  # over when the first launch has ended
+    assert 0 in splits(ttft_s=0.0085)
     assert 1 not in splits(ttft_s=1e9)
 
 
@@ -264,7 +265,7 @@ def test_a_text_that_has_waited_in_vain_is_refused_and_one_that_goes_on_is_not()
 
 def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:
     running = engine(Told(lambda _: True), DecodingLimits(max_residents=1, ttft_s=1.0, tpot_s=1e9))
-    assert running.open(TextRequest((1,), 9), age_s=5.0) == 1, "there is a place"
+    assert running.open(TextRequest((1,), 9), age_s=0.9) == 1, "there is a place"
     running.scheduler.next(0.0)
     running.scheduler.pace.sequence_ended(0.5)
     assert isinstance(running.open(TextRequest((1,), 9), age_s=0.6), ReplicaFull)
