@@ -134,7 +134,7 @@ class Scheduler:
         requested `age_s` ago."""
         wait_s = self._wait_s()
         first_s = age_s + wait_s + self._begins_s()
-        if len(self.waiting) >= self.limits.max_waiting or (wait_s and first_s > self.limits.ttft_s):
+        if len(self.waiting) >= self.limits.max_waiting or first_s > self.limits.ttft_s:
             return ReplicaFull(max(wait_s, SHORTEST_RETRY_S))
         return None
 

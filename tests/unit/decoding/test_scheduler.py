@@ -134,7 +134,8 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
         return [launch.split for launch in network.launches]
 
     assert 1 in splits(ttft_s=0.025)  # due 12 launches after it came, and a deep launch takes ten
-    assert 1 not in splits(ttft_s=1e-9)
+    assert 1 not in splits(ttft_s=0.0085)  # over when the first launch has ended
+    assert 0 in splits(ttft_s=0.0085)
     assert 1 not in splits(ttft_s=1e9)
 
 
@@ -242,6 +243,33 @@ def test_it_is_full_where_pages_and_not_places_make_others_wait() -> None:
     running.scheduler.next(0.0)
     assert (len(running.scheduler.residents), len(running.scheduler.waiting)) == (2, 1)
     assert running.scheduler.refusal() == ReplicaFull(10.0), "both have to end: one for who waits, one for who comes"
+
+
+def test_a_text_that_has_waited_in_vain_is_refused_and_one_that_goes_on_is_not() -> None:
+    limits = DecodingLimits(max_residents=1, page_tokens=4, ttft_s=1.0, tpot_s=1e9)
+    scheduler = engine(Told(lambda _: True), limits).scheduler
+    first, late, continued, young = (
+        scheduler.add(TextRequest((1,), 9, replayed=replayed), arrived_s)
+        for arrived_s, replayed in ((0.0, ()), (0.1, ()), (0.1, (5,)), (1.9, ()))
+    )
+    scheduler.next(0.0)
+    assert list(scheduler.residents) == [first]
+    scheduler.cancel(first, 2.0)
+    scheduler.next(2.0)
+    assert [name for name, _ in scheduler.take_late()] == [late]
+    assert list(scheduler.residents) == [continued]
+    scheduler.cancel(continued, 2.1)
+    scheduler.next(2.1)
+    assert (scheduler.take_late(), list(scheduler.residents)) == ([], [young])
+
+
+def test_the_age_of_a_text_counts_before_it_is_let_in() -> None:
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=1, ttft_s=1.0, tpot_s=1e9))
+    assert running.open(TextRequest((1,), 9), age_s=0.9) == 1, "there is a place"
+    running.scheduler.next(0.0)
+    running.scheduler.pace.sequence_ended(0.5)
+    assert isinstance(running.open(TextRequest((1,), 9), age_s=0.6), ReplicaFull)
+    assert running.open(TextRequest((1,), 9), age_s=0.4) == 2
 
 
 def test_nobody_comes_in_while_tokens_come_too_slowly() -> None:

@@ -45,6 +45,16 @@ def test_a_promise_is_kept_for_other_texts() -> None:
     assert found.plan.decoding.tokens_per_s <= found.ceiling_per_s
 
 
+def test_a_plan_promises_no_more_tokens_than_the_front_passes_on() -> None:
+    profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
+    free = tokens_per_s(choose_plan(profile, [CPU], GOAL).plan)
+    token_s = 2 / free  # so that one front takes more time for a token than the replica
+    slow = replace(profile, tables=(replace(profile.tables[0], front_s=token_s),))
+    assert tokens_per_s(choose_plan(slow, [CPU], GOAL).plan) <= 1 / token_s < free
+    with pytest.raises(UserError, match="one front passes on the tokens of"):
+        choose_plan(slow, [CPU], replace(GOAL, texts_per_s=1 / token_s))
+
+
 def test_a_run_is_given_up_once_it_cannot_keep_the_limits() -> None:
     """And no other one: whether the limits are kept is the same."""
     profile = paper_decoder(survival=((1, 0.3),), prompt=4, output=8)
