@@ -19,6 +19,7 @@ from cluster.commands.evaluate import evaluate
 from cluster.commands.kubernetes import kubernetes
 from cluster.commands.load import load
 from cluster.commands.plan import plan
+from cluster.commands.predict import predict
 from cluster.commands.prepare import prepare
 from cluster.commands.profile import profile
 from cluster.commands.profiles import profiles
@@ -26,6 +27,7 @@ from cluster.commands.serve import serve
 from cluster.commands.simulate import simulate
 from cluster.commands.status import status
 from cluster.commands.tune import tune
+from cluster.commands.up import up
 from profiles.errors import NO_ROOM, UserError
 
 app = typer.Typer(
@@ -61,6 +63,7 @@ app.command("evaluate")(evaluate)
 app.command("kubernetes")(kubernetes)
 app.command("load")(load)
 app.command("plan")(plan)
+app.command("predict")(predict)
 app.command("prepare")(prepare)
 app.command("profile")(profile)
 app.add_typer(profiles, name="profiles")
@@ -68,6 +71,7 @@ app.command("serve")(serve)
 app.command("simulate")(simulate)
 app.command("status")(status)
 app.command("tune")(tune)
+app.command("up")(up)
 
 
 def main() -> None:

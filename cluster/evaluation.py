@@ -1,11 +1,8 @@
 """How right a network is in full and with exits, on inputs that it has not seen."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,10 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.table import Table
 
+from cluster.client import outputs_from
 from deployments.models import load_served
 from deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
-from deployments.models.predict import PredictedAnswer, predict
+from deployments.models.predict import AT_ONCE, PredictedAnswer, predict
 from deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from deployments.models.served_model import BlockRange, ServedModel
 from deployments.prepare.classes import by_class
@@ -43,8 +41,6 @@ from profiles.model import Label
 from profiles.promise import RULES, ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
-AT_ONCE = 32
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -214,12 +210,8 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
 
 
 def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
-    listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]
-    return [
-        _heard(url, each, task)
-        for start in show(range(0, len(listed), AT_ONCE), "asking the server")
-        for each in _post(url, listed[start : start + AT_ONCE], headers)
-    ]
+    outputs = show(outputs_from(url, values, headers), "asking the server", len(values))
+    return [_heard(url, each, task) for each in outputs]
 
 
 def _heard(url: str, output: Outputs, task: Task) -> PredictedAnswer:
@@ -246,20 +238,3 @@ def _named(network: ServedModel, label: Label) -> Any:
         return task_of(network).named(label, network.labels)
     except IndexError:
         return None
-
-
-def _post(url: str, inputs: Sequence[Any], extra_headers: Mapping[str, str]) -> Any:
-    body = json.dumps({"inputs": inputs}).encode()
-    headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **extra_headers}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=2 * PATIENCE_S) as response:
-            return json.load(response)["outputs"]
-    except urllib.error.HTTPError as error:
-        reply = error.read(300).decode(errors="replace")
-        raise UserError(f"{url} answers with status {error.code}: {reply}") from error
-    except urllib.error.URLError as error:
-        raise UserError(f"nobody answers at {url} ({error.reason}): does 'isobatch serve' run there?") from error
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{url} does not answer as isobatch does: {error}") from error
-    except HTTPException as error:
-        raise UserError(f"what answers at {url} does not speak HTTP/1.1: is that the port of gRPC?") from error

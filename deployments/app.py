@@ -71,7 +71,7 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         api = create_api(self._service)
-        shortcut.apply(api)
+        shortcut.apply(api, api.direct)
         return api
 
 

@@ -73,6 +73,7 @@ def _link(text: str) -> str:
     return text
 
 
+LabelCount = Annotated[int, Field(ge=1)]
 LinkName = Annotated[str, AfterValidator(_link)]
 WebOrigin = Annotated[str, AfterValidator(_origin)]
 Ports = Annotated[str, AfterValidator(_port_range)]
@@ -105,6 +106,11 @@ class ServedConfig(BaseModel):
     )
     profile: str | None = Field(None, description="File of `isobatch profile` from which the plan was made.")
     device: DeviceName = Field("cpu", description="The device that computes the network: cpu or cuda.")
+    ports: Ports | None = Field(
+        None,
+        description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
+        "any free ports.",
+    )
     cpus_per_replica: float = Field(
         1.0, ge=0, description="CPUs that Ray reserves for a replica on the CPU (for a virtual device: almost none)."
     )
@@ -200,6 +206,20 @@ class AppConfig(ServedConfig):
         'status 504. best: it is answered by the levels so far, with "degraded": true.',
     )
     max_inputs: int = Field(256, ge=1, description="The most inputs in one request (422 beyond).")
+    scores: Literal["winner", "all"] | LabelCount = Field(
+        "winner",
+        description="The labels that each answer lists with their probabilities. winner: only the answer itself. all: "
+        "every label. A number: so many, the most probable first. A request may ask for others.",
+    )
+    predict_form: Literal["isobatch", "tei"] = Field(
+        "isobatch",
+        description="The form of POST /predict. tei: requests and answers are those of text-embeddings-inference.",
+    )
+    relevant_label: str | None = Field(
+        None,
+        description="The label whose probability is the score of a document, for /rerank and /score; none: these paths "
+        "are refused, unless the network has one output.",
+    )
     by_value_bytes: int = Field(
         320 * 2**10, ge=0, description="Survivors of a launch that are larger wait where they were computed."
     )
@@ -218,11 +238,6 @@ class AppConfig(ServedConfig):
         gt=0,
         lt=1,
         description="The share of answers that must equal the full network's; none: as `isobatch prepare` promised.",
-    )
-    ports: Ports | None = Field(
-        None,
-        description="Ports on which fronts and replicas listen for each other on each node, as in 24000-24099; none: "
-        "any free ports.",
     )
 
     @model_validator(mode="before")

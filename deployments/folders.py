@@ -19,6 +19,8 @@ _ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",
 )  # fmt: skip
 STALE_S = 24 * 3600.0  # no process still writes to a draft older than this
+# The files in a prepared model's folder that say how it is served.
+PLAN, PROFILE = "plan.json", "profile.json"
 
 
 def cache_directory() -> Path:

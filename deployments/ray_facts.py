@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cluster_checks import ClusterState
-from deployments.config import AppConfig, ports_in
+from deployments.config import ServedConfig, ports_in
 from deployments.resources import KIND, Resources, by_label, remaining, requested_amounts
 from deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
@@ -116,7 +116,7 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def wire_of(config: AppConfig) -> Wire:
+def wire_of(config: ServedConfig) -> Wire:
     """How this process reaches others of its application: with TLS if Ray uses TLS, and the same certificates."""
     ports = ports_in(config.ports) if config.ports else ANY_PORT
     if not _encrypted():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import UserError
-from profiles.model import Label, Probability, Words
+from profiles.model import Label, Probability, Words, probabilities_in
 
 ONE_LABEL = "single_label_classification"  # Hugging Face's name
 Outputs = dict[str, Any]
@@ -40,6 +40,9 @@ class TaskAnswer(Protocol):
     @property
     def words(self) -> Words | None: ...
 
+    @property
+    def logits(self) -> NDArray[np.float32] | None: ...
+
 
 class Task:
     """One label for each input. Another task is a subclass, and stands in `TASKS`."""
@@ -58,9 +61,12 @@ class Task:
         assert isinstance(label, int), "This is a bug: an input has one label."
         return names[label]
 
-    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
-        """An answer as JSON."""
-        return {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
+    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
+        """An answer as JSON, with its `top` most probable labels."""
+        output = {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
+        if top:
+            output["scores"] = best_labels(probabilities_in(logits_of(answer)[None])[0], names, top)
+        return output
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         """The label, its name and its score from the result of `output`."""
@@ -73,6 +79,10 @@ class Task:
             "score": np.array([answer.score for answer in answers], np.float32),
             "name": [self.named(answer.label, names) for answer in answers],
         }
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        """The probabilities of all labels, in the order of the labels; a row for each answer."""
+        return probabilities_in(np.stack([logits_of(answer) for answer in answers]))
 
 
 class TokenClassification(Task):
@@ -98,9 +108,13 @@ class TokenClassification(Task):
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[number] for number in _by_word(label))
 
-    def output(self, answer: TaskAnswer, names: Sequence[str]) -> Outputs:
+    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         tokens = tokens_of(answer, names)
-        return {"tokens": tokens, "entities": entities_of(tokens, _words_of(answer).text)}
+        entities = entities_of(tokens, _words_of(answer).text)
+        if top:
+            for token, row in zip(tokens, probabilities_in(logits_of(answer)), strict=True):
+                token["scores"] = best_labels(row, names, top)
+        return {"tokens": tokens, "entities": entities}
 
     def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
         tokens = output["tokens"]
@@ -124,6 +138,30 @@ class TokenClassification(Task):
             "start": padded([_words_of(answer).starts for answer in answers], np.int64, -1),
             "end": padded([_words_of(answer).ends for answer in answers], np.int64, -1),
         }
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        """The same for each word, padded with 0.0 where a text has fewer words than the longest one."""
+        rows = [probabilities_in(logits_of(answer)) for answer in answers]
+        table = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
+        for padded, row in zip(table, rows, strict=True):
+            padded[: len(row)] = row
+        return table
+
+
+def logits_of(answer: TaskAnswer) -> NDArray[np.float32]:
+    """The logits of an answer, which a network here or a front has given."""
+    assert answer.logits is not None, "This is a bug: every answer that leaves a network has logits."
+    return answer.logits
+
+
+def best_labels(probabilities: NDArray[np.float32], names: Sequence[str], top: int) -> list[Outputs]:
+    """The most probable labels, the best first.
+
+    >>> [(each["name"], each["label"]) for each in best_labels(np.float32([0.2, 0.7, 0.1]), "abc", 2)]
+    [('b', 1), ('a', 0)]
+    """
+    best = np.argsort(-probabilities, kind="stable")[:top].tolist()
+    return [{"label": label, "name": names[label], "score": float(probabilities[label])} for label in best]
 
 
 def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
@@ -205,6 +243,17 @@ def _words_of(answer: TaskAnswer) -> Words:
 CLASSIFICATION = Task()
 TOKENS = TokenClassification()
 TASKS: tuple[Task, ...] = (CLASSIFICATION, TOKENS)
+
+
+def relevant_label(names: Sequence[str], label: str | None) -> int | None:
+    """The number of the label that says that a text is relevant; None: no label is named, and there are several.
+
+    >>> relevant_label(("no", "yes"), "yes"), relevant_label(("no", "yes"), None), relevant_label(("score",), None)
+    (1, None, 0)
+    """
+    if label is not None and label not in names:
+        raise UserError(f"relevant_label = {label!r}: the network's labels are {', '.join(names[:20])}")
+    return names.index(label) if label is not None else 0 if len(names) == 1 else None
 
 
 def task_of(model: object) -> Task:

@@ -4,7 +4,7 @@ A `Batch` is a set of inputs on their way through a network. It carries its own 
 can run it without knowing the plan.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -94,9 +94,12 @@ class Exits:
         labels, scores = self.labels.tolist(), self.probabilities.max(axis=1, initial=0.0).tolist()
         if self.counts is None:
             return list(zip(labels, scores, strict=True))
-        ends = np.cumsum(self.counts).tolist()
-        parts = [slice(end - count, end) for end, count in zip(ends, self.counts.tolist(), strict=True)]
-        return [(tuple(labels[part]), tuple(scores[part])) for part in parts]
+        return [(tuple(labels[part]), tuple(scores[part])) for part in _parts(self.counts)]
+
+    @property
+    def logits_by_input(self) -> Iterable[NDArray[np.float32]]:
+        """The logits of each input: a row, or a row for each of its words."""
+        return self.logits if self.counts is None else [self.logits[part] for part in _parts(self.counts)]
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -105,14 +108,27 @@ class Exits:
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
-        """Softmax of the (already calibrated) logits.
+        """Of every label."""
+        return probabilities_in(self.logits)
 
-        >>> Exits(np.array([0]), np.array([3]), np.zeros((1, 4), np.float32)).probabilities
-        array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
-        """
-        powers: NDArray[np.float32] = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
-        powers /= powers.sum(axis=1, keepdims=True)
-        return powers
+
+def _parts(counts: NDArray[np.int64]) -> list[slice]:
+    """The rows of each text, whose words are rows."""
+    ends = np.cumsum(counts).tolist()
+    return [slice(end - count, end) for end, count in zip(ends, counts.tolist(), strict=True)]
+
+
+def probabilities_in(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The probabilities in each row of (already calibrated) logits: their softmax, or of a single one its sigmoid.
+
+    >>> probabilities_in(np.zeros((1, 4), np.float32)), probabilities_in(np.zeros((1, 1), np.float32))
+    (array([[0.25, 0.25, 0.25, 0.25]], dtype=float32), array([[0.5]], dtype=float32))
+    """
+    if logits.shape[1] == 1:
+        return probabilities_in(np.concatenate([logits, np.zeros_like(logits)], axis=1))[:, :1]
+    powers: NDArray[np.float32] = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class DecodingTable:
     residents: int | None = None
     projects: bool = False
     threads: int = 1  # of the processors, where these compute
+    front_s: float = 0.0  # of the front's processor, for a token that it passes on; 0: not timed
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -12,6 +12,7 @@ from cluster.commands import METRICS, Metric
 from cluster.commands.option_classes import with_options
 from cluster.commands.prepare import share
 from cluster.commands.reading import READS, Labels, ReadingOptions, label_names
+from deployments.folders import PLAN, PROFILE
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from deployments.prepare.sample import Sample
     from profiles.devices import Device
 
-PLAN = "plan.json"
-PROFILE = "profile.json"
 RATE_SHARE = 0.8  # the load for which latencies are shown, as a share of the rate that the last network alone sustains
 LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 

@@ -69,6 +69,12 @@ def with_options(**classes: "type[DataclassInstance]") -> Callable[[Command], Co
     return decorate
 
 
+def called(command: Command, **values: Any) -> None:
+    """Call a command as from the command line: options that are not given have their defaults."""
+    defaults = {name: each.default for name, each in signature(command).parameters.items()}
+    command(**(defaults | values))
+
+
 def flag(name: str) -> str:
     """The option on the command line that a parameter of a command stands for.
 

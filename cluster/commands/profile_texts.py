@@ -1,15 +1,16 @@
 """`isobatch profile` of a decoder: launches of its engine are timed, and the price of each part is fitted to them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
-from cluster.profiling import launch_prices
+from cluster.profiling import front_costs, launch_prices
 from cluster.profiling.block_times import source_of, uncatalogued
 from cluster.profiling.launch_estimates import estimated_table
-from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of
+from deployments.decoding.anatomy import anatomy_of
 from deployments.decoding.config import cached_profile
 from deployments.decoding.engine_setup import kv_bytes, load_decoder, usual_dtype
 from deployments.decoding.ramp_rules import DecoderRules, check_decoder, rules_of
@@ -52,8 +53,8 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
     if rules.ramps:
         warn_of_ramp_dtype(source, rules.dtype, dtype)
     workload = workload_of(rules, source, shape.reads)
-    measured = _measured_table(console, model, anatomy, workload, device, dtype, options)
-    tables = (measured, *(estimated_table(model.config, kind) for kind in kinds))
+    measured = _measured_table(console, source, model, workload, device, dtype, options)
+    tables = (measured, *(replace(estimated_table(model.config, kind), front_s=measured.front_s) for kind in kinds))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
     if rules.lengths is None:
         notes += ("lengths of texts are assumed: plan --observed takes those of a server, prepare measures them",)
@@ -68,17 +69,20 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
 
 
 def _measured_table(
-    console: Console, model: Any, anatomy: DecoderAnatomy, workload: DecodingWorkload, device: str, dtype: str,
+    console: Console, source: Path, model: Any, workload: DecodingWorkload, device: str, dtype: str,
     options: "DecoderProfileOptions",
 ) -> DecodingTable:  # fmt: skip
-    """The prices of launches, fitted to launches that are timed on this device."""
+    """The prices of launches, fitted to launches that are timed on this device, and what tokens cost the front."""
     torch.set_num_threads(options.threads)
+    anatomy = anatomy_of(model)
     called = device_name(device)
     kind = options.kind or kind_of(called)
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
     with console.status("timing launches"):
         prices = launch_prices.measured(model, workload, options.budget)
+    with console.status("timing the front"):
+        front_s = front_costs.front_s_per_token(source, anatomy.shape)
     return DecodingTable(
         kind,
         prices.price_s,
@@ -91,6 +95,7 @@ def _measured_table(
         residents=prices.sequences,
         projects=True,
         threads=options.threads if device == "cpu" else 1,
+        front_s=float(f"{front_s:.3g}"),
     )
 
 

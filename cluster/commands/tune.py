@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.commands import METRICS, Metric
+from deployments.folders import PLAN, PROFILE
 from profiles.errors import UserError
 
 if TYPE_CHECKING:
     from optimizer.tuning import Tuned
     from profiles.evidence import Evidence
     from profiles.files import Profile
-
-PLAN = "plan.json"
-PROFILE = "profile.json"
 
 
 def tune(

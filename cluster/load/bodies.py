@@ -65,6 +65,8 @@ class AcceptedInputs:
 
     texts: bool
     shape: tuple[int, ...] = ()  # of an image; -1: the server does not name this size
+    model: str = ""  # the name of the network
+    words: bool = False  # the words of a text get a label each
 
     @property
     def shape_is_known(self) -> bool:
@@ -87,8 +89,9 @@ def accepted_at(url: str, headers: Mapping[str, str]) -> AcceptedInputs:
     base = url.rpartition("/")[0]
     try:
         name = _get(f"{base}/readyz", headers)["model"]
-        tensor = _get(f"{base}/v2/models/{name}", headers)["inputs"][0]
-        return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])))
+        about = _get(f"{base}/v2/models/{name}", headers)
+        tensor, words = about["inputs"][0], any(each["name"] == "words" for each in about.get("outputs", ()))
+        return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])), name, words)
     except (OSError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
             raise UserError(f"nobody answers at {base}: {error.reason}") from error

@@ -1,7 +1,9 @@
 """Measures a decoder on this device: runs the real engine, and fits the price of each part of a launch to its times."""
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import cycle, product
 from random import Random
@@ -14,10 +16,13 @@ from deployments.decoding.anatomy import anatomy_of
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine, Runner
 from deployments.decoding.engine_setup import engine_of
+from deployments.decoding.loop import EngineLoop
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
-from deployments.decoding.scheduler import DecodingLaunch
+from deployments.decoding.scheduler import DecodingLaunch, NewTokens, Scheduler
 from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from deployments.decoding.token_wire import WrittenTokens
 from deployments.decoding.virtual import size_of
+from deployments.transport.frames import frame
 from profiles.errors import UserError
 from profiles.measure import host_clock_for
 from profiles.text_profile import PARTS, PROJECT, DecodingWorkload, LaunchSize
@@ -131,31 +136,64 @@ def _launches(
     clock: Callable[[], float],
     until_s: float,
     seed: int,
-) -> Iterator[TimedLaunch]:
-    """The launches by which an engine writes these texts, with the network cut at a share of its depth."""
+) -> list[TimedLaunch]:
+    """The launches by which an engine writes these texts, with the network cut at a share of its depth.
+
+    As in a replica, the engine has a thread of its own, and another one sends the tokens meanwhile.
+    """
     num_blocks = anatomy_of(model).shape.num_blocks
     cut = max(1, round(depth * num_blocks))
     cuts = () if cut >= num_blocks else (cut,)
-    engine, network = _engine(model, residents, cuts, exits, seed)
-    for text in texts:
-        engine.open(text)
-    for number in range(10**9):
-        begun_s = clock()
-        if engine.step() is None:
-            return
-        took_s = clock() - begun_s
-        if number >= WARM_UP:
-            yield TimedLaunch(network.sizes[-1], took_s)
-        if begun_s > until_s and number > LAST_LAUNCHES:
-            return
+    engine = _engine(model, residents, cuts, exits, seed, clock, until_s)
+    loop = EngineLoop(engine)
+    try:
+        asyncio.run(_send_all(loop, texts, engine))
+    finally:
+        loop.end()
+    return engine.launches[WARM_UP:]
 
 
-def _engine(model: Any, residents: int, cuts: tuple[int, ...], exits: str, seed: int) -> tuple[Engine, _RandomExits]:
+async def _send_all(loop: EngineLoop, texts: Iterable[TextRequest], engine: "_TimedEngine") -> None:
+    async def send(text: TextRequest) -> None:
+        async with aclosing(loop.write(text)) as groups:
+            async for group in groups:
+                frame(WrittenTokens((group,), 0.0))
+                if engine.enough:
+                    return
+
+    await asyncio.gather(*map(send, texts))
+
+
+class _TimedEngine(Engine):
+    """Times its launches, until the time is over and some were timed."""
+
+    def __init__(self, scheduler: Scheduler, network: _RandomExits, clock: Callable[[], float], until_s: float) -> None:
+        super().__init__(scheduler, network, time.perf_counter)
+        self.launches: list[TimedLaunch] = []
+        self._sizes, self._timer, self._until_s = network.sizes, clock, until_s
+
+    @property
+    def enough(self) -> bool:
+        over = bool(self.launches) and self._ended_s > self._until_s
+        return over and len(self.launches) > LAST_LAUNCHES
+
+    def step(self) -> list[NewTokens] | None:
+        begun_s = self._timer()
+        news = super().step()
+        if news is not None:
+            self._ended_s = self._timer()
+            self.launches.append(TimedLaunch(self._sizes[-1], self._ended_s - begun_s))
+        return news
+
+
+def _engine(
+    model: Any, residents: int, cuts: tuple[int, ...], exits: str, seed: int, clock: Callable[[], float], until_s: float
+) -> _TimedEngine:
     rules = DecoderRules(ramps=tuple(DecoderRamp(block=cut - 1, threshold=0.5) for cut in cuts))
     limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
     engine = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
     network = _RandomExits(engine.network, engine.scheduler.splits, Random(seed))
-    return Engine(engine.scheduler, network, time.perf_counter), network
+    return _TimedEngine(engine.scheduler, network, clock, until_s)
 
 
 def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:

@@ -12,7 +12,7 @@ from deployments.cluster_checks import PATHS, check_http
 from deployments.config import ServedConfig, checked, parse
 from deployments.decoding.config import DecoderConfig
 from deployments.decoding.ramp_rules import check_decoder, is_decoder
-from deployments.folders import checkpoint_json, weights_of
+from deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
 from deployments.front.headers import key_in
 from deployments.graph import check_weights, read_graph
 from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, function_at
@@ -67,6 +67,8 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     """
     if target and not target.exists():
         target, overrides = _built_in(target, overrides)
+    if target and target.is_dir() and not overrides.keys() & {"plan", "profile", "device"}:
+        overrides = _own_plan(target) | overrides
     if target is None and not overrides:
         target = ROOT / "cluster" / "demo.yaml"
     content, root = _content(target, planned="plan" in overrides)
@@ -85,6 +87,13 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     if content.get("target_capacity") is not None:
         raise UserError("target_capacity has no effect on the replicas of plans: use devices: and rate_per_s: instead")
     return content
+
+
+def _own_plan(folder: Path) -> dict[str, str]:
+    """The plan and the profile that `isobatch tune` and `isobatch up` put into a model's directory."""
+    files = {"plan": folder / PLAN, "profile": folder / PROFILE}
+    there = all(path.is_file() for path in files.values()) and not is_decoder(folder)
+    return {name: str(path.resolve()) for name, path in files.items()} if there else {}
 
 
 def _built_in(name: Path, overrides: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -39,6 +39,8 @@ FAR_STEPS = 5  # halvings of the interval below it, if no rate in the first is s
 # The share of the tokens of a replica that is never idle which can be sustained. A short run may show more, as an
 # overload shows only once the queue is as long as TTFT.
 BUSY = 0.97
+# The share of the time in which the front's processor passes tokens on: sockets and requests take the rest.
+FRONT_BUSY = 0.5
 # A fleet may sustain more than its devices one by one: at most this multiple is tried.
 MOST_GAIN = 1.2
 BETTER = 1.01  # another way is better if it sustains this multiple
@@ -219,10 +221,17 @@ def _on_all_devices(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[P
     """The plan on all devices of the kinds that can keep the limits."""
     plan = _side_by_side(bests, [best.count for best in bests], goal)
     most = sum(best.count * min(MOST_GAIN * best.texts_per_s, best.most_per_s) for best in bests)
+    most = min(most, _front_texts_per_s(bests[0].facts.profile))
     trial = _highest_trial(plan, bests[0].facts.profile, goal, 0.0, most, PROMISE_SEED, PROMISE_LENGTH)
     if trial is None:
         raise UserError(_obstacle([best.facts for best in bests], goal))
     return plan, trial
+
+
+def _front_texts_per_s(profile: DecoderProfile) -> float:
+    """The texts per second whose tokens the front can pass on, by the slowest of the devices on which it was timed."""
+    token_s = max(table.front_s for table in profile.tables)
+    return FRONT_BUSY / (token_s * profile.workload.output) if token_s else inf
 
 
 def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, DecodingTrial]:
@@ -231,6 +240,8 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
     def cost_per_hour(counts: Sequence[int]) -> float:
         return sum(count * best.facts.device.price_per_hour for best, count in zip(bests, counts, strict=True))
 
+    if goal.texts_per_s > (most := _front_texts_per_s(bests[0].facts.profile)):
+        raise UserError(f"{goal.texts_per_s:.4g} texts per second: one front passes on the tokens of {most:.4g}")
     for counts in sorted(_possible_counts(bests, goal.texts_per_s), key=cost_per_hour):
         plan = _side_by_side(bests, counts, goal)
         trial = trial_at(plan, bests[0].facts.profile, goal.texts_per_s, goal, PROMISE_SEED, PROMISE_LENGTH)

@@ -18,7 +18,7 @@ from deployments.decoding.config import DecoderConfig
 from deployments.decoding.engine import Engine
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
-from deployments.decoding.virtual import TOKEN, VirtualClock, virtual_engine
+from deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
 from optimizer.plan import Plan
 from optimizer.text_plans import emptiest_first, shares_of
 from profiles.text_profile import DecoderProfile, DecodingWorkload
@@ -119,9 +119,9 @@ def _missed(replicas: "Sequence[SimulatedReplica]") -> int:
     return max(sum(replica.began_late for replica in replicas), sum(replica.went_on_late for replica in replicas))
 
 
-def request_of(text: TextArrival, profile: DecoderProfile) -> TextRequest:
-    """The request of a client for a text."""
-    prompt = (TOKEN,) * text.prompt
+def request_of(text: TextArrival, profile: DecoderProfile, number: int) -> TextRequest:
+    """The request of a client for a text: no other begins with the same token."""
+    prompt = (OTHER_TOKEN + 1 + number, *(TOKEN,) * (text.prompt - 1))
     if profile.has_encoder:
         return TextRequest((TOKEN,), text.output, source=prompt)
     return TextRequest(prompt, text.output)
@@ -158,7 +158,7 @@ class SimulatedReplica:
         if not self._is_readable(text):
             self._refuse(place, text, 400)
             return
-        opened = self.engine.open(request_of(text, self.profile))
+        opened = self.engine.open(request_of(text, self.profile, place))
         if isinstance(opened, ReplicaFull):
             self._refuse(place, text, 429)
         else:
@@ -179,6 +179,9 @@ class SimulatedReplica:
         """Run the launches that begin before a time; None: all launches."""
         while until_s is None or self.clock.now_s < until_s:
             news = self.engine.step()
+            for name, _ in self.engine.scheduler.take_late():
+                late = self.names.pop(name)
+                self._refuse(late.place, late.arrival, 429)
             if news is None:
                 self.clock.now_s = max(self.clock.now_s, until_s or 0.0)
                 return

@@ -26,6 +26,7 @@ from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
 from deployments.decoding.texts import TextTokens
+from deployments.decoding.token_wire import TokenInbox
 from deployments.deployer.steps import Moved, Undone
 from deployments.front.grpc_server import check_port
 from deployments.front.headers import key_in
@@ -33,7 +34,7 @@ from deployments.front.observed import Observed
 from deployments.front.served import limit_http
 from deployments.logs import join_serves_log
 from deployments.metrics import DECODER_FRONT, MetricSeries
-from deployments.ray_facts import ask_all, labelled, nodes, replica_name
+from deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
 from deployments.resources import declared
 from deployments.serve_process import process_options
 from deployments.tracing import current, tracing_here
@@ -52,7 +53,8 @@ class DecoderIngress:
         self._shape = decoder_shape(folder)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
-        self._first, self._groups = first, [ReplicaGroup(*each) for each in zip(kinds, replicas, strict=True)]
+        self._first, self._inbox, self._wire = first, TokenInbox(), wire_of(config)
+        self._groups = [ReplicaGroup(*each, self._inbox) for each in zip(kinds, replicas, strict=True)]
         series = MetricSeries(DECODER_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
@@ -107,7 +109,9 @@ class DecoderIngress:
     async def _beside(self) -> AsyncIterator[None]:
         """Let HAProxy refuse requests beyond a limit; at the end, forget the plan, and send the remaining spans."""
         limit_http(self._front.burden, self._front.watch)
+        await self._inbox.open(self._wire)
         yield
+        self._inbox.close()
         if self._front.tracing:
             await asyncio.to_thread(self._front.tracing.close)
         await asyncio.to_thread(self._lead.end)

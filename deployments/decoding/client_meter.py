@@ -57,11 +57,11 @@ class ClientMeter:
         self.ended("answered")
         self.series.value("isobatch_latency_ms", 1e3 * (self.clock() - begun_s))
 
-    def sequence(self, prompt_tokens: int, share: float = 1.0) -> "SequenceMeter":
-        """The meter of a sequence that is requested now, as this share of a request."""
+    def sequence(self, prompt_tokens: int, share: float = 1.0, age_s: float = 0.0) -> "SequenceMeter":
+        """The meter of a sequence that was requested `age_s` ago, as this share of a request."""
         self._num_texts += 1
         self._inside += share
-        return SequenceMeter(self, prompt_tokens, share)
+        return SequenceMeter(self, prompt_tokens, share, age_s)
 
     def wrote(self, depths: Sequence[int], before: int, asked_s: float) -> None:
         """Count tokens that came now; `before`: earlier tokens of their text, which was requested at `asked_s`."""
@@ -123,10 +123,10 @@ class ClientMeter:
 class SequenceMeter:
     """Times the groups of tokens of one sequence as its client gets them."""
 
-    def __init__(self, meter: ClientMeter, prompt_tokens: int, share: float) -> None:
+    def __init__(self, meter: ClientMeter, prompt_tokens: int, share: float, age_s: float) -> None:
         self._meter, self._series, self._clock = meter, meter.series, meter.clock
         self._prompt_tokens, self._share = prompt_tokens, share
-        self._began_s = self._first_s = self._last_s = self._clock()
+        self._began_s = self._first_s = self._last_s = self._clock() - age_s
         self._first = self._further = 0
 
     def wrote(self, depths: Sequence[int]) -> None:

@@ -151,9 +151,9 @@ class DecoderConfig(ServedConfig):
         pending = self.max_pending or (MAX_PENDING_VERIFIED if verified else MAX_PENDING)
         return Splits((*ends, num_blocks), verified, pending, self.exits == "project")
 
-    def pages(self, kv_bytes: int) -> int:
-        """The number of pages, if the KV of one position in one block has this many bytes."""
-        return self.kv_megabytes * 2**20 // (kv_bytes * self.page_tokens)
+    def pages(self, position_bytes: int) -> int:
+        """The number of pages, if the KV of one position has this many bytes."""
+        return self.kv_megabytes * 2**20 // (position_bytes * self.page_tokens)
 
     @property
     def max_requests(self) -> int:

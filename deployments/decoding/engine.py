@@ -23,9 +23,9 @@ class Engine:
     def __init__(self, scheduler: Scheduler, network: Runner, clock: Callable[[], float]) -> None:
         self.scheduler, self.network, self._clock = scheduler, network, clock
 
-    def open(self, request: TextRequest) -> int | ReplicaFull:
-        """Add a sequence and return its name, or refuse it."""
-        return self.scheduler.refusal() or self.scheduler.add(request, self._clock())
+    def open(self, request: TextRequest, age_s: float = 0.0) -> int | ReplicaFull:
+        """Add a sequence that was requested `age_s` ago and return its name, or refuse it."""
+        return self.scheduler.refusal(age_s) or self.scheduler.add(request, self._clock() - age_s)
 
     def cancel(self, name: int) -> None:
         self.scheduler.cancel(name, self._clock())

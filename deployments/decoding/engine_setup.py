@@ -66,10 +66,10 @@ def engine_of(
     anatomy = anatomy_of(model)
     num_blocks = anatomy.shape.num_blocks
     splits, limits = splits_and_limits(config, rules, num_blocks)
-    position_bytes = kv_bytes(anatomy)
+    position_bytes = num_blocks * kv_bytes(anatomy)
     page_bytes, pages = position_bytes * config.page_tokens, config.pages(position_bytes)
     context = anatomy.shape.context(config.max_context)
-    needed = num_blocks * pages_for(context, config.page_tokens)
+    needed = pages_for(context, config.page_tokens)
     if anatomy.shape.start is not None:
         needed *= 2  # the KV of the source, too
     if needed > pages:

@@ -10,17 +10,21 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from deployments.decoding.anatomy import DecoderShape
 from deployments.decoding.client_meter import ClientMeter, RequestEnd
 from deployments.decoding.config import DecoderConfig
+from deployments.decoding.loop import ReplicaFullError, TokenStream
 from deployments.decoding.ramp_rules import GenerationDefaults
 from deployments.decoding.replica import DECODER, ReplicaState
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from deployments.decoding.texts import TextTokens
+from deployments.decoding.token_wire import TokenInbox
 from deployments.front.answers import RefusedError, shown
+from deployments.front.load import RetryTimes
 from deployments.front.proxy import Burden, Refusing
 from deployments.tracing import Tracing, current
 
@@ -28,6 +32,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other
 RETRY_AFTER_S = 0.5  # the wait before another replica is tried
 MAX_WAIT_S = 30.0  # the time for which a text that has lost its replica waits for a place at another one
+ARRIVES_WITHIN_S = 5.0  # the time for the last tokens to arrive once their replica has sent them
 FULL_FOR_S = 0.05  # the time for which no replica is asked after one was full
 
 WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens | ReplicaFull, None]]
@@ -65,6 +70,7 @@ class DecoderFront:
         self.config, self.name, self.texts, self.meter = config, name, texts, meter
         self.key, self.tracing, self.defaults = key, tracing, defaults or GenerationDefaults()
         self._shape, self._stop, self._write_tokens, self._state = shape, stop, write_tokens, state
+        self._retries = RetryTimes()
 
     @property
     def most_calls(self) -> int:
@@ -135,11 +141,14 @@ class DecoderFront:
             raise RefusedError(400, f"{sentence} and max_tokens is {request.max_tokens}: the model reads {context}")
 
     async def write(
-        self, request: TextRequest, stops: Sequence[str], share: float = 1.0
+        self, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
     ) -> AsyncGenerator[TextPiece, None]:
-        """The pieces of a text, as they are written. `share`: of this text in its HTTP request."""
+        """The pieces of a text, as they are written. `share`: of this text in its HTTP request, which reached this
+        front at `begun_s` by the meter's clock (None: now)."""
+        age_s = 0.0 if begun_s is None else self.meter.clock() - begun_s
+        request = replace(request, requested_s=time.time() - age_s)
         text = self.texts.growing_text(stops, self._stop, request.min_tokens)
-        meter = self.meter.sequence(request.given, share)
+        meter = self.meter.sequence(request.given, share, age_s)
         try:
             async with aclosing(self._by_replicas(request)) as groups:
                 async for group in groups:
@@ -148,6 +157,7 @@ class DecoderFront:
                     finish = Finish.STOP if text.stopped else group.finish
                     if finish:
                         meter.finished()
+                        self._retries.answered(self.meter.clock())
                     yield TextPiece(new, group.depths[:taken], finish)
                     if text.stopped:
                         return
@@ -193,7 +203,11 @@ class DecoderFront:
             if full is None:
                 return
             if self.meter.clock() >= until_s:
-                raise RefusedError(429, "too many sequences wait; try again later", full.retry_after_s)
+                now_s = self.meter.clock()
+                self._retries.refused(now_s)
+                raise RefusedError(
+                    429, "too many sequences wait; try again later", self._retries.retry_after_s(full.retry_after_s)
+                )
             await asyncio.sleep(min(full.retry_after_s, RETRY_AFTER_S))
 
     def check_model(self, name: str | None) -> None:
@@ -208,6 +222,7 @@ def _continued(request: TextRequest, group: NewTokens) -> TextRequest:
         prompt=request.prompt + group.tokens,
         max_tokens=request.max_tokens - len(group.tokens),
         replayed=request.replayed + group.depths,
+        requested_s=0.0,  # its first token has come
     )
 
 
@@ -217,6 +232,7 @@ class ReplicaGroup:
 
     kind: str
     replicas: Any
+    inbox: TokenInbox
     writing: int = 0
     _full: ReplicaFull | None = None  # the latest refusal
     _full_until_s: float = 0.0
@@ -230,17 +246,44 @@ class ReplicaGroup:
             yield self._full
             return
         self.writing += 1
-        groups = self.replicas.options(stream=True).write.remote(request, trace)
         try:
-            async for group in groups:
-                if isinstance(group, ReplicaFull):
-                    self._full, self._full_until_s = group, time.monotonic() + FULL_FOR_S
-                yield group
-        except (asyncio.CancelledError, GeneratorExit):
-            groups.cancel()
-            raise
+            with self.inbox.stream() as stream:
+                if request.requested_s:  # the tokens will be on their way for a while, too
+                    request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
+                call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
+                ended = asyncio.ensure_future(_result(call))
+                ended.add_done_callback(partial(_end, stream))
+                finished = False
+                try:
+                    while not finished:
+                        group = await stream.get()
+                        finished = group.finish is not None
+                        yield group
+                except ReplicaFullError as full:
+                    self._full, self._full_until_s = ReplicaFull(full.retry_after_s), time.monotonic() + FULL_FOR_S
+                    yield self._full
+                finally:
+                    if not (finished or ended.done()):
+                        call.cancel()
         finally:
             self.writing -= 1
+
+
+async def _result(call: Any) -> ReplicaFull | None:
+    result: ReplicaFull | None = await call
+    return result
+
+
+def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> None:
+    """Pass on how a replica's call has ended. Tokens that it sent may still be on their way."""
+    if ended.cancelled():
+        return
+    if error := ended.exception():
+        stream.fail(error if isinstance(error, Exception) else ConnectionError(repr(error)))
+    elif full := ended.result():
+        stream.fail(ReplicaFullError(full.retry_after_s))
+    else:
+        asyncio.get_running_loop().call_later(ARRIVES_WITHIN_S, stream.fail, ConnectionError("tokens were lost"))
 
 
 async def written_by_any(
@@ -279,6 +322,7 @@ def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int]
             "free": sum(state.free_pages for state in states),
             "of": sum(state.pages for state in states),
         },
+        "prefix_hits": sum(state.shared for state in states) / max(1, sum(state.asked for state in states)),
         "preempted": sum(state.preempted for state in states),
         "tokens_per_s": sum(state.tokens_per_s for state in states),
         "splits": [{"split": split, "launches": count, "fill": fill} for split, (count, fill) in enumerate(fills)],

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -103,7 +104,7 @@ class EngineLoop:
 
     def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            opened = self._working_engine().open(request)
+            opened = self._working_engine().open(request, request.age_s(time.time()))
         except Exception as error:  # an error of this text alone: others go on
             _call_soon(loop, partial(stream.fail, error))
             return
@@ -151,11 +152,23 @@ class EngineLoop:
             block = False
 
     def _step(self) -> None:
+        """Run a launch, and wake each event loop once for all of its tokens."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, NewTokens]]] = {}
         for written in self._engine.step() or ():
             stream, loop = self._streams[written.name]
             if written.finish:
                 del self._streams[written.name]
-            _call_soon(loop, partial(stream.put, written))
+            by_loop.setdefault(loop, []).append((stream, written))
+        for name, full in self._engine.scheduler.take_late():
+            stream, loop = self._streams.pop(name)
+            _call_soon(loop, partial(stream.fail, ReplicaFullError(full.retry_after_s)))
+        for loop, news in by_loop.items():
+            _call_soon(loop, partial(_put_all, news))
+
+
+def _put_all(news: Iterable[tuple[TokenStream, NewTokens]]) -> None:
+    for stream, written in news:
+        stream.put(written)
 
 
 def _unless_done(future: "asyncio.Future[Result]", finish: Callable[[], None]) -> None:

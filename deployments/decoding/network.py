@@ -54,7 +54,10 @@ class CutDecoder:
         self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int
     ) -> None:
         self._anatomy, self._ramps, self._splits = anatomy, ramps, splits
-        self._kv = PagedKv(anatomy.shape.kv_width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens)
+        shape = anatomy.shape
+        self._kv = PagedKv(
+            shape.num_blocks, shape.heads, shape.width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens
+        )
         self._pending: dict[tuple[int, int], list[Tensor]] = {}  # by sequence and split before which they wait
 
     @torch.inference_mode()
@@ -71,14 +74,14 @@ class CutDecoder:
     def _run_blocks(self, launch: DecodingLaunch, blocks: range, states: Tensor) -> Tensor:
         """The states after these blocks; states of projected rows stay as they are."""
         if not launch.projects:
-            return self._anatomy.through(blocks, states, self._kv.view(launch, blocks))
+            return self._anatomy.through(blocks, states, self._kv.view(launch))
         projected = torch.zeros(len(states), dtype=torch.bool)
         projected[[first + row for first, piece in _with_first_row(launch) for row in piece.projected]] = True
         left, stay = (rows.nonzero()[:, 0].to(states.device) for rows in (projected, ~projected))
-        self._anatomy.project(blocks, states[left], self._kv.projection(launch, blocks))
+        self._anatomy.project(blocks, states[left], self._kv.projection(launch))
         if not len(stay):
             return states
-        run = self._anatomy.through(blocks, states[stay], self._kv.view(launch, blocks))
+        run = self._anatomy.through(blocks, states[stay], self._kv.view(launch))
         return states.index_copy(0, stay, run)
 
     def drop(self, name: int) -> None:

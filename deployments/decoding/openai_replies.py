@@ -83,10 +83,12 @@ class TextReply:
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-async def whole_text(front: DecoderFront, request: TextRequest, stops: Sequence[str], share: float = 1.0) -> WholeText:
+async def whole_text(
+    front: DecoderFront, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
+) -> WholeText:
     text, finish = "", None
     depths: list[int] = []
-    async with aclosing(front.write(request, stops, share)) as written:
+    async with aclosing(front.write(request, stops, share, begun_s)) as written:
         async for piece in written:
             text, finish = text + piece.text, piece.finish
             depths += piece.depths
@@ -97,7 +99,7 @@ async def whole_texts(front: DecoderFront, reply: TextReply) -> list[WholeText]:
     """The texts of all choices. If one is refused or fails, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as writing:
-            texts = (whole_text(front, request, reply.stops, reply.share) for request in reply.requests)
+            texts = (whole_text(front, request, reply.stops, reply.share, reply.begun_s) for request in reply.requests)
             tasks = [writing.create_task(text) for text in texts]
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
@@ -143,7 +145,7 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
 
     async def write(index: int, request: TextRequest) -> None:
         try:
-            async with aclosing(front.write(request, reply.stops, reply.share)) as written:
+            async with aclosing(front.write(request, reply.stops, reply.share, reply.begun_s)) as written:
                 async for piece in written:
                     news.put_nowait((index, piece))
         except Exception as error:

@@ -123,6 +123,7 @@ class DecoderStats(Schema):
     residents: int
     waiting: int
     pages: PageCounts
+    prefix_hits: float
     preempted: int
     tokens_per_s: float
     splits: list[DecoderSplit]

@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 RECENT = 0.05  # the weight of the latest launch or sequence in a running mean
+SPREADS = 3.0  # mean deviations above the mean: hardly any time is longer
 RECENT_S = 2.0  # the time over which tokens per second are averaged
 
 
@@ -12,6 +13,7 @@ class Pace:
     def __init__(self) -> None:
         self._launch_s: dict[int, float] = defaultdict(float)
         self.residence_s = 0.0
+        self._begins_s = self._begins_spread_s = 0.0  # from becoming a resident to the first token
         self._tokens = self._seconds = 0.0
 
     def launched(self, split: int, took_s: float) -> None:
@@ -26,6 +28,16 @@ class Pace:
 
     def sequence_ended(self, stayed_s: float) -> None:
         self.residence_s = _mean(self.residence_s, stayed_s)
+
+    def sequence_began(self, took_s: float) -> None:
+        """A sequence has its first token, which took this time since it became a resident."""
+        self._begins_spread_s = _mean(self._begins_spread_s, abs(took_s - self._begins_s)) if self._begins_s else 0.0
+        self._begins_s = _mean(self._begins_s, took_s)
+
+    @property
+    def begins_s(self) -> float:
+        """The time in which nearly all residents have their first token."""
+        return self._begins_s + SPREADS * self._begins_spread_s
 
     def tokens_written(self, tokens: int, took_s: float) -> None:
         weight = max(0.0, 1.0 - took_s / RECENT_S)

@@ -1,25 +1,33 @@
-"""Pages of a replica's memory for keys and values (KV): the free ones, and those of each sequence.
+"""Pages of a replica's memory for keys and values (KV), and the beginnings of texts that are kept in them.
 
-A page holds the KV of one block for a few neighbouring positions. Blocks have pages of their own, so that deep blocks
-may lag behind, and a cut may move without a page being copied.
+A page holds the KV of all blocks for a few neighbouring positions of one text. A page that is full may serve every text
+that begins with the same tokens. While no text uses it, it stays until its place is needed: the page that was used
+least recently goes first.
 """
 
-from collections.abc import Iterable
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 
 class PagePool:
-    """The free pages of one replica, for all blocks."""
+    """The pages of one replica.
+
+    `asked` counts the positions that new texts needed before their first token, and `shared` those of them that were in
+    pages of other texts.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._free = list(range(count))
+        self.asked = self.shared = 0
+        self._empty = list(range(count))
+        self._users = [0] * count  # texts that hold each page
+        self._names: dict[int, bytes] = {}  # of the pages whose content may be shared
+        self._pages: dict[bytes, int] = {}  # the same pages, by name
+        self._kept: dict[int, None] = {}  # those that no text uses, in the order in which they were given back
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._empty) + len(self._kept)
 
     def take(self, count: int) -> list[int] | None:
         """Take this number of pages; return None if fewer are free.
@@ -28,43 +36,58 @@ class PagePool:
         >>> pool.take(2), pool.take(2)
         ([1, 2], None)
         """
-        if count > len(self._free):
+        if count > self.free:
             return None
-        first = len(self._free) - count
-        taken = self._free[first:]
-        del self._free[first:]
+        while len(self._empty) < count:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest], self._pages[self._names.pop(oldest)]
+            self._empty.append(oldest)
+        first = len(self._empty) - count
+        taken = self._empty[first:]
+        del self._empty[first:]
+        for page in taken:
+            self._users[page] = 1
         return taken
 
-    def give(self, pages: Iterable[int]) -> None:
-        self._free.extend(pages)
+    def share(self, names: Iterable[bytes]) -> list[int]:
+        """Take the pages of these names, up to the first name that no page has."""
+        shared = []
+        for name in names:
+            if (page := self._pages.get(name)) is None:
+                break
+            self._kept.pop(page, None)
+            self._users[page] += 1
+            shared.append(page)
+        return shared
+
+    def name(self, page: int, name: bytes) -> None:
+        """Let later texts share a page, which is full."""
+        if page not in self._names and name not in self._pages:
+            self._names[page], self._pages[name] = name, page
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Give back the pages of a text, in the order of its positions: the last ones are needed least."""
+        for page in reversed(pages):
+            self._users[page] -= 1
+            if not self._users[page]:
+                if page in self._names:
+                    self._kept[page] = None
+                else:
+                    self._empty.append(page)
 
 
-class PageTable:
-    """The pages of one sequence: for each block a row of pages, in the order of positions."""
+def page_names(tokens: Sequence[int], page_tokens: int, before: Sequence[bytes] = ()) -> list[bytes]:
+    """The names of the full pages of a text, each by all tokens up to its end; `before`: the first of these names.
 
-    def __init__(self, num_blocks: int, positions: int, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
-        self._held = [0] * num_blocks
-        self.pages: NDArray[np.int64] = np.zeros((num_blocks, pages_for(positions, page_tokens)), np.int64)
-
-    def missing(self, blocks: range, positions: int) -> int:
-        """How many more pages these blocks need to hold this number of positions."""
-        needed, held = pages_for(positions, self._page_tokens), self._held[blocks.start : blocks.stop]
-        return 0 if min(held) >= needed else sum(max(0, needed - each) for each in held)
-
-    def grow(self, blocks: range, positions: int, pages: list[int]) -> None:
-        """Take the missing pages."""
-        needed, taken = pages_for(positions, self._page_tokens), iter(pages)
-        for block in blocks:
-            for place in range(self._held[block], needed):
-                self.pages[block, place] = next(taken)
-            self._held[block] = max(self._held[block], needed)
-
-    def clear(self) -> list[int]:
-        """Return all pages and forget them."""
-        held = [int(page) for block, count in enumerate(self._held) for page in self.pages[block, :count]]
-        self._held = [0] * len(self._held)
-        return held
+    >>> one, two = page_names([1, 2, 3, 4, 5], 2), page_names([1, 2, 9, 4], 2)
+    >>> len(one), one[0] == two[0], one[1] == two[1]
+    (2, True, False)
+    """
+    names = list(before)
+    for start in range(len(names) * page_tokens, len(tokens) - page_tokens + 1, page_tokens):
+        content = ",".join(map(str, tokens[start : start + page_tokens])).encode()
+        names.append(blake2b(content, key=names[-1] if names else b"", digest_size=16).digest())
+    return names
 
 
 def pages_for(positions: int, page_tokens: int) -> int:

@@ -21,9 +21,10 @@ from deployments.decoding.plan_switch import switched_plan
 from deployments.decoding.ramp_rules import rules_of
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import TextRequest
+from deployments.decoding.token_wire import TokenAddress, TokenOutlets
 from deployments.metrics import DECODER_REPLICA, MetricSeries
 from deployments.models.backends import warn_of_ramp_dtype
-from deployments.ray_facts import StoredPlan
+from deployments.ray_facts import StoredPlan, wire_of
 from deployments.serve_process import ReplicaProcess
 from deployments.tracing import Tracing, part_of
 from optimizer.plan import Plan
@@ -48,6 +49,8 @@ class ReplicaState:
         int, tuple[int, int, int]
     ]  # for each split, by its first block: launches, sequences in them, room for sequences
     version: int = 0  # of the plan that runs
+    asked: int = 0  # positions that texts needed before their first token
+    shared: int = 0  # those of them whose KV was in pages of other texts
 
 
 class DecoderReplica(ReplicaProcess):
@@ -70,18 +73,24 @@ class DecoderReplica(ReplicaProcess):
         self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)
+        self._outlets = TokenOutlets(wire_of(config))
         self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
         gc.freeze()  # the network stays until the end, so the garbage collector need not visit it
 
-    async def write(self, request: TextRequest, trace: str = "") -> AsyncGenerator[NewTokens | ReplicaFull, None]:
-        """The tokens of a sequence, or one refusal. `trace`: the traceparent of its spans."""
+    async def write(
+        self, request: TextRequest, front: TokenAddress, number: int, trace: str = ""
+    ) -> ReplicaFull | None:
+        """Send the tokens of a sequence to a front, which has this number for it; returns after the last one, or with a
+        refusal. `trace`: the traceparent of its spans."""
+        outlet = await self._outlets.to(front)
         try:
             async with aclosing(traced(self._loop.write(request), request, self._tracing, trace)) as groups:
                 async for group in groups:
                     self._depths.update(group.depths)
-                    yield group
+                    outlet.put(number, group)
         except ReplicaFullError as full:
-            yield ReplicaFull(full.retry_after_s)
+            return ReplicaFull(full.retry_after_s)
+        return None
 
     async def drain(self) -> None:
         self._exporting.cancel()
@@ -131,6 +140,8 @@ class DecoderReplica(ReplicaProcess):
             dict(self._depths),
             dict(scheduler.launched),
             self._version,
+            scheduler.pool.asked,
+            scheduler.pool.shared,
         )
 
 

@@ -23,6 +23,8 @@ FEW_ROWS = 16
 DEEP_SHARE = 0.6
 # The shortest time after which a client is told to try again.
 SHORTEST_RETRY_S = 1.0
+# The largest share of the time to the first token that is kept for the launches until then.
+MOST_KEPT = 0.5
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,27 @@ class Scheduler:
         self._names = 0  # the name of the latest sequence
         self._largest = 0  # the most pages that any sequence can need
         self._dropped: list[int] = []
+        self._late: list[int] = []
 
-    def refusal(self) -> ReplicaFull | None:
-        """The refusal of one more sequence, if it would probably wait longer for its first token than promised."""
-        places = self._crowd or self.limits.max_residents
-        ahead = len(self.waiting) + 1 - (places - len(self.residents))
-        wait_s = self.pace.residence_s * max(0, ahead) / places
-        if len(self.waiting) >= self.limits.max_waiting or wait_s > self.limits.ttft_s:
+    def refusal(self, age_s: float = 0.0) -> ReplicaFull | None:
+        """The refusal of one more sequence, if it would probably wait longer for its first token than promised. It was
+        requested `age_s` ago."""
+        wait_s = self._wait_s()
+        first_s = age_s + wait_s + self._begins_s()
+        if len(self.waiting) >= self.limits.max_waiting or (wait_s and first_s > self.limits.ttft_s):
             return ReplicaFull(max(wait_s, SHORTEST_RETRY_S))
         return None
+
+    def _wait_s(self) -> float:
+        """The time for which one more sequence would wait for a place."""
+        places = self._crowd or self.limits.max_residents
+        ahead = len(self.waiting) + 1 - (places - len(self.residents))
+        return self.pace.residence_s * max(0, ahead) / places
+
+    def take_late(self) -> list[tuple[int, ReplicaFull]]:
+        """The sequences that have waited in vain since the last call: their first token would come too late."""
+        late, self._late = self._late, []
+        return [(name, ReplicaFull(max(self._wait_s(), SHORTEST_RETRY_S))) for name in late]
 
     def add(self, request: TextRequest, now_s: float) -> int:
         """Add a sequence, which waits for a place, and return its name."""
@@ -193,9 +207,14 @@ class Scheduler:
         for piece, predicted in zip(launch.pieces, predictions, strict=True):
             sequence, before, corrected = piece.sequence, piece.sequence.confirmed, piece.sequence.corrected
             sequence.advance(launch.split, piece.rows, predicted)
+            if launch.split == self.splits.last:
+                for page, name in sequence.newly_full():
+                    self.pool.name(page, name)
             if sequence.corrected > corrected:
                 self._dropped.append(sequence.name)  # the states after the wrong draft are of no use
             new = slice(before, sequence.confirmed)
+            if sequence.confirmed and not before:
+                self.pace.sequence_began(now_s - sequence.entered_s)
             given = len(sequence.request.prompt)
             tokens = sequence.tokens[given + before : given + sequence.confirmed]
             if finish := sequence.finish:
@@ -211,9 +230,21 @@ class Scheduler:
         """Admit waiting sequences in order, while there are places and pages, and tokens come in time."""
         while self.waiting and self._has_place():
             sequence = self.waiting.popleft()
+            if self._begins_late(sequence, now_s):
+                self._late.append(sequence.name)
+                continue
             sequence.entered_s = now_s
             self.residents[sequence.name] = sequence
         self._crowd = len(self.residents) if self.waiting else 0
+
+    def _begins_late(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether a sequence that has written nothing has waited so long that its first token would be late."""
+        begun = sequence.confirmed or sequence.request.replayed
+        return not begun and now_s + self._begins_s() > sequence.arrived_s + self.limits.ttft_s
+
+    def _begins_s(self) -> float:
+        """The time to keep for the first token of a new resident. It is limited, so that some texts always begin."""
+        return min(self.pace.begins_s, MOST_KEPT * self.limits.ttft_s)
 
     def _has_place(self) -> bool:
         count = len(self.residents)
@@ -232,7 +263,7 @@ class Scheduler:
         return needed <= self.pool.count
 
     def _pages(self, positions: int) -> int:
-        return self.splits.num_blocks * pages_for(positions, self.limits.page_tokens)
+        return pages_for(positions, self.limits.page_tokens)
 
     def _split(self, now_s: float) -> int:
         """The deepest split whose turn it is; else the first, if a sequence is ready; else that with most sequences."""
@@ -259,7 +290,7 @@ class Scheduler:
 
     def _pieces_with_pages(self, split: int) -> tuple[Piece, ...]:
         """The pieces to run there, with pages. If pages are short, the youngest residents are preempted."""
-        needs = [(piece, piece.sequence.missing(split, piece.start + piece.rows)) for piece in self._pieces(split)]
+        needs = [(piece, piece.sequence.missing(piece.start + piece.rows)) for piece in self._pieces(split)]
         while sum(missing for _, missing in needs) > self.pool.free:
             youngest = next(reversed(self.residents.values()))
             self._preempt(youngest)
@@ -269,7 +300,7 @@ class Scheduler:
             if missing:
                 taken = self.pool.take(missing)
                 assert taken is not None, "This is a bug: there were enough pages."
-                piece.sequence.grow(split, piece.start + piece.rows, taken)
+                piece.sequence.grow(taken)
         return tuple(sorted((piece for piece, _ in needs), key=by_size))
 
     def _pieces(self, split: int) -> Iterator[Piece]:
@@ -281,12 +312,20 @@ class Scheduler:
             unread = sequence.unread(split)
             if sequence.at != split or unread > room < most:
                 continue
+            if room and not sequence.pages:
+                self._share(sequence)
             waiting, few = sequence.waiting(split), sequence.unseen(split) <= pending
             rows = waiting if few else min(waiting, room)
             room = max(0, room - unread - (0 if few else rows))
             if rows:
                 predictions, projected = sequence.num_predictions(split, rows), sequence.projected(split, rows)
                 yield Piece(sequence, sequence.filled[split], rows, predictions, projected)
+
+    def _share(self, sequence: Sequence) -> None:
+        """Let a sequence begin after those of its first positions that full pages of other sequences have."""
+        sequence.begin_at(self.pool.share(sequence.shareable()))
+        self.pool.asked += len(sequence.tokens)
+        self.pool.shared += sequence.filled[0]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a resident's pages. It restarts from the tokens that it has written, as the first waiting sequence."""

@@ -5,12 +5,13 @@ the tokens before it: not on the other sequences of a launch, nor on exits, rest
 instead, a token also depends on the blocks after which the tokens before it left; a restarted sequence remembers them.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from deployments.decoding.pages import PageTable
+from deployments.decoding.pages import page_names, pages_for
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class TextRequest:
     source: tuple[int, ...] = ()
     replayed: tuple[int, ...] = ()
     min_tokens: int = 0
+    requested_s: float = 0.0  # when its request reached the front, in Unix time; 0: now
+
+    def age_s(self, now_s: float) -> float:
+        """The time since then, which counts for the time to its first token."""
+        return max(0.0, now_s - self.requested_s) if self.requested_s else 0.0
 
     @property
     def first_written(self) -> int:
@@ -120,15 +126,16 @@ class Sequence:
 
     `at` is the split where it runs next. `filled[s]` counts the positions that split s has processed, whose KV it has
     made; positions that split s - 1 has processed and split s has not are pending before split s. `confirmed` counts
-    the written tokens that no check can take back. A source has KV of its own in every block (`source_table`), which is
-    made before the first position runs.
+    the written tokens that no check can take back. Its KV lies in `pages`, in the order of positions. A source has KV
+    of its own (`source_pages`), which is made before the first position runs.
     """
 
     def __init__(self, name: int, request: TextRequest, splits: Splits, arrived_s: float, page_tokens: int) -> None:
         self.name, self.request, self.arrived_s = name, request, arrived_s
-        self._splits = splits
-        self.table = PageTable(splits.num_blocks, len(request.prompt) + request.max_tokens, page_tokens)
-        self.source_table = PageTable(splits.num_blocks, len(request.source), page_tokens)
+        self._splits, self._page_tokens = splits, page_tokens
+        self.pages: list[int] = []
+        self.source_pages: list[int] = []
+        self._names: list[bytes] = []  # of its full pages
         self.tokens = list(request.prompt)
         self.depths: list[int] = []  # of each written token: the block after which it was known
         self.confirmed = 0
@@ -140,6 +147,7 @@ class Sequence:
         """Forget all KV and all tokens that are not confirmed; the confirmed ones become part of the prompt."""
         self._cut(len(self.request.prompt) + self.confirmed)
         self.filled = [0] * len(self._splits.ends)
+        self._named = 0  # full pages that other sequences may share
         self.at = 0
         self._owed = True  # whether the next token is still to be predicted
 
@@ -174,23 +182,49 @@ class Sequence:
         waiting = self.waiting(split)
         return waiting - len(self.projected(split, waiting))
 
-    def missing(self, split: int, positions: int) -> int:
-        """The number of pages that it lacks for its source and for this number of positions in a split."""
-        return self.table.missing(self._splits.blocks(split), positions) + self._source_missing()
+    def missing(self, positions: int) -> int:
+        """The number of pages that it lacks for its source and for this number of positions."""
+        return max(0, pages_for(positions, self._page_tokens) - len(self.pages)) + self._source_missing()
 
-    def grow(self, split: int, positions: int, pages: list[int]) -> None:
+    def grow(self, pages: list[int]) -> None:
         """Take the missing pages."""
-        if cut := self._source_missing():
-            self.source_table.grow(range(self._splits.num_blocks), len(self.request.source), pages[:cut])
-        self.table.grow(self._splits.blocks(split), positions, pages[cut:])
+        cut = self._source_missing()
+        self.source_pages += pages[:cut]
+        self.pages += pages[cut:]
+
+    def begin_at(self, pages: list[int]) -> None:
+        """Begin after the positions of these pages, whose KV another sequence has made."""
+        self.pages = pages
+        self.filled = [len(pages) * self._page_tokens] * len(self.filled)
 
     def give_pages(self) -> list[int]:
         """Return all its pages and forget them."""
-        return self.table.clear() + self.source_table.clear()
+        pages = self.pages + self.source_pages
+        self.pages, self.source_pages = [], []
+        return pages
+
+    def shareable(self) -> list[bytes]:
+        """The names of its full pages whose KV depends on nothing but the tokens before their end.
+
+        The last position is left out, since it has to run. Where KV is projected, only those of the prompt count.
+        """
+        if self.request.source:
+            return []
+        most = self.request.first_written if self._splits.project else len(self.tokens)
+        count = min(most, len(self.tokens) - 1) // self._page_tokens
+        if count > len(self._names):
+            self._names = page_names(self.tokens[: count * self._page_tokens], self._page_tokens, self._names)
+        return self._names[:count]
+
+    def newly_full(self) -> Iterator[tuple[int, bytes]]:
+        """The pages that others may share since the last call, with their names."""
+        full = self.filled[-1] // self._page_tokens
+        if full > self._named:
+            yield from list(zip(self.pages[:full], self.shareable(), strict=False))[self._named :]
+            self._named = full
 
     def _source_missing(self) -> int:
-        unread = self.request.source and self.unread(split=0)
-        return self.source_table.missing(range(self._splits.num_blocks), unread) if unread else 0
+        return max(0, pages_for(len(self.request.source), self._page_tokens) - len(self.source_pages))
 
     def num_predictions(self, split: int, rows: int) -> int:
         """After how many of the last of these rows a ramp or the head has to predict a token."""
@@ -263,6 +297,7 @@ class Sequence:
 
     def _cut(self, length: int) -> None:
         del self.tokens[length:]
+        del self._names[length // self._page_tokens :]
         del self.depths[length - len(self.request.prompt) :]
 
     @property

@@ -113,5 +113,5 @@ def virtual_engine(
     table, workload = profile.table(kind), profile.workload
     cuts = tuple(block + 1 for block, _ in workload.survival) if config.cuts is None else config.cuts
     splits = config.splits(cuts, profile.num_blocks)
-    scheduler = Scheduler(splits, config.limits(), PagePool(config.pages(table.kv_bytes)))
+    scheduler = Scheduler(splits, config.limits(), PagePool(config.pages(profile.num_blocks * table.kv_bytes)))
     return Engine(scheduler, VirtualDecoder(table, workload, splits, clock.wait, random), clock)

@@ -1,7 +1,12 @@
 """The answer to one input, and the error for a request that gets no answer."""
 
 import reprlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from profiles.model import Label, Probability, Words
 
@@ -36,6 +41,8 @@ class Answer:
     level: int | None = None  # the level of the cascade that answered, from 0
     degraded: bool = False  # there was no time for the next level of the cascade, which would have answered
     words: Words | None = None  # of a text whose words are labelled
+    # The calibrated logits of all labels; a row for each word where words are labelled.
+    logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
     @property
     def queued_ms(self) -> float:
@@ -52,6 +59,8 @@ class Answer:
 
 class RefusedError(Exception):
     """A request that gets no answer: the HTTP status, and one short sentence that names the wrong value."""
+
+    write: Callable[["RefusedError"], Any] | None = None  # its JSON in another server's style; None: in our own
 
     def __init__(self, status: int, sentence: str, retry_after_s: float | None = None) -> None:
         sentence = brief(sentence)

@@ -75,7 +75,8 @@ class Api(DocumentedApi):
             await super()._handle(scope, receive, send)
 
     def refused(self, refused: RefusedError) -> Response:
-        return JSONResponse(self.dialect.error(refused), refused.status, refusal_headers(refused))
+        write = refused.write or self.dialect.error
+        return JSONResponse(write(refused), refused.status, refusal_headers(refused))
 
     def failed(self, error: Exception) -> Response:
         return self.refused(RefusedError(500, f"this server failed: {type(error).__name__}; its log says where"))

@@ -287,19 +287,19 @@ class Driver:
         exits, now_s, passes_ramp = departed.exits, self._clock(), _passes_ramp(launch)
         self.counts.end_windows(self.dispatcher.route)
         rows, blocks, answers = exits.rows.tolist(), exits.blocks.tolist(), exits.answers()
-        for row, (label, score), block in zip(rows, answers, blocks, strict=True):
+        for row, (label, score), block, logits in zip(rows, answers, blocks, exits.logits_by_input, strict=True):
             ticket = launch.tickets[row]
             reply: _Reply = ticket.reply
             if reply.answer.done():
                 continue
             level = self._level(block)
             if departed.stays:
-                reply.known = Answer(label, score, block, (), level=level, degraded=True)
+                reply.known = Answer(label, score, block, (), level=level, degraded=True, logits=logits)
                 continue
             reply.add_step(launch, started_s, departed.computed_s, now_s, passes_ramp)
             took_s, in_time, full = now_s - reply.admitted_s, not ticket.is_late(now_s), ticket.kind is RowKind.FULL
             self.counts.input_left(block, took_s, in_time, ticket.weight, full, reply.passed_ramp)
-            reply.answer.set_result(Answer(label, score, block, tuple(reply.steps), level=level))
+            reply.answer.set_result(Answer(label, score, block, tuple(reply.steps), level=level, logits=logits))
         labels = [label for label, _ in answers] if launch.kinds else ()
         self.dispatcher.released(launch.id, now_s, () if departed.stays else rows, blocks, labels)
         for audit in self.dispatcher.audits() if launch.kinds else ():

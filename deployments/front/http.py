@@ -2,15 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
 
 from deployments.front.api import Api, Dialect, api_of
 from deployments.front.open_inference.rest import routes
 from deployments.front.open_inference.rpc import serving
-from deployments.front.openapi import READING, WITH_INPUTS, documented, predict_body
 from deployments.front.page import show
-from deployments.front.predict import Predict
-from deployments.front.schemas import PREDICTIONS, StatsBody
+from deployments.front.protocols.paths import add_paths
+from deployments.front.schemas import StatsBody
 from deployments.front.service import Service
 
 
@@ -25,14 +23,7 @@ def create_api(service: Service) -> Api:
         await service.close()
 
     api = api_of(service, "Early-exit inference", Dialect(StatsBody, "POST /predict answers"), life, Api)
-    api.direct = {"/predict": Predict(service)}
-    request_format = WITH_INPUTS | predict_body(service.example.value)
-
-    @api.post("/predict", **documented(PREDICTIONS[service.task.name], *READING), openapi_extra=request_format)
-    async def predict() -> NoReturn:
-        """Answer one input or a list of them, in order."""
-        raise AssertionError("This is a bug: `Api` should have handed the request to `Predict`.")
-
+    api.direct = add_paths(api, service)
     api.include_router(routes(service))
     show(api, service)
     return api

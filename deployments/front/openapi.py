@@ -56,7 +56,7 @@ _RETRY_AFTER = {"Retry-After": {"description": "Seconds until a retry is useful.
 
 
 def problems(
-    *statuses: int, error: type[BaseModel] = ErrorBody, about: Mapping[int, str] = PROBLEMS
+    *statuses: int, error: Any = ErrorBody, about: Mapping[int, str] = PROBLEMS
 ) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` for these statuses; each body is an `error` in JSON."""
     responses: dict[int | str, dict[str, Any]] = {}
@@ -67,7 +67,7 @@ def problems(
     return responses
 
 
-def documented(model: type[BaseModel], *statuses: int, **problem: Any) -> dict[str, Any]:
+def documented(model: Any, *statuses: int, **problem: Any) -> dict[str, Any]:
     """The arguments of a route's decorator for this response and these errors (see `problems`)."""
     responses: dict[int | str, dict[str, Any]] = {200: {"model": model, "description": "OK"}}
     return {"response_model": None, "responses": responses | problems(*statuses, **problem)}
@@ -120,7 +120,11 @@ def predict_body(example: Any | None) -> dict[str, Any]:
         "type": "object",
         "required": ["inputs"],
         "additionalProperties": False,
-        "properties": {"inputs": {"description": _AN_INPUT}},
+        "properties": {
+            "inputs": {"description": _AN_INPUT},
+            "scores": {"description": "The labels to list with their probabilities: all, winner, or a number of them."},
+            "top_k": {"type": "integer", "minimum": 1, "description": "The same as a number in `scores`."},
+        },
     }
     content: dict[str, Any] = {"schema": schema}
     if fits(example):

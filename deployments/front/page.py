@@ -75,7 +75,7 @@ def _about(service: Service) -> dict[str, object]:
         "model": service.name,
         "blocks": service.num_blocks,
         "slo_ms": service.config.slo_ms,
-        "takes": "texts" if service.reads_text else "other",
+        "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
     }
     if directory_of(service.config) != str(function_at(DEMO)()):
         return facts

@@ -1,69 +1,151 @@
-"""Answers POST /predict in plain ASGI, without FastAPI, since this path determines the cost of most requests."""
+"""Answers POST requests for predictions in plain ASGI, without FastAPI: this path determines the cost of most requests.
+
+A path takes requests in one or more forms: /predict in our own, and others in those of other servers (`protocols/`).
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from deployments.front.answers import Answer, RefusedError, shown
-from deployments.front.bodies import body_of, json_in, size_of
+from deployments.front.bodies import body_of, size_of
 from deployments.front.headers import DEADLINE_HEADER, deadline_s
+from deployments.front.pictures import content_of
 from deployments.front.service import Content, Service
 from deployments.tasks import Task
 
 _JSON = b"application/json"
 _DEADLINE = DEADLINE_HEADER.encode()
+ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
+
+
+class Form(Protocol):
+    """One form of requests and their answers."""
+
+    def marked(self, content: object) -> bool:
+        """Whether a body, read as JSON, has a field that only this form of its path has."""
+        ...
+
+    def read(self, content: object) -> Content[bytes]:
+        """The inputs of a body, and how their answers are written. Raises `RefusedError` for a wrong body."""
+        ...
+
+    def restyle(self, refused: RefusedError) -> None:
+        """Give a refusal the status and the JSON that clients of this form expect."""
+        ...
 
 
 class Predict:
-    """The ASGI application; it raises `RefusedError` for a request that gets no answer."""
+    """The ASGI application of a path; it raises `RefusedError` for a request that gets no answer.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    A body without the mark of any form is read as the first one. `kind`: the name of the path in costs and traces.
+    """
+
+    def __init__(self, service: Service, *forms: Form, kind: str = "predict") -> None:
+        self._service, self._forms, self._kind = service, forms, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_headers = dict(scope["headers"])
-        with self._service.counted("predict", request_headers) as span:
-            reply = await self._reply(request_headers, receive)
+        form = [self._forms[0]]  # the last item is that of the body, once it was read
+        try:
+            with self._service.counted(self._kind, request_headers) as span:
+                reply = await self._reply(request_headers, receive, form)
+        except RefusedError as refused:
+            form[-1].restyle(refused)
+            raise
         headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(reply))]
         if span:
             headers.append((b"traceparent", span.traceparent.encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
-    async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive, form: list[Form]) -> bytes:
         service, deadline = self._service, headers.get(_DEADLINE)
         within_s = service.config.slo_ms / 1e3 if deadline is None else deadline_s(deadline.decode("latin-1"))
-        incoming = service.register("predict", size_of(headers), headers, within_s)
+        incoming = service.register(self._kind, size_of(headers), headers, within_s)
         body = await body_of(headers, receive, service.config.max_body_bytes)
-        return await service.answer(
-            incoming, lambda: Content(service.encoded(inputs_in(body)), self._written), len(body)
-        )
 
-    def _written(self, answers: Sequence[Answer]) -> bytes:
+        def read() -> Content[bytes]:
+            content = content_of(headers, body)
+            form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
+            return form[-1].read(content)
+
+        return await service.answer(incoming, read, len(body))
+
+
+class OwnForm:
+    """Our own form of POST /predict: any network, any number of inputs, and all that is known of each answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._top = top_of(service.config.scores, len(service.labels))
+
+    def marked(self, content: object) -> bool:
+        return False
+
+    def read(self, content: object) -> Content[bytes]:
+        request = request_in(content)
+        top = self._top if request.scores is None else top_of(request.scores, len(self._service.labels))
+        return Content(self._service.encoded(request.inputs), lambda answers: self._written(answers, top))
+
+    def restyle(self, refused: RefusedError) -> None:
+        """Leave it as it is."""
+
+    def _written(self, answers: Sequence[Answer], top: int) -> bytes:
         task, labels = self._service.task, self._service.labels
-        outputs = [output_of(answer, task, labels) for answer in answers]
-        return _encode(self._service.heading | {"outputs": outputs})
+        outputs = [output_of(answer, task, labels, top) for answer in answers]
+        return encode(self._service.heading | {"outputs": outputs})
 
 
-def inputs_in(body: bytes) -> object:
+class OwnRequest(NamedTuple):
+    """A request in our own form. `scores`: how many labels each answer lists; None: as the server is configured."""
+
+    inputs: object
+    scores: str | int | None = None
+
+
+def request_in(content: object) -> OwnRequest:
     """
-    >>> inputs_in(b'{"inputs": "a text"}')
-    'a text'
+    >>> request_in({"inputs": "a text", "top_k": 2})
+    OwnRequest(inputs='a text', scores=2)
     """
-    content = json_in(body)
     if not isinstance(content, dict) or "inputs" not in content:
         raise RefusedError(400, 'the body must be {"inputs": ...}: one input or a list of them')
-    unknown = next((name for name in content if name != "inputs"), None)
-    if unknown is not None:
-        raise RefusedError(400, f"{shown(unknown)} is not known: the body has one field, 'inputs'")
-    return content["inputs"]
+    if len(content) == 1:
+        return OwnRequest(content["inputs"])
+    for name in content:
+        if name not in ("inputs", "scores", "top_k"):
+            raise RefusedError(
+                400, f"{shown(name)} is not known: the body has 'inputs', and may have 'scores' or 'top_k'"
+            )
+    if len(content) > 2:
+        raise RefusedError(400, "'scores' and 'top_k' both say how many labels to list: give one of them")
+    scores, top = content.get("scores"), content.get("top_k")
+    if "top_k" in content and not _is_count(top):
+        raise RefusedError(400, f"'top_k' is {shown(top)}: it must be a whole number of at least 1")
+    if "scores" in content and not (scores in (ALL, WINNER) or _is_count(scores)):
+        raise RefusedError(400, f"'scores' is {shown(scores)}: it must be 'all', 'winner' or a number of labels")
+    return OwnRequest(content["inputs"], top if "top_k" in content else scores)
 
 
-def output_of(answer: Answer, task: Task, labels: Sequence[str]) -> dict[str, Any]:
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def top_of(scores: str | int, labels: int) -> int:
+    """How many labels an answer lists besides the winner.
+
+    >>> top_of("winner", 3), top_of("all", 3), top_of(2, 3), top_of(9, 3)
+    (0, 3, 2, 3)
+    """
+    return {ALL: labels, WINNER: 0}[scores] if isinstance(scores, str) else min(scores, labels)
+
+
+def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int = 0) -> dict[str, Any]:
     """The answer's JSON, as `schemas.py` describes it; times are rounded to microseconds."""
     steps = [
         {
@@ -74,7 +156,7 @@ def output_of(answer: Answer, task: Task, labels: Sequence[str]) -> dict[str, An
         }
         for step in answer.steps
     ]
-    output = task.output(answer, labels) | {
+    output = task.output(answer, labels, top) | {
         "exit_block": answer.exit_block,
         "queued_ms": round(answer.queued_ms, 3),
         "computed_ms": round(answer.computed_ms, 3),

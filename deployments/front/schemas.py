@@ -35,20 +35,27 @@ class OnTheWay(Schema):
     degraded: bool = Field(False, description="There was no time for the level that would have answered.")
 
 
-class Output(OnTheWay):
+class LabelScore(Schema):
+    """A label and its probability."""
+
+    label: int = Field(description="The class, from 0.")
+    name: str = Field(description="The name of that class in the checkpoint.")
+    score: float = Field(description="The probability of that class, as the ramp or the head saw it that answered.")
+
+
+class ChosenLabel(LabelScore):
+    """The chosen label, and further ones where they are listed."""
+
+    scores: list[LabelScore] | None = Field(None, description="The most probable labels, the best first.")
+
+
+class Output(OnTheWay, ChosenLabel):
     """One input's label, where it left, and how long it took."""
 
-    label: int = Field(description="The chosen class, from 0.")
-    name: str = Field(description="The name of that class in the checkpoint.")
-    score: float = Field(description="The probability of that class.")
 
-
-class Token(Schema):
+class Token(ChosenLabel):
     """A word of a text, and its label."""
 
-    label: int = Field(description="The chosen class, from 0.")
-    name: str = Field(description="The name of that class in the checkpoint.")
-    score: float = Field(description="The probability of that class.")
     word: str
     start: int = Field(description="The position of the first character, from 0. A list of words is joined by blanks.")
     end: int = Field(description="The position behind the word's last character.")

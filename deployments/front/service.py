@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -26,9 +27,10 @@ from deployments.front.proxy import Burden, Refusing
 from deployments.front.request_queue import RequestQueue
 from deployments.front.schemas import STATS_VERSION
 from deployments.front.stats import state_of, stats_of
+from deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
 from deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
 from deployments.replica.loading import load_front_model
-from deployments.tasks import task_of
+from deployments.tasks import relevant_label, task_of
 from deployments.tracing import Span, span_of_request, tracing_here
 from deployments.transport.packed import Packed, pack
 from profiles.model import SplitModel, label_names, reads_text
@@ -46,6 +48,8 @@ _LONG_WAIT_SHARE = 0.2
 _ENOUGH_OF_SLO = 0.9
 # The processor time of one of this number of requests is measured: the clock costs more than a small request.
 _MEASURED_ONE_OF = 8
+# Pictures that are decoded at once, each of which may take over 100 MB.
+_DECODERS = 2
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
 
@@ -71,10 +75,17 @@ class IncomingRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """Inputs that are pictures: to decode them takes milliseconds, so it is not done on the event loop."""
+
+    inputs: Sequence[Any]
+
+
+@dataclass(frozen=True)
 class Content(Generic[Format]):
     """A request that was read: its inputs, and a function that writes their answers."""
 
-    inputs: Packed
+    inputs: Packed | Pictures
     write: Callable[[list[Answer]], Format]
     within_s: float | None = None  # the client's deadline, if only the body tells it
 
@@ -130,6 +141,8 @@ class Service:
         self.sizes = Sizes(config.most_inputs, config.max_body_bytes)
         self._model = load_front_model(config, directory)
         self.labels, self.task = label_names(self._model), task_of(self._model)
+        # The number of the label that says that a document is relevant; None: there is none.
+        self.relevant = relevant_label(self.labels, config.relevant_label)
         self.example = example_of(config.model)
         promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)
@@ -142,6 +155,7 @@ class Service:
         self._writing = FadingPeak()
         self._retry_times = RetryTimes()
         self._inside = self._strained = self._answered = 0  # requests
+        self._decoders = ThreadPoolExecutor(_DECODERS, "pictures")  # its threads start when they are needed
         self._connect = connect
         self._others = others
         self._plan = plan
@@ -158,6 +172,7 @@ class Service:
     async def close(self) -> None:
         """End when every admitted input has been answered."""
         await self._driver.close()
+        self._decoders.shutdown(wait=False)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
@@ -168,6 +183,16 @@ class Service:
     @property
     def reads_text(self) -> bool:
         return reads_text(self._model)
+
+    @property
+    def texts(self) -> TextEncoder | None:
+        """The encoder with the network's tokenizer; None: it has none that is known here."""
+        return texts_of(getattr(self._model, "encoder", None))
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether inputs may be JPEG, PNG or WebP."""
+        return isinstance(getattr(self._model, "encoder", None), ImageEncoder)
 
     def register(
         self,
@@ -234,17 +259,20 @@ class Service:
         began_s = work_clock()
         content = read()
         read_s = work_clock() - began_s
+        inputs = content.inputs
+        if isinstance(inputs, Pictures):
+            inputs = await asyncio.get_running_loop().run_in_executor(self._decoders, self.packed, inputs.inputs)
         within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s)
-        answers = await self._driver.answer(content.inputs, within_s, incoming.full, waits)
+        answers = await self._driver.answer(inputs, within_s, incoming.full, waits)
         known_s, began_s = self._clock(), work_clock()
-        written = content.write(_finite(_with_texts(answers, content.inputs)))
+        written = content.write(_finite(_with_texts(answers, inputs)))
         now_s = self._clock()
         self._writing.add(now_s, now_s - known_s)
         if measures:
-            costs.weight.learn(incoming.size, sum(self._driver.weights(content.inputs)))
+            costs.weight.learn(incoming.size, sum(self._driver.weights(inputs)))
             costs.work_s.learn(incoming.size, read_s + work_clock() - began_s)
         if now_s > deadline_s:
             raise RefusedError(504, "the deadline passed before the answer was ready")
@@ -321,7 +349,7 @@ class Service:
         }
         return application | stats_of(await self.all_fronts(), self._agreement)
 
-    def encoded(self, inputs: object) -> Packed:
+    def encoded(self, inputs: object) -> "Packed | Pictures":
         """Encode the inputs. A list of texts is several; another list may be one input (an image, a pair) or more."""
         if not isinstance(inputs, list):
             return self.encoded_each([inputs])
@@ -337,8 +365,15 @@ class Service:
             sentence = f"'inputs' is neither one input ({single}) nor a list of them ({as_list})"
             raise RefusedError(422, sentence) from None
 
-    def encoded_each(self, inputs: Sequence[Any]) -> Packed:
-        """Encode a list of inputs, each of which may itself be a list."""
+    def encoded_each(self, inputs: Sequence[Any]) -> "Packed | Pictures":
+        """Encode a list of inputs, each of which may itself be a list. Pictures are decoded later."""
+        if self.reads_pictures and any(map(is_picture, inputs)):
+            self.sizes.check_count(len(inputs))
+            return Pictures(inputs)
+        return self.packed(inputs)
+
+    def packed(self, inputs: Sequence[Any]) -> Packed:
+        """Encode a list of inputs now."""
         self.sizes.check_count(len(inputs))
         try:
             packed = pack(self._model.encode(inputs))

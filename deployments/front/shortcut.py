@@ -1,22 +1,22 @@
-"""Answers POST /predict without Serve's handling of a request, which would add more than half to its processor time
-(docs/overload.md).
+"""Answers POST /predict, and the paths of other servers' interfaces, without Serve's handling of a request, which would
+add more than half to its processor time (docs/overload.md).
 
 Serve lets a callback put middlewares around a replica's HTTP server (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, set by
-`isobatch serve`). This middleware answers the most frequent request itself; without the variable only the cost changes.
+`isobatch serve`). This middleware answers the most frequent requests itself; without the variable, only costs change.
 Other parts do the work that Serve then skips: the dispatcher limits and counts requests, uvicorn waits for running
 requests when it stops, and this module cancels a request whose client disconnects.
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-PATH = "/predict"  # only without a route prefix of the application
-
 port: int | None = None  # the HTTP port of this process, learned from the proxy's first health check
 _front: ASGIApp | None = None  # the front of this process, once it exists
+_paths: Collection[str] = ()  # that it answers; only without a route prefix of the application
 
 
 def middlewares() -> list[Middleware]:
@@ -24,9 +24,9 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Shortcut)]
 
 
-def apply(front: ASGIApp) -> None:
-    global _front
-    _front = front
+def apply(front: ASGIApp, paths: Collection[str]) -> None:
+    global _front, _paths
+    _front, _paths = front, frozenset(paths)
 
 
 class Shortcut:
@@ -37,7 +37,7 @@ class Shortcut:
         global port
         if port is None and scope.get("server"):
             port = scope["server"][1]
-        if _front and scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST":
+        if _front and scope["type"] == "http" and scope["path"] in _paths and scope["method"] == "POST":
             await _CancellableRequest(receive).run(_front, scope, send)
         else:
             await self._app(scope, receive, send)

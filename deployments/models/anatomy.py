@@ -13,7 +13,7 @@ from deployments.tasks import CLASSIFICATION, TOKENS, Task
 
 def first_tokens(hidden: Tensor, spans: Spans) -> Tensor:
     """The first token of each text, which most heads read."""
-    return hidden[spans.starts].unsqueeze(1)
+    return hidden.index_select(0, spans.starts).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:
     hidden = hidden.float()  # in half precision the mean of many tokens would depend on the order of its sum
     if spans is None:
         return torch.cat((hidden[:, 0], hidden.mean(dim=1)), dim=1)
-    return torch.cat((hidden[spans.starts], spans.mean(hidden)), dim=1)
+    return torch.cat((hidden.index_select(0, spans.starts), spans.mean(hidden)), dim=1)
 
 
 def token_anatomy(anatomy: Anatomy, model: Any) -> Anatomy:

@@ -113,8 +113,13 @@ class Cascade(CutNetwork):
         return tuple(level.start for level in self.levels[1:])
 
     @property
+    def encoder(self) -> Encoder:
+        """That of the first level."""
+        return self.levels[0].encoder
+
+    @property
     def reads_text(self) -> bool:
-        return self.levels[0].encoder.longest is not None
+        return self.encoder.longest is not None
 
     @property
     def exact(self) -> "Cascade":

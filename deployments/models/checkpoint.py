@@ -48,6 +48,8 @@ def check(folder: Path) -> None:
     config = read_config(folder)
     check_preprocessor(folder, family_of(config.model_type).reads)
     check_head(folder, config)
+    if config.num_labels < 2:
+        raise UserError(f"{folder}: has one output: it can be served, but exits are only made for several labels")
 
 
 def check_level(folder: Path) -> None:
@@ -68,8 +70,8 @@ def check_preprocessor(folder: Path, reads: str) -> None:
 
 def check_head(folder: Path, config: Any) -> None:
     check_one_label(folder, getattr(config, "problem_type", None))
-    if config.num_labels < 2:
-        raise UserError(f"{folder}: is no classifier: num_labels = {config.num_labels}, at least 2 needed")
+    if config.num_labels < 1:
+        raise UserError(f"{folder}: is no classifier: num_labels = {config.num_labels}")
     numbers = sorted(config.id2label)
     if numbers != list(range(config.num_labels)):
         listed = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")

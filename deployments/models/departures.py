@@ -12,131 +12,98 @@ from deployments.exits import Decision
 from deployments.transport.packed import rows_of
 from profiles.model import NOBODY, Exits
 
-_INSIDE = -1.0  # the block number of an input that has not left
-
 PendingCopy = Callable[[], NDArray[np.float32]]  # waits for a copy to the host that has begun
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+
+
+class Departures:
+    """What ramps decide in a launch: for each of them one column that says who leaves, and the logits of the answers.
+
+    The device puts these columns side by side, and the host reads them once. An input leaves at the first ramp that
+    lets it go. Inputs at the positions `kept` stay inside even if they leave; they leave at the last such ramp.
+    """
+
+    def __init__(self, memory: Tensor, num_labels: int, kept: Integers = NOBODY) -> None:
+        self.memory = memory
+        self._num_labels, self._kept = num_labels, kept
+        self._blocks: list[int] = []
+        self._columns: list[Tensor] = []
+        self._is_closed = False
+
+    def note(self, block: int, decision: Decision, *, may_leave: bool) -> None:
+        """Add a ramp's decision. Inputs leave at active ramps only, but a policy may remember every ramp."""
+        self.memory = decision.memory
+        if may_leave:
+            self._blocks.append(block)
+            self._columns += decision.leaves.unsqueeze(1), decision.answer
+
+    def close(self, block: int, answer: Tensor) -> None:
+        """End the network after this block: all inputs that are still inside leave."""
+        self._is_closed = True
+        self._blocks.append(block)
+        self._columns += answer.new_ones(len(answer), 1), answer
+
+    def finish(self) -> tuple[Exits, Integers]:
+        """The exits, and the rows of inputs that stay. At most one copy from device to host is made."""
+        if not self._blocks:
+            return Exits(NOBODY, NOBODY, np.empty((0, self._num_labels), np.float32)), np.arange(len(self.memory))
+        table = to_host(torch.cat(self._columns, dim=1))().astype(np.float32, copy=False)
+        return self._read(table)
+
+    def _read(self, table: NDArray[np.float32]) -> tuple[Exits, Integers]:
+        columns = table.reshape(len(table), len(self._blocks), -1)
+        rows, ramps, staying = self._sorted_out(columns[:, :, 0] > 0)
+        return Exits(rows, np.array(self._blocks)[ramps], columns[rows, ramps, 1:]), staying
+
+    def _sorted_out(self, leaves: Flags) -> tuple[Integers, Integers, Integers]:
+        """The inputs that leave, the ramp at which each of them does, and the inputs that stay."""
+        left: Flags = np.logical_or.reduce(leaves, axis=1)
+        inside, ramps = ~left, leaves.argmax(axis=1)
+        if len(self._kept):
+            inside[self._kept] = True
+            ramps[self._kept] = leaves.shape[1] - 1 - leaves[self._kept, ::-1].argmax(axis=1)
+        rows = left.nonzero()[0]
+        return rows, ramps[rows], inside.nonzero()[0]
 
 
 @dataclass(frozen=True)
 class AnsweredTokens:
     """The tokens of a batch whose texts are answered word by word, at the first token of each word.
 
-    `text` is the number of each token's text, and `answered` says whether the token is answered. A text leaves when at
-    most `most_unsure` of its answered tokens would not leave by themselves, and at least one would.
+    `answered` says whether a token is answered. A text leaves when at most `most_unsure` of its answered tokens would
+    not leave by themselves, and at least one would.
     """
 
-    lengths: NDArray[np.int64]
-    text: Tensor
+    lengths: Integers
     answered: Tensor
     most_unsure: int = 0
-
-    def leave(self, sure: Tensor) -> Tensor:
-        """Which texts leave."""
-        unsure, total = self._count_by_text(self.answered & ~sure), self._count_by_text(self.answered)
-        return (unsure <= self.most_unsure) & (unsure < total)
-
-    def _count_by_text(self, tokens: Tensor) -> Tensor:
-        """The number of these tokens in each text."""
-        return self.text.new_zeros(len(self.lengths)).index_add_(0, self.text, tokens.to(self.text.dtype))
-
-
-class Departures:
-    """One row per input: the block that it left at (or `_INSIDE`), then the logits of its answer.
-
-    Inputs at the positions `kept` stay inside even if they leave; their last departure replaces earlier ones.
-    """
-
-    def __init__(self, memory: Tensor, num_labels: int, kept: NDArray[np.int64] = NOBODY) -> None:
-        self.memory = memory
-        self._kept = kept
-        self._departures = torch.full((self._rows, 1 + num_labels), _INSIDE, device=memory.device)
-        self._anyone_may_have_left = False
-
-    @property
-    def _rows(self) -> int:
-        return len(self.memory)
-
-    def note(self, block: int, decision: Decision, *, may_leave: bool) -> None:
-        """Add a ramp's decision. Inputs leave at active ramps only, but a policy may remember every ramp."""
-        self.memory = decision.memory
-        if may_leave:
-            self._leave(block, decision.answer, decision.leaves)
-
-    def close(self, block: int, answer: Tensor) -> None:
-        """End the network after this block: all inputs that are still inside leave."""
-        self._leave(block, answer, torch.ones_like(self._departures[:, 0], dtype=torch.bool))
-
-    def finish(self) -> tuple[Exits, NDArray[np.int64]]:
-        """The exits, and the rows of inputs that stay. At most one copy from device to host is made."""
-        if not self._anyone_may_have_left:
-            nobody, everybody = np.empty(0, np.int64), np.arange(len(self.memory))
-            return self._exits(np.empty((0, self._output().shape[1]), np.float32), nobody), everybody
-        departures = to_host(self._output())()
-        inside = departures[self._first_rows, 0] == _INSIDE
-        exits = self._exits(departures, np.flatnonzero(~inside))
-        inside[self._kept] = True
-        return exits, np.flatnonzero(inside)
-
-    def _leave(self, block: int, answer: Tensor, leaves: Tensor) -> None:
-        departure = torch.cat((torch.full_like(answer[:, :1], block), answer), dim=1)
-        inside = self._departures[:, 0] == _INSIDE
-        if len(self._kept):
-            inside[torch.from_numpy(self._kept_rows).to(inside.device)] = True
-        leaves_now = (leaves & inside).unsqueeze(1)
-        self._departures = torch.where(leaves_now, departure, self._departures)
-        self._anyone_may_have_left = True
-
-    def _output(self) -> Tensor:
-        """The rows that are copied to the host."""
-        return self._departures
-
-    @property
-    def _first_rows(self) -> NDArray[np.int64] | slice:
-        """The row of each input whose first column says whether the input left."""
-        return slice(None)
-
-    @property
-    def _kept_rows(self) -> NDArray[np.int64]:
-        return self._kept
-
-    def _exits(self, departures: NDArray[np.float32], rows: NDArray[np.int64]) -> Exits:
-        left = departures[rows]
-        return Exits(rows, left[:, 0].astype(np.int64), left[:, 1:])
 
 
 class TokenDepartures(Departures):
     """One row per token, and in its last column whether the token is answered. A text's tokens leave together."""
 
-    def __init__(self, memory: Tensor, num_labels: int, kept: NDArray[np.int64], tokens: AnsweredTokens) -> None:
-        self._tokens = tokens
+    def __init__(self, memory: Tensor, num_labels: int, kept: Integers, tokens: AnsweredTokens) -> None:
         super().__init__(memory, num_labels, kept)
+        self._tokens = tokens
 
-    @property
-    def _rows(self) -> int:
-        return len(self._tokens.text)
+    def finish(self) -> tuple[Exits, Integers]:
+        if self._blocks:
+            self._columns.append(self._tokens.answered.unsqueeze(1))
+        return super().finish()
 
-    def note(self, block: int, decision: Decision, *, may_leave: bool) -> None:
-        if may_leave:
-            self._leave(block, decision.answer, self._tokens.leave(decision.leaves)[self._tokens.text])
-
-    def _output(self) -> Tensor:
-        return torch.cat((self._departures, self._tokens.answered.unsqueeze(1).to(self._departures.dtype)), dim=1)
-
-    @property
-    def _first_rows(self) -> NDArray[np.int64]:
-        firsts: NDArray[np.int64] = np.cumsum(self._tokens.lengths) - self._tokens.lengths
-        return firsts
-
-    @property
-    def _kept_rows(self) -> NDArray[np.int64]:
-        return rows_of(self._tokens.lengths, self._kept)
-
-    def _exits(self, departures: NDArray[np.float32], rows: NDArray[np.int64]) -> Exits:
-        left = departures[rows_of(self._tokens.lengths, rows)]
-        answered = left[:, -1] > 0
-        lengths = self._tokens.lengths[rows]
-        counts = np.add.reduceat(answered.astype(np.int64), np.cumsum(lengths) - lengths)
-        return Exits(rows, departures[self._first_rows[rows], 0].astype(np.int64), left[answered, 1:-1], counts)
+    def _read(self, table: NDArray[np.float32]) -> tuple[Exits, Integers]:
+        lengths, answered = self._tokens.lengths, table[:, -1] > 0
+        columns = table[:, :-1].reshape(len(table), len(self._blocks), -1)
+        starts = np.cumsum(lengths) - lengths
+        total = np.add.reduceat(answered, starts, dtype=np.int64)
+        unsure = np.add.reduceat(answered[:, None] & (columns[:, :, 0] <= 0), starts, axis=0, dtype=np.int64)
+        leaves = (unsure <= self._tokens.most_unsure) & (unsure < total[:, None])
+        leaves[:, -1] |= self._is_closed
+        rows, ramps, staying = self._sorted_out(leaves)
+        places = rows_of(lengths, rows)
+        logits = columns[places, np.repeat(ramps, lengths[rows]), 1:][answered[places]]
+        return Exits(rows, np.array(self._blocks)[ramps], logits, total[rows]), staying
 
 
 def to_host(tensor: Tensor) -> PendingCopy:

@@ -1,7 +1,9 @@
 """Encodes a user's inputs for a network: on the host, in numpy, with the checkpoint's own preprocessor."""
 
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from itertools import chain
 from typing import Any, Protocol
 
@@ -12,6 +14,7 @@ from profiles.errors import UserError
 from profiles.model import Words
 
 MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
+PICTURES = ("JPEG", "PNG", "WEBP")  # the formats of images that are given as bytes
 # The name of an array that says which tokens are answered. The value crosses process boundaries in batches.
 ANSWERED_TOKENS = "asked"
 # Characters of a text that are tokenized, per token that the network reads: words of natural texts are shorter.
@@ -127,6 +130,12 @@ class WordEncoder:
         return replace(encoded, arrays=arrays, words=tuple(words))
 
 
+def texts_of(encoder: object) -> TextEncoder | None:
+    """The part of an encoder that has the tokenizer; None: it reads images, or is of another make."""
+    texts = encoder.texts if isinstance(encoder, WordEncoder) else encoder
+    return texts if isinstance(texts, TextEncoder) else None
+
+
 def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
@@ -171,7 +180,8 @@ def _characters(text: str | Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """Images as arrays or nested lists, height x width or height x width x channels, in the preprocessor's range."""
+    """Images as arrays or nested lists, height x width or height x width x channels, in the preprocessor's range; or
+    pictures as bytes or base64, which have values from 0 to 255."""
 
     processor: Any
     channels: int
@@ -204,6 +214,8 @@ class ImageEncoder:
                 raise UserError(f"image {position} is {size[0]} x {size[1]}, it must be {wanted[0]} x {wanted[1]}")
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
+        if isinstance(value, bytes | str):
+            return self._picture(position, value)
         # Before numpy reads the image, as millions of empty rows take seconds.
         self._check_pixels(position, _first_sizes(value))
         try:
@@ -218,9 +230,44 @@ class ImageEncoder:
             raise UserError("an image must hold finite numbers only")
         return image[:, :, None].repeat(self.channels, axis=2) if image.ndim == 2 else image
 
+    def _picture(self, position: int, value: bytes | str) -> NDArray[np.float32]:
+        """Decode a JPEG, PNG or WebP. Its size is checked before its pixels take any memory."""
+        from PIL import Image, ImageOps
+
+        try:
+            with Image.open(BytesIO(_bytes_of(value)), formats=PICTURES) as picture:
+                self._check_pixels(position, (picture.height, picture.width))
+                upright = ImageOps.exif_transpose(picture)
+                pixels = np.asarray(upright.convert("L" if self.channels == 1 else "RGB"), np.float32)
+        except UserError:
+            raise
+        except Image.DecompressionBombError as error:
+            raise UserError(f"image {position} is too large: 1 to {MAX_PIXELS} pixels are allowed") from error
+        except (OSError, SyntaxError, ValueError) as error:  # damaged, or another format
+            named = "bytes" if isinstance(value, bytes) else "a text (base64)"
+            problem = f"image {position} is given as {named}, which are no complete {', '.join(PICTURES)}"
+            raise UserError(problem) from error
+        return pixels.reshape(*pixels.shape[:2], self.channels)
+
     def _check_pixels(self, position: int, sizes: Sequence[int]) -> None:
         if len(sizes) > 1 and not 0 < sizes[0] * sizes[1] <= MAX_PIXELS:
             raise UserError(f"image {position} is {sizes[0]} x {sizes[1]}: 1 to {MAX_PIXELS} pixels are allowed")
+
+
+def _bytes_of(value: bytes | str) -> bytes:
+    """The bytes of a picture; a text is base64, and may be a data URL.
+
+    >>> _bytes_of("data:image/png;base64,YWI="), _bytes_of("YWI=")
+    (b'ab', b'ab')
+    """
+    if isinstance(value, bytes):
+        return value
+    return b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
+
+
+def is_picture(value: object) -> bool:
+    """Whether an input for a network of images must be decoded, which takes milliseconds."""
+    return isinstance(value, bytes | str)
 
 
 def _first_sizes(value: Any) -> Sequence[int]:

@@ -1,7 +1,7 @@
 """Answers a list of inputs with a network, without any server."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from deployments.dispatch.route import stops
 from deployments.models.served_model import ServedModel
 from deployments.tasks import task_of
 from profiles.errors import UserError
-from profiles.model import Batch, Exits, Label, Probability, Words
+from profiles.model import Batch, Exits, Label, Probability, Words, probabilities_in
 
 BATCH = 32  # inputs per batch
+AT_ONCE = 8 * BATCH  # inputs under way together: survivors of their batches become full batches again
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,23 @@ class PredictedAnswer:
     score: Probability  # the probability of `label`, after calibration
     exit_block: int
     words: Words | None = None  # the words of a text whose words are answered
+    # The calibrated logits of all labels; a row for each word where words are answered.
+    logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    truncated: bool = False  # the text was longer than the network reads, so its end was cut off
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """Of all labels, in their order; a row for each word where words are answered."""
+        assert self.logits is not None, "This is a bug: this answer came from a server."
+        return probabilities_in(np.atleast_2d(self.logits)).reshape(self.logits.shape)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch on its way, and the places of its inputs in the list."""
+
+    batch: Batch
+    places: NDArray[np.int64]
 
 
 def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
@@ -34,29 +52,49 @@ def predict(model: ServedModel, inputs: Sequence[Any], exits: bool = True) -> li
     ramps = model.ramp_blocks if exits else ()
     return [
         answer
-        for start in range(0, len(inputs), BATCH)
-        for answer in _answers(model, model.encode(list(inputs[start : start + BATCH])), ramps)
+        for start in range(0, len(inputs), AT_ONCE)
+        for answer in _answers(model, inputs[start : start + AT_ONCE], ramps)
     ]
 
 
-def _answers(model: ServedModel, batch: Batch, ramps: Collection[int]) -> list[PredictedAnswer]:
+def _answers(model: ServedModel, inputs: Sequence[Any], ramps: Collection[int]) -> list[PredictedAnswer]:
+    """Run all inputs to a ramp before any runs on, so that the survivors of several batches become full ones."""
+    starts = range(0, len(inputs), BATCH)
+    encoded = [model.encode(list(inputs[start : start + BATCH])) for start in starts]
+    parts = [_Part(batch, np.arange(start, start + len(batch))) for batch, start in zip(encoded, starts, strict=True)]
     answers: dict[int, PredictedAnswer] = {}
-    rows, inside = np.arange(len(batch)), batch
     for stop in stops(0, model.num_blocks, ramps):
-        launched = model.run(inside, stop, ramps)
-        answers |= dict(_exit_answers(model, batch.words, rows, launched.exits))
-        rows = np.delete(rows, launched.exits.rows)
-        if launched.survivors is None:
-            break
-        inside = launched.survivors
-    return [answers[row] for row in range(len(batch))]
+        survivors = []
+        for part in _full(model, parts):
+            launched = model.run(part.batch, stop, ramps)
+            answers |= _exit_answers(model, encoded, part.places, launched.exits)
+            if launched.survivors is not None:
+                survivors.append(_Part(launched.survivors, np.delete(part.places, launched.exits.rows)))
+        parts = survivors
+    return [answers[place] for place in range(len(inputs))]
+
+
+def _full(model: ServedModel, parts: Sequence[_Part]) -> Iterator[_Part]:
+    """The same inputs in batches that are full, except for the last one."""
+    yield from (part for part in parts if len(part.batch) == BATCH)
+    rest = [part for part in parts if len(part.batch) < BATCH]
+    if len(rest) < 2:
+        yield from rest
+        return
+    batch, places = model.merge([part.batch for part in rest]), np.concatenate([part.places for part in rest])
+    for start in range(0, len(places), BATCH):
+        rows = np.arange(start, min(start + BATCH, len(places)))
+        yield _Part(batch if len(rows) == len(places) else model.select(batch, rows), places[rows])
 
 
 def _exit_answers(
-    model: ServedModel, words: Sequence[Words] | None, rows: NDArray[np.int64], exits: Exits
-) -> Iterator[tuple[int, PredictedAnswer]]:
+    model: ServedModel, encoded: Sequence[Batch], places: NDArray[np.int64], exits: Exits
+) -> Iterable[tuple[int, PredictedAnswer]]:
     task = task_of(model)
-    for row, (label, score), block in zip(
-        rows[exits.rows].tolist(), exits.answers(), exits.blocks.tolist(), strict=True
+    for place, (label, score), block, logits in zip(
+        places[exits.rows].tolist(), exits.answers(), exits.blocks.tolist(), exits.logits_by_input, strict=True
     ):
-        yield row, PredictedAnswer(label, task.named(label, model.labels), score, block, words[row] if words else None)
+        batch, row = encoded[place // BATCH], place % BATCH
+        words = batch.words[row] if batch.words else None
+        name, truncated = task.named(label, model.labels), row in batch.truncated
+        yield place, PredictedAnswer(label, name, score, block, words, logits, truncated)

@@ -65,7 +65,10 @@ class Spans:
 
     def masked(self, mask_of: MaskOf, dtype: torch.dtype) -> "Spans":
         """The same spans with masks for attention, which are made once for all blocks."""
-        bands = (replace(band, mask=mask_of(band.present[:, None, None, :], dtype)) for band in self.bands)
+        if not self.bands:
+            return self
+        masks = (mask_of(band.present.unsqueeze(1).unsqueeze(1), dtype) for band in self.bands)
+        bands = (Band(band.places, band.present, mask) for band, mask in zip(self.bands, masks, strict=True))
         return replace(self, bands=tuple(bands))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,7 +139,9 @@ def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare
     if fused:
         return in_shape(lengths, device, RecordingShape(len(lengths), int(lengths.sum()), int(lengths.max())), fused)
     if not spare and (lengths == lengths[0]).all():
-        return Spans(len(lengths), _on_device(_positions(lengths), device), _on_device(_starts(lengths), device))
+        length, tokens = lengths[0], len(lengths) * lengths[0]
+        positions, starts = np.arange(tokens) % length, np.arange(0, tokens, length)
+        return Spans(len(lengths), _on_device(positions, device), _on_device(starts, device))
     return _in_these_bands(lengths, similar_lengths(lengths, MAX_BANDS), device, spare)
 
 
@@ -170,7 +175,9 @@ def in_shape(lengths: Integers, device: torch.device, shape: RecordingShape, fus
     assert shape.longest is not None, "This is a bug: a recording of texts has a longest text."
     missing = np.zeros(shape.inputs - count, np.int64)
     starts = np.append(_starts(lengths), missing)
-    places, present = _side_by_side(starts, np.append(lengths, missing + 1), shape.longest)
+    columns = np.arange(shape.longest)
+    present = columns < np.append(lengths, missing + 1)[:, None]
+    places = starts[:, None] + columns * present
     positions, back = np.zeros((2, shape.tokens), np.int64)
     positions[:tokens], back[:tokens] = _positions(lengths), np.flatnonzero(present[:count])
     edges = np.concatenate([[0], np.cumsum(lengths), missing + tokens]).astype(np.int32)
@@ -210,15 +217,18 @@ def _cuts(pairs: Integers, most: int) -> list[int]:
     """Where bands of ascending texts begin and end, by dynamic programming over the last band's first text."""
     count = len(pairs)
     ends = np.arange(count + 1)
-    cost = (ends[None, :] - ends[:, None]) * np.append(0, pairs)[None, :] + float(PAIRS_PER_BAND)
-    cost[ends[:, None] >= ends[None, :]] = np.inf  # a band holds at least one text
-    least, firsts = cost[0], [np.zeros(count + 1, np.int64)]
+    cost = (ends[:, None] - ends) * np.append(0, pairs)[:, None] + float(PAIRS_PER_BAND)  # by end, then by first text
+    cost[ends >= ends[:, None]] = np.inf  # a band holds at least one text
+    least, firsts = cost[:, 0], [np.zeros(count + 1, np.int64)]
     for _ in range(most - 1):
-        with_one_more = least[:, None] + cost
-        first = with_one_more.argmin(axis=0)
-        better = with_one_more.min(axis=0) < least
+        with_one_more = least + cost
+        first = with_one_more.argmin(axis=1)
+        shorter = with_one_more[ends, first]
+        better = shorter < least
+        if not better.any():
+            break
         firsts.append(np.where(better, first, -1))  # -1: one more band does not help
-        least = np.where(better, with_one_more.min(axis=0), least)
+        least = np.minimum(shorter, least)
     cuts, level = [count], len(firsts) - 1
     while cuts[0] > 0:
         while firsts[level][cuts[0]] < 0:
@@ -229,32 +239,42 @@ def _cuts(pairs: Integers, most: int) -> list[int]:
 
 
 def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.device, spare: int = 0) -> Spans:
-    starts = _starts(lengths)
-    back, order = np.zeros(lengths.sum() + spare, np.int64), np.empty(len(lengths), np.int64)
-    finished, tokens, texts = [], 0, 0
-    for members in bands:
-        places, present = _side_by_side(starts[members], lengths[members], int(lengths[members].max(initial=0)))
-        back[places[present]] = tokens + np.flatnonzero(present)
-        order[members] = texts + np.arange(len(members))
-        if len(members) == 0:  # attention needs at least one row, whose output is not used
-            places, present = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        finished.append(Band(_on_device(places, device), _on_device(present, device)))
-        tokens, texts = tokens + places.size, texts + len(places)
+    """Spans of texts in these bands. All bands are made at once, as one row of places that is cut at the end."""
+    count, starts = len(lengths), _starts(lengths)
+    text_starts, text_lengths, members = starts, lengths, bands
+    if any(len(band) == 0 for band in bands):
+        # Attention needs at least one row: an empty band gets one text without tokens, whose output is not used.
+        members = [band if len(band) else np.array([count]) for band in bands]
+        text_starts, text_lengths = np.append(starts, 0), np.append(lengths, 0)
+    texts, sizes = np.concatenate(members), np.array([len(band) for band in members])
+    row_lengths = text_lengths[texts]
+    longest = np.maximum(np.maximum.reduceat(row_lengths, np.cumsum(sizes) - sizes), 1)
+    widths = np.repeat(longest, sizes)
+    columns = _positions(widths)
+    present = columns < np.repeat(row_lengths, widths)
+    places = np.repeat(text_starts[texts], widths) + columns * present
+    there = present.nonzero()[0]
+    tokens = places[there]
+    positions, back, order = (np.zeros(size, np.int64) for size in (len(there) + spare, len(there) + spare, count + 1))
+    positions[tokens], back[tokens], order[texts] = columns[there], there, np.arange(len(texts))
+    if members is not bands:
+        present |= np.repeat(row_lengths == 0, widths)
+    ends = np.cumsum(sizes * longest)
+    cells = [slice(end - size * width, end) for end, size, width in zip(ends, sizes, longest, strict=True)]
     return Spans(
-        len(lengths),
-        _on_device(np.append(_positions(lengths), np.zeros(spare, np.int64)), device),
+        count,
+        _on_device(positions, device),
         _on_device(starts, device),
-        tuple(finished),
+        tuple(
+            Band(
+                _on_device(places[cell].reshape(size, -1), device), _on_device(present[cell].reshape(size, -1), device)
+            )
+            for cell, size in zip(cells, sizes, strict=True)
+        ),
         _on_device(back, device),
-        None if len(bands) == 1 else _on_device(order, device),
+        None if len(bands) == 1 else _on_device(order[:count], device),
         spare=spare,
     )
-
-
-def _side_by_side(starts: Integers, lengths: Integers, longest: int) -> tuple[Integers, NDArray[np.bool_]]:
-    positions = np.arange(longest)
-    present: NDArray[np.bool_] = positions < lengths[:, None]
-    return starts[:, None] + np.where(present, positions, 0), present
 
 
 def _starts(lengths: Integers) -> Integers:
@@ -272,4 +292,5 @@ def _positions(lengths: Integers) -> Integers:
 
 
 def _on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

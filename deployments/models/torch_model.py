@@ -1,7 +1,6 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ class TorchModel(CutNetwork):
     ) -> None:
         super().__init__(ramps, labels, device, dtype)
         self.anatomy, self.encoder = anatomy, encoder
+        self._last_spans: tuple[NDArray[np.int64] | None, Spans | None] = None, None
 
     def with_ramps(self, ramps: Ramps) -> "TorchModel":
         """The same blocks and weights with other ramps."""
@@ -128,9 +128,8 @@ class TorchModel(CutNetwork):
         if not self.task.by_token:
             return Departures(memory, self.num_labels, kept)
         assert batch.lengths is not None, "This is a bug: texts have lengths."
-        text = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.lengths)).to(self.device, non_blocking=True)
         answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
-        tokens = AnsweredTokens(batch.lengths, text, answered, self.ramps.rules.most_unsure)
+        tokens = AnsweredTokens(batch.lengths, answered, self.ramps.rules.most_unsure)
         return TokenDepartures(memory, self.num_labels, kept, tokens)
 
     def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
@@ -188,9 +187,15 @@ class TorchModel(CutNetwork):
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
     def _spans(self, lengths: NDArray[np.int64]) -> Spans:
-        tokens = int(lengths.sum())
-        spare = rows_for(tokens) - tokens if self.compiles_shapes else 0
-        return spans_of(lengths, self.device, is_fused(self.device, self.dtype), spare)
+        """The same object as last time, where a launch goes on with the texts that it had before a ramp."""
+        known, spans = self._last_spans
+        if lengths is not known:
+            tokens = int(lengths.sum())
+            spare = rows_for(tokens) - tokens if self.compiles_shapes else 0
+            spans = spans_of(lengths, self.device, is_fused(self.device, self.dtype), spare)
+            self._last_spans = lengths, spans
+        assert spans is not None, "This is a bug: texts have spans."
+        return spans
 
     def _before(self, block: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> Tensor:
         if spans is None:
@@ -200,9 +205,11 @@ class TorchModel(CutNetwork):
 
     def _moved(self, batch: Batch) -> Batch:
         arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}
-        return replace(batch, arrays=arrays, memory=self._on_device(batch.memory))
+        return Batch(batch.cursor, arrays, self._on_device(batch.memory), batch.lengths, ahead=batch.ahead)
 
     def _on_device(self, array: Array) -> Tensor:
+        if isinstance(array, Tensor) and array.device == self.device:
+            return array
         return torch.as_tensor(array).to(self.device, non_blocking=True)
 
     def _in_precision(self, tensor: Tensor) -> Tensor:
@@ -213,7 +220,7 @@ class TorchModel(CutNetwork):
         if hidden is None or len(staying) == 0:
             return Launched(exits, None)
         along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ANSWERED_TOKENS}
-        after = replace(batch, cursor=stop, arrays={"hidden": hidden, **along}, memory=departures.memory)
+        after = Batch(stop, {"hidden": hidden, **along}, departures.memory, batch.lengths, ahead=batch.ahead)
         survivors = after if len(staying) == len(batch) else select(after, staying)
         return Launched(exits, survivors)
 

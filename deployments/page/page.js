@@ -448,6 +448,7 @@ function begin() {
   byId("try").hidden = about.takes === "other";
   byId("draw").hidden = byId("load").hidden = about.takes !== "digits";
   byId("say").hidden = about.takes !== "texts";
+  byId("drop").hidden = about.takes !== "pictures";
   if (about.takes === "digits") showPixels();
 }
 
@@ -487,13 +488,13 @@ function inkAt(event) {
 
 function askSoon() {
   clearTimeout(asking);
-  asking = setTimeout(() => travel([pixels]), 150);
+  asking = setTimeout(() => travel(predict([pixels])), 150);
 }
 
 // What was asked last is shown, though an answer to what was asked before may come later.
-async function travel(inputs) {
+async function travel(answer) {
   const number = (asked += 1);
-  const told = await predict(inputs)
+  const told = await answer
     .then(({ outputs }) => journey(outputs[0]))
     .catch((error) => element("p", {}, error.message));
   if (number === asked) byId("answer").replaceChildren(told);
@@ -548,12 +549,24 @@ byId("wipe").addEventListener("click", () => {
 byId("another").addEventListener("click", () => {
   pixels = noisy(oneOf(about.digits));
   showPixels();
-  travel([pixels]);
+  travel(predict([pixels]));
 });
 byId("say").addEventListener("submit", (event) => {
   event.preventDefault();
-  travel([byId("say").querySelector("textarea").value]);
+  travel(predict([byId("say").querySelector("textarea").value]));
 });
+
+function askPicture(file) {
+  if (file) travel(json("predict", { method: "POST", headers: { "Content-Type": file.type }, body: file }));
+}
+byId("drop").addEventListener("change", (event) => askPicture(event.target.files[0]));
+for (const name of ["dragover", "drop"]) {
+  byId("try").addEventListener(name, (event) => {
+    if (about?.takes !== "pictures") return;
+    event.preventDefault();
+    askPicture(event.dataTransfer.files[0]);
+  });
+}
 
 // --- Load from this page
 

@@ -11,7 +11,7 @@ from deployments.dispatch.messages import RowKind
 from deployments.dispatch.route import stops
 from deployments.transport.holdings import Claim, Holdings, Share, State
 from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import Integers, Packed, pack, take, unpack
+from deployments.transport.packed import Packed, pack, take, unpack
 from profiles.model import Batch, Exits, Launched, SplitModel
 
 Kinds = NDArray[np.uint8]
@@ -36,17 +36,21 @@ class SplitReplica:
         """
         started_s = time.perf_counter()
         batch = self._joined(order.parts)
-        rows, kinds = np.arange(len(batch)), _kinds(order, len(batch))
-        runs_shadows = not {RowKind.SHADOW, RowKind.EARLY}.isdisjoint(kinds.tolist())
+        rows, kinds = np.arange(len(batch)), _kinds(order)
+        runs_shadows = RowKind.SHADOW in order.kinds or RowKind.EARLY in order.kinds
         for stop in stops(batch.cursor, order.stop, order.ramps):
-            if not runs_shadows and len(rows) and (kinds[rows] == RowKind.SHADOW).all():
+            if kinds is not None and not runs_shadows and len(rows) and (kinds[rows] == RowKind.SHADOW).all():
                 break
-            launched = self._run(batch, stop, order.ramps, np.flatnonzero(kinds[rows]))
-            if len(launched.exits):
-                exits = replace(launched.exits, rows=rows[launched.exits.rows])
-                reported, removed = self._reported(exits, kinds, at_end=stop == self._model.num_blocks)
-                rows = _without(rows, np.searchsorted(rows, removed))
-                if len(reported):
+            launched = self._run(batch, stop, order.ramps, None if kinds is None else kinds[rows])
+            if left := launched.exits:
+                reported, gone = replace(left, rows=rows[left.rows]), left.rows
+                if kinds is not None and stop < self._model.num_blocks:
+                    reported, leaves = self._reported(reported, kinds)
+                    gone = gone[leaves]
+                staying = np.ones(len(rows), bool)
+                staying[gone] = False
+                rows = rows[staying]
+                if reported:
                     yield Departed(reported, time.perf_counter() - started_s)
             if launched.survivors is None:
                 break
@@ -54,27 +58,25 @@ class SplitReplica:
             if launched.meanwhile:
                 so_far = replace(launched.meanwhile, rows=rows)
                 yield Departed(so_far, time.perf_counter() - started_s, stays=True)
-        staying = self._staying(batch, order) if len(rows) else None
+        survivors = self._survivors(batch, order) if len(rows) else None
         stopped = batch.cursor if len(rows) and batch.cursor != order.stop else None
-        yield Stayed(staying, rows, time.perf_counter() - started_s, stopped)
+        yield Stayed(survivors, rows, time.perf_counter() - started_s, stopped)
 
-    def _run(self, batch: Batch, stop: int, ramps: Collection[int], keep: Integers) -> Launched:
-        """Pass `keep` only if it is not empty, so that networks without audits need not have the parameter."""
-        if len(keep):
+    def _run(self, batch: Batch, stop: int, ramps: Collection[int], kinds: Kinds | None) -> Launched:
+        """Name the inputs to be kept only if there are any, so that networks without audits need no such parameter."""
+        if kinds is not None and len(keep := np.flatnonzero(kinds)):
             return self._model.run(batch, stop, ramps, keep)
         return self._model.run(batch, stop, ramps)
 
     @staticmethod
-    def _reported(exits: Exits, kinds: Kinds, at_end: bool) -> tuple[Exits, Integers]:
-        """The exits that the front must know, and the rows that leave. An input that is answered and stays becomes a
-        shadow."""
+    def _reported(exits: Exits, kinds: Kinds) -> tuple[Exits, NDArray[np.bool_]]:
+        """The exits at a ramp that the front must know, and which of all exits leave. An input that is answered and
+        stays becomes a shadow."""
         row_kinds = kinds[exits.rows]
-        if at_end or not row_kinds.any():
-            return exits, exits.rows
         answered = (row_kinds == RowKind.AUDITED) | (row_kinds == RowKind.EARLY)
         plain = row_kinds == RowKind.PLAIN
         kinds[exits.rows[answered]] = RowKind.SHADOW
-        return exits.at(np.flatnonzero(plain | answered)), exits.rows[plain]
+        return exits.at(np.flatnonzero(plain | answered)), plain
 
     def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
         """Join the parts into one batch, in order."""
@@ -87,21 +89,16 @@ class SplitReplica:
             return take(state, share.rows)
         return state if share.is_complete else self._model.select(state, share.rows)
 
-    def _staying(self, survivors: Batch, order: Order) -> Packed | Claim:
+    def _survivors(self, survivors: Batch, order: Order) -> Packed | Claim:
         if order.keep:
             return self.holdings.hold(survivors, order.hold_s)
         packed = pack(survivors)
         return packed if packed.size_bytes <= order.by_value_bytes else self.holdings.hold(packed, order.hold_s)
 
 
-def _kinds(order: Order, size: int) -> Kinds:
-    return np.frombuffer(order.kinds or bytes(size), np.uint8).copy()
-
-
-def _without(rows: Integers, gone: Integers) -> Integers:
-    staying = np.ones(len(rows), bool)
-    staying[gone] = False
-    return rows[staying]
+def _kinds(order: Order) -> Kinds | None:
+    """The kind of each input, which may be changed; None: all are plain."""
+    return np.frombuffer(order.kinds, np.uint8).copy() if any(order.kinds) else None
 
 
 def _unpacked(states: Iterable[State]) -> Iterator[Batch]:

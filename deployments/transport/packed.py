@@ -72,8 +72,8 @@ def join(parts: Sequence[Packed]) -> Packed:
     first = parts[0]
     if len(parts) == 1:
         return msgspec.structs.replace(first, truncated=frozenset(), words=None) if first.words else first
-    if any(part.cursor != first.cursor for part in parts):
-        raise ValueError(f"parts must stand before one block, got {sorted({part.cursor for part in parts})}")
+    if len(cursors := {part.cursor for part in parts}) > 1:
+        raise ValueError(f"parts must stand before one block, got {sorted(cursors)}")
     arrays = {name: _joined_rows([part.arrays[name] for part in parts]) for name in first.arrays}
     lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
     memory, ahead = np.concatenate([part.memory for part in parts]), [part.ahead for part in parts if part.ahead]

@@ -9,6 +9,7 @@ transformers, which has none for T5. What other devices would make of exits is p
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from deployments.decoding.sequences import TextRequest
 from deployments.demo import llm_demo_directory
 from deployments.demo.sums import answer_to, prompt_of, sums
 from deployments.folders import cache_directory, replacing
+from experiments.decoding import served
 from experiments.decoding.on_paper import measure_on_paper
 from experiments.demos.sums import add_ramps
 from experiments.demos.t5_sums import save, train
@@ -45,7 +47,24 @@ class WrittenWay:
     share: float = 1.0  # of the prompts, where it is slow
 
 
-def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
+def measure(
+    parts: str = "engines,paper,served", rounds: int = 5, texts: int = 320, dtypes: str = "float32,bfloat16",
+    threads: str = "1,2", seconds: int = 20, ways: str = ",".join(served.WAYS),
+) -> dict[str, float]:  # fmt: skip
+    """`rounds` of each part. Served, each precision and number of threads has figures of its own, for these `ways`."""
+    figures: dict[str, float] = {}
+    if "engines" in parts:
+        figures |= _of_engines(rounds, texts)
+    if "paper" in parts:
+        figures |= measure_on_paper(console.print)
+    if "served" in parts:
+        for dtype, count in product(dtypes.split(","), str(threads).split(",")):
+            measured_here = served.measure_served(dtype, int(count), rounds, seconds, ways.split(","))
+            figures |= {f"{name}_{dtype}_{count}": value for name, value in measured_here.items()}
+    return figures
+
+
+def _of_engines(rounds: int, texts: int) -> dict[str, float]:
     torch.set_num_threads(1)
     llama = measured(llm_demo_directory(), rounds, texts, [WrittenWay("generate_batch", _generate_batch())])
     t5 = measured(t5_directory(), rounds, texts, [])
@@ -53,7 +72,7 @@ def measure(rounds: int = 5, texts: int = 320) -> dict[str, float]:
     for way in ("recompute", "project"):
         figures[f"points_lost_by_{way}"] = _points_lost(llama, way)
         figures[f"t5_points_lost_by_{way}"] = _points_lost(t5, way)
-    return figures | measure_on_paper(console.print)
+    return figures
 
 
 def _points_lost(figures: dict[str, float], way: str) -> float:

@@ -6,8 +6,9 @@ import sys
 import threading
 from typing import Any
 
-from experiments.peers.network import BATCH, FullNetwork, folder_and_port
+from experiments.peers.network import BATCH, FullNetwork, options
 from experiments.peers.ready import say_when_ready
+from profiles.model import Label
 
 FOLDER = "ISOBATCH_PEER_FOLDER"
 LATENCY_MS = 60_000  # it refuses what it expects to take longer: nothing is refused here, lateness is counted outside
@@ -22,7 +23,7 @@ def service() -> Any:
             self._network = FullNetwork(os.environ[FOLDER])
 
         @bentoml.api(route="/predict", batchable=True, max_batch_size=BATCH, max_latency_ms=LATENCY_MS)  # type: ignore[untyped-decorator]
-        def predict(self, inputs: list[Any]) -> list[int]:
+        def predict(self, inputs: list[Any]) -> list[Label]:
             return self._network.labels(inputs)
 
     return bentoml.service(workers=1, traffic={"timeout": 60, "max_concurrency": 4096})(Classifier)
@@ -44,4 +45,4 @@ def main(folder: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*folder_and_port(sys.argv[1:]))
+    main(*options(sys.argv[1:])[:2])

@@ -1,4 +1,4 @@
-"""LitServe: one worker that batches, its fast queue: `python -m experiments.peers.litserve_peer FOLDER PORT`.
+"""LitServe, one worker that batches, its fast queue: `python -m experiments.peers.litserve_peer FOLDER PORT [DTYPE]`.
 
 LitServe is no dependency of isobatch: this file may be run by a Python of its own that has it.
 """
@@ -10,17 +10,18 @@ from typing import Any
 
 import litserve
 
-from experiments.peers.network import BATCH, WAIT_S, FullNetwork, folder_and_port
+from experiments.peers.network import BATCH, WAIT_S, FullNetwork, options
 from experiments.peers.ready import say_when_ready
+from profiles.model import Label
 
-FOLDER = "ISOBATCH_PEER_FOLDER"  # what its worker, a process of its own, is told
+FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its worker, a process of its own
 
 
 class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no types here
     """The network in full, in batches."""
 
     def setup(self, device: str) -> None:
-        self._network = FullNetwork(os.environ[FOLDER])
+        self._network = FullNetwork(os.environ[FOLDER], os.environ[EXITS])
 
     def decode_request(self, request: dict[str, Any]) -> object:
         return request["inputs"]
@@ -28,18 +29,18 @@ class LitServeClassifier(litserve.LitAPI):  # type: ignore[misc]  # it has no ty
     def batch(self, inputs: list[Any]) -> list[Any]:
         return inputs
 
-    def predict(self, inputs: list[Any]) -> list[int]:
+    def predict(self, inputs: list[Any]) -> list[Label]:
         return self._network.labels(inputs)
 
-    def unbatch(self, outputs: list[int]) -> list[int]:
+    def unbatch(self, outputs: list[Label]) -> list[Label]:
         return outputs
 
-    def encode_response(self, output: int) -> dict[str, int]:
+    def encode_response(self, output: Label) -> dict[str, Label]:
         return {"label": output}
 
 
-def main(folder: str, port: int) -> None:
-    os.environ[FOLDER] = folder
+def main(folder: str, port: int, exits_dtype: str) -> None:
+    os.environ |= {FOLDER: folder, EXITS: exits_dtype}
     api = LitServeClassifier(max_batch_size=BATCH, batch_timeout=WAIT_S)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
     threading.Thread(target=say_when_ready, args=(f"http://127.0.0.1:{port}/health",), daemon=True).start()
@@ -47,4 +48,4 @@ def main(folder: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*folder_and_port(sys.argv[1:]))
+    main(*options(sys.argv[1:]))

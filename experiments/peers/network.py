@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from profiles.model import Label
+
 BATCH, WAIT_S = 32, 0.002  # the largest batch, and how long a peer waits for it to fill
 READY = "ready"
 
 
 class FullNetwork:
-    """Answers a batch of inputs, each with its label. It loads in the process that serves."""
+    """Answers a batch of inputs, each with its label. It loads in the process that serves.
 
-    def __init__(self, folder: str) -> None:
+    `exits_dtype`: a precision, in which the network runs on torch with its exits, so that a batch shrinks at each ramp.
+    """
+
+    def __init__(self, folder: str, exits_dtype: str = "") -> None:
         import torch
 
         from deployments.models import load
@@ -19,17 +24,19 @@ class FullNetwork:
         from deployments.models.served_model import BlockRange
 
         torch.set_num_threads(1)
-        exact = load(folder, device="cpu", dtype="float32")
-        self._model = on_backend(exact, folder, "onnx")
-        make_ready(self._model, folder, [BlockRange(0, self._model.num_blocks)])
+        exact = load(folder, device="cpu", dtype=exits_dtype or "float32")
+        self._exits = bool(exits_dtype)
+        self._model = exact if exits_dtype else on_backend(exact, folder, "onnx")
+        if not exits_dtype:
+            make_ready(self._model, folder, [BlockRange(0, self._model.num_blocks)])
 
-    def labels(self, inputs: Sequence[Any]) -> list[int]:
-        batch = self._model.encode(list(inputs))
-        exits = self._model.run(batch, self._model.num_blocks, ()).exits
-        return [int(label) for _, label in sorted(zip(exits.rows, exits.labels, strict=True))]
+    def labels(self, inputs: Sequence[Any]) -> list[Label]:
+        from deployments.models.predict import predict
+
+        return [answer.label for answer in predict(self._model, list(inputs), self._exits)]
 
 
-def folder_and_port(arguments: Sequence[str]) -> tuple[str, int]:
-    """What a peer's program is told."""
-    folder, port = arguments
-    return str(Path(folder)), int(port)
+def options(arguments: Sequence[str]) -> tuple[str, int, str]:
+    """The options of a peer's program: FOLDER PORT [DTYPE], where a DTYPE means exits inside a call."""
+    folder, port, *exits_dtype = arguments
+    return str(Path(folder)), int(port), "".join(exits_dtype)

@@ -1,9 +1,9 @@
-"""Plain Ray Serve: one deployment, batched by `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT`."""
+"""Plain Ray Serve, batched by `@serve.batch`: `python -m experiments.peers.ray_peer FOLDER PORT [DTYPE]`."""
 
 import sys
 from typing import Any
 
-from experiments.peers.network import BATCH, READY, WAIT_S, FullNetwork, folder_and_port
+from experiments.peers.network import BATCH, READY, WAIT_S, FullNetwork, options
 from experiments.shared.plain_serve import answer_until_stopped
 
 
@@ -11,8 +11,8 @@ def _stage() -> Any:
     from ray import serve
 
     class Batched:
-        def __init__(self, folder: str) -> None:
-            self._network = FullNetwork(folder)
+        def __init__(self, folder: str, exits_dtype: str) -> None:
+            self._network = FullNetwork(folder, exits_dtype)
 
         async def __call__(self, request: Any) -> Any:
             return await self.answer((await request.json())["inputs"])
@@ -24,10 +24,10 @@ def _stage() -> Any:
     return Batched
 
 
-def main(folder: str, port: int) -> None:
-    options = {"num_replicas": 1, "max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 1}}
-    answer_until_stopped(lambda serve: serve.deployment(**options)(_stage()).bind(folder), port, READY)
+def main(folder: str, port: int, exits_dtype: str) -> None:
+    settings = {"num_replicas": 1, "max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 1}}
+    answer_until_stopped(lambda serve: serve.deployment(**settings)(_stage()).bind(folder, exits_dtype), port, READY)
 
 
 if __name__ == "__main__":
-    main(*folder_and_port(sys.argv[1:]))
+    main(*options(sys.argv[1:]))

@@ -62,7 +62,7 @@ class PeerRound:
 
 def measure(rounds: int = 3, seconds: int = 5, only: str = "") -> dict[str, float]:
     """`rounds` of `seconds` for every number of clients; `only` one workload (demo, minilm)."""
-    there = [peer for peer in PEERS if _has(peer)]
+    there = [peer for peer in PEERS if has(peer)]
     missing = [peer for peer in PEERS if peer not in there]
     _tell_missing(missing)
     figures: dict[str, float] = {f"missing_{peer.name}": float(peer in missing) for peer in PEERS}
@@ -81,7 +81,7 @@ def python(peer: Peer) -> str:
     return sys.executable if peer.needs == OURS.needs else os.environ.get("ISOBATCH_PEERS", sys.executable)
 
 
-def _has(peer: Peer) -> bool:
+def has(peer: Peer) -> bool:
     return (
         subprocess.run([python(peer), "-c", f"import {peer.needs}"], capture_output=True, check=False).returncode == 0
     )
@@ -150,9 +150,16 @@ def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Iterator[str]
         with isobatch(_serve_file(workload, folder)) as url:
             yield url
         return
+    with running_peer(system, workload.folder) as url:
+        yield url
+
+
+@contextmanager
+def running_peer(peer: Peer, folder: str, exits_dtype: str = "") -> Iterator[str]:
+    """A peer that serves this network; with its exits, if a precision is given."""
     port = free_port(0)
-    command = [python(system), "-m", f"experiments.peers.{system.name}_peer", workload.folder, str(port)]
-    with running(command, READY):
+    options = [folder, str(port), *([exits_dtype] if exits_dtype else [])]
+    with running([python(peer), "-m", f"experiments.peers.{peer.name}_peer", *options], READY):
         yield f"http://127.0.0.1:{port}/predict"
 
 

@@ -1,8 +1,9 @@
 """What launches cost beside their arithmetic, in one process: layers that do nothing, and sizes that are new."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -34,15 +35,20 @@ def figures(dtype: str) -> dict[str, float]:
 
 
 class _Chance(nn.Module):
-    """A ramp that computes nothing: inputs leave by chance."""
+    """A ramp that computes nothing: inputs leave by chance, drawn before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn, self._next = torch.rand(INPUTS * TIMES, len(LABELS)), 0
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return torch.rand(len(pooled), len(LABELS))
+        self._next = (self._next + INPUTS) % (len(self._drawn) - INPUTS)
+        return self._drawn[self._next : self._next + len(pooled)]
 
 
 def _beside_layers(model: TorchModel) -> dict[str, float]:
     """Processor time of a launch and of a stop whose layers do nothing, joining, packing and telling included."""
-    width, dtype = WIDTH, model.dtype
+    hidden = torch.zeros(LARGEST_BATCH * (LONGEST + 2), WIDTH, dtype=model.dtype)
 
     def first(hidden: Tensor, spans: Spans | None) -> Tensor:
         return hidden[: spans.count if spans else len(hidden), :2]
@@ -50,7 +56,7 @@ def _beside_layers(model: TorchModel) -> dict[str, float]:
     model.anatomy = replace(
         model.anatomy,
         blocks=[lambda hidden, spans: hidden] * BLOCKS,
-        embed=lambda arrays: torch.zeros(len(arrays["input_ids"]), width, dtype=dtype),
+        embed=lambda arrays: hidden[: len(arrays["input_ids"])],
         pool=first,
         head=lambda hidden: hidden.new_zeros(len(hidden), len(LABELS)),
     )
@@ -58,11 +64,21 @@ def _beside_layers(model: TorchModel) -> dict[str, float]:
     replica = SplitReplica(model)
     parts = tuple(pack(model.encode([text])) for text in texts(INPUTS))
     shares = _held(replica, parts)
-    stopped = _ms(replica, Order(BLOCKS, frozenset({STOP}), parts)) - _ms(replica, Order(BLOCKS, frozenset(), parts))
+    drawn = np.random.default_rng(7)
+    unlike = [" ".join(drawn.choice(WORDS, length)) for length in drawn.integers(1, LONGEST, INPUTS)]
+    unlike_parts = tuple(pack(model.encode([text])) for text in unlike)
+
+    def took_ms(order: Order) -> float:
+        return _ms(partial(_run_once, replica, order))
+
+    launch_ms, stopping_ms = (took_ms(Order(BLOCKS, ramps, parts)) for ramps in (frozenset[int](), frozenset({STOP})))
+    ramp_ms = _ms(partial(_decide, model, first(hidden[:INPUTS], None)))
     return {
-        "launch_beside_layers_ms": _ms(replica, Order(BLOCKS, frozenset(), parts)),
-        "split_beside_layers_ms": _ms(replica, Order(2, frozenset(), shares, keep=True)),
-        "stop_beside_layers_ms": stopped,
+        "launch_beside_layers_ms": launch_ms,
+        "launch_of_unlike_lengths_beside_layers_ms": took_ms(Order(BLOCKS, frozenset(), unlike_parts)),
+        "split_beside_layers_ms": took_ms(Order(2, frozenset(), shares, keep=True)),
+        "stop_beside_layers_ms": stopping_ms - launch_ms - ramp_ms,
+        "ramp_that_computes_nothing_ms": ramp_ms,
     }
 
 
@@ -82,15 +98,27 @@ def _run(replica: SplitReplica, order: Order) -> Packed | Claim | None:
     return end
 
 
-def _ms(replica: SplitReplica, order: Order) -> float:
+def _run_once(replica: SplitReplica, order: Order) -> None:
+    """Run a launch and forget its survivors."""
+    kept = _run(replica, order)
+    if isinstance(kept, Claim):
+        replica.holdings.drop([kept.key])
+
+
+@torch.inference_mode()
+def _decide(model: TorchModel, pooled: Tensor) -> None:
+    """What a ramp does that is no part of the stop behind it: its head and its policy."""
+    model.ramps.decide(STOP, model.ramps.logits(STOP, pooled), torch.zeros(len(pooled), 0))
+
+
+def _ms(call: Callable[[], object]) -> float:
+    """Milliseconds of processor time that a call takes, in the median."""
     found = []
     for number in range(WARM + TIMES):
         began_s = time.thread_time()
-        kept = _run(replica, order)
+        call()
         if number >= WARM:
             found.append(time.thread_time() - began_s)
-        if isinstance(kept, Claim):
-            replica.holdings.drop([kept.key])
     return 1e3 * median(found)
 
 

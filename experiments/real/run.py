@@ -1,53 +1,149 @@
 """Claim: what a plan promises happens with real compute, and constant batches are worth what the planner says.
 
 BERT-base in random weights, whose inputs leave by chance at a given survival, on Ray Serve over HTTP, one replica of
-one thread. Systems take turns, round by round; all is on one machine's cores, the generator too.
+one thread. Systems take turns, round by round; all is on one machine's cores, the generator too. The figures of a part
+are kept when it ends, so that an interrupted run goes on with the next part.
 """
 
 import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from experiments.real import launches
-from experiments.real.served import CONSTANT, Nearly, PlannedSystem, ServedNetwork, core_times, systems
+from deployments.folders import cache_directory
+from experiments.forecast.traces import elasticbert_survival
+from experiments.real import idle, launches, peers
+from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
 from experiments.shared.live import Live, bare
-from experiments.shared.real_network import checkpoint, profiled
+from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
+from experiments.shared.version import code_of
 from optimizer import Plan
+from profiles.errors import UserError
 from profiles.files import Profile
 
+SIX_LAYERS = 6
+PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
+# Other SLOs, two replicas, half the network, and half the network with the survival of recorded exits.
+OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
+    "slo200": lambda case: replace(case, slo_ms=200),
+    "slo500": lambda case: replace(case, slo_ms=500),
+    "twice": lambda case: replace(case, replicas=2),
+    "half": lambda case: replace(case, survival=SURVIVAL[:SIX_LAYERS]),
+    "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
+}
+PARTS = ("launches", "live", *OTHERS, "idle", "peers")
+FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "vnni": "avx512_vnni", "avx2": "avx2"}  # of /proc/cpuinfo
+PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
 console = Console(stderr=True, width=140)
 
 
+@dataclass(frozen=True)
+class RealPart:
+    """A part of the benchmark that is measured and kept by itself. The names of its figures end with `suffix`."""
+
+    name: str
+    suffix: str
+    figures: Callable[[], dict[str, float]]
+
+
 def measure(
-    parts: str = "launches,live", dtypes: str = "bfloat16,float32,int8", slo_ms: int = 1000, rounds: int = 3,
-    seconds: int = 8,
+    parts: str = ",".join(PARTS), dtypes: str = ",".join(PRECISIONS), slo_ms: int = 1000, rounds: int = 3,
+    seconds: int = 8, again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of a search for what each system sustains, in steps of so many `seconds`, for each precision."""
-    figures: dict[str, float] = {}
-    for dtype in dtypes.split(","):
-        if "launches" in parts and dtype != "int8":
-            figures |= {f"{name}_{dtype}": value for name, value in launches.figures(dtype).items()}
-        if "live" in parts:
-            figures |= {f"{name}_{dtype}": value for name, value in _live(dtype, slo_ms, rounds, seconds).items()}
+    """`rounds` of a search for what each system sustains, in steps of so many `seconds`, for each precision.
+
+    All parts but `launches` and `live` take the first precision and a third of the rounds. `again=1`: measure also what
+    the same code has measured on this machine before.
+    """
+    if unknown := set(parts.split(",")) - set(PARTS):
+        raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
+    figures = cpu_flags()
+    for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, seconds):
+        found = _kept(part, f"{slo_ms} {rounds} {seconds}", bool(again))
+        figures |= {f"{name}{part.suffix}": value for name, value in found.items()}
+    return figures | over_peers(figures)
+
+
+def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, seconds: int) -> Iterator[RealPart]:
+    first, few = replace(case, dtype=dtypes[0]), max(1, rounds // 3)
+    for dtype in dtypes:
+        if "launches" in wanted and dtype != "int8":
+            yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
+        if "live" in wanted:
+            yield RealPart(f"live {dtype}", f"_{dtype}", partial(_live, replace(case, dtype=dtype), rounds, seconds))
+    for name, changed in OTHERS.items():
+        if name in wanted:
+            suffix = f"_{name}_{first.dtype}"
+            yield RealPart(f"{name} {first.dtype}", suffix, partial(_other, changed, first, few, seconds))
+    if "idle" in wanted:
+        yield RealPart("idle", "", partial(idle.figures, seconds))
+    if "peers" in wanted:
+        yield RealPart(f"peers {first.dtype}", f"_{first.dtype}", partial(peers.figures, first, few, seconds))
+
+
+def _kept(part: RealPart, options: str, again: bool) -> dict[str, float]:
+    """The figures of a part, as the same code measured them on this machine before, or measured now."""
+    code = json.dumps([part.name, options, code_of("real")])
+    path = cache_directory() / "bench-real" / f"{sha256(code.encode()).hexdigest()[:16]}.json"
+    if path.is_file() and not again:
+        console.print(f"{part.name}: measured before (again=1 measures it anew)")
+        found: dict[str, float] = json.loads(path.read_text())
+        return found
+    console.print(f"{part.name}: measuring")
+    figures = part.figures()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures))
     return figures
 
 
-def _live(dtype: str, slo_ms: float, rounds: int, seconds: float) -> dict[str, float]:
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, float]:
+    """Whether this processor has what makes launches of many inputs cheap."""
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    return {f"has_{name}": float(flag in flags) for name, flag in FLAGS.items()}
+
+
+def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
+    """What the chosen plan sustains, over each peer, for the precisions in which both were measured.
+
+    >>> over_peers({"live_per_s_constant_int8": 60.0, "live_per_s_ray_int8": 40.0})
+    {'constant_over_ray_int8': 1.5}
+    """
+    return {
+        f"constant_over_{peer.name}_{dtype}": figures[f"live_per_s_{CONSTANT}_{dtype}"] / rate_per_s
+        for peer in peers.SHARED
+        for dtype in PRECISIONS
+        if (rate_per_s := figures.get(f"live_per_s_{peer.name}_{dtype}"))
+        and f"live_per_s_{CONSTANT}_{dtype}" in figures
+    }
+
+
+def _other(changed: Callable[[RealCase], RealCase], case: RealCase, rounds: int, seconds: int) -> dict[str, float]:
+    try:
+        return _live(changed(case), rounds, seconds)
+    except UserError as error:  # recorded exits are no part of the project
+        console.print(f"[bold red]not measured[/]: {error}")
+        return {"missing": 1.0}
+
+
+def _live(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
     with TemporaryDirectory() as folder:
-        known = profiled(checkpoint(), Path(folder), dtype=dtype)
-        found = systems(known, slo_ms / 1e3)
+        known = profiled(case.checkpoint, Path(folder), dtype=case.dtype)
+        found = systems(known, case.slo_ms / 1e3, case.replicas)
         with bare() as here:
-            return asyncio.run(_measured(here, Path(folder), known, found, dtype, slo_ms, rounds, seconds))
+            return asyncio.run(_measured(here, Path(folder), known, found, case, rounds, seconds))
 
 
 async def _measured(
-    here: Live, folder: Path, known: Profile, found: list[PlannedSystem], dtype: str, slo_ms: float, rounds: int,
-    seconds: float,
-) -> dict[str, float]:  # fmt: skip
-    served = await ServedNetwork.deployed(here, folder, known, found[0].plan, dtype, slo_ms)
+    here: Live, folder: Path, known: Profile, found: list[PlannedSystem], case: RealCase, rounds: int, seconds: float
+) -> dict[str, float]:
+    served = await ServedNetwork.deployed(here, folder, known, found[0].plan, case)
     rates: dict[str, list[float]] = {system.name: [] for system in found}
     looks: dict[str, list[Nearly]] = {system.name: [] for system in found}
     stolen, total = core_times()
@@ -57,14 +153,14 @@ async def _measured(
             looks[system.name].append(await served.nearly(system, 2 * seconds))
             rates[system.name].append(await served.sustained_per_s(system, seconds, seed=number))
             console.print(
-                f"{dtype}, round {number + 1} of {rounds}, {system.name}: {_told(system.plan)} promises "
+                f"{case.dtype}, round {number + 1} of {rounds}, {system.name}: {_splits(system.plan)} promises "
                 f"{system.promised_per_s:.1f}/s, sustains {rates[system.name][-1]:.1f}/s; {looks[system.name][-1]}"
             )
     stolen, total = (after - before for after, before in zip(core_times(), (stolen, total), strict=True))
     return figures_of(found, rates, looks) | {"stolen_share": stolen / total}
 
 
-def _told(plan: Plan) -> str:
+def _splits(plan: Plan) -> str:
     return ", ".join(f"{split.blocks_text} at {split.batch_size}" for split in plan.splits)
 
 

@@ -16,7 +16,7 @@ from cluster.simulator.plan_choice import LIMITS, best_simulated
 from cluster.simulator.sustained import sustained
 from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, asked, named
-from experiments.shared.real_network import KIND, LARGEST_BATCH, checkpoint, texts
+from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled_texts
 from optimizer import Objective, Plan, Problem
 from optimizer.model.work import work
 from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
@@ -32,7 +32,7 @@ KEPT = 0.98  # of the requests in time: then a rate is sustained
 LOW, HIGH, STEPS = 0.5, 1.2, 5  # of what a plan promises
 WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
-SENT = 512  # different texts
+REPLICA = "ServeReplica:live."  # in the command line of a replica
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,24 @@ class Nearly:
     launches_over_tables: float  # what they took, over what the tables say of launches of these sizes
 
 
+@dataclass(frozen=True)
+class RealCase:
+    """What is served, and within which time. `survival`: the share of inputs that enter each block."""
+
+    dtype: str
+    slo_ms: float
+    replicas: int = 1
+    survival: tuple[float, ...] = SURVIVAL
+
+    @property
+    def checkpoint(self) -> Path:
+        return checkpoint(self.survival)
+
+    @property
+    def backend(self) -> str:
+        return "onnx" if self.dtype == "int8" else "torch"
+
+
 def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]:
     """What `isobatch plan` chooses, early exit in one split, and the network without exits; each as it plays best."""
     devices = fleet(f"{KIND}={count}")
@@ -89,51 +107,61 @@ def _planned(facts: Problem, objective: Objective) -> Plan:
 
 
 @dataclass(frozen=True)
+class AskedServer:
+    """A server at an address. `is_listed`: a request holds a list of texts."""
+
+    url: str
+    slo_ms: float
+    is_listed: bool = True
+
+    async def sustained_per_s(self, low_per_s: float, high_per_s: float, seconds: float, seed: int) -> float:
+        """The largest rate in this range at which nearly all requests are answered in time."""
+        best: float = 0.0
+        for _ in range(STEPS):
+            rate_per_s = (low_per_s + high_per_s) / 2
+            seen = summary(await self.ask(rate_per_s, seconds, seed), self.slo_ms)
+            if seen.good_share >= KEPT:
+                low_per_s, best = rate_per_s, max(best, seen.goodput_per_s)
+            else:
+                high_per_s = rate_per_s
+        return best
+
+    async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
+        bodies = [json.dumps({"inputs": [text] if self.is_listed else text}).encode() for text in profiled_texts()]
+        generator = LoadGenerator(self.url, bodies)
+        return await generator.at(arrivals("poisson", per_s, seconds, seed), patience_s=2 * self.slo_ms / 1e3)
+
+
+@dataclass(frozen=True)
 class ServedNetwork:
     """The running application."""
 
     here: Live
-    slo_ms: float
+    server: AskedServer
 
     @staticmethod
-    async def deployed(
-        here: Live, folder: Path, known: Profile, plan: Plan, dtype: str, slo_ms: float
-    ) -> "ServedNetwork":
-        told = {"dtype": dtype, "slo_ms": slo_ms, "cpus_per_replica": 1}
+    async def deployed(here: Live, folder: Path, known: Profile, plan: Plan, case: "RealCase") -> "ServedNetwork":
         front = application(
-            plan, known, folder, model=str(checkpoint()), backend="onnx" if dtype == "int8" else "torch", **told
-        )
+            plan, known, folder, model=str(case.checkpoint), backend=case.backend, dtype=case.dtype,
+            slo_ms=case.slo_ms, cpus_per_replica=1 / case.replicas,
+        )  # fmt: skip
         await asyncio.to_thread(here.deploy, front)
-        return ServedNetwork(here, slo_ms)
+        return ServedNetwork(here, AskedServer(here.url, case.slo_ms))
 
     async def follow(self, system: PlannedSystem) -> None:
         await RunningApplication(NAME).apply(system.plan)
-        await self.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
+        await self.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
 
     async def sustained_per_s(self, system: PlannedSystem, seconds: float, seed: int) -> float:
-        """The largest rate at which nearly all requests are answered in time."""
-        low, high = LOW * system.promised_per_s, HIGH * system.promised_per_s
-        best: float = 0.0
-        for _ in range(STEPS):
-            rate = (low + high) / 2
-            seen = summary(await self.ask(rate, seconds, seed), self.slo_ms)
-            if seen.good_share >= KEPT:
-                low, best = rate, max(best, seen.goodput_per_s)
-            else:
-                high = rate
-        return best
-
-    async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
-        bodies = [json.dumps({"inputs": [text]}).encode() for text in texts(SENT, seed=2)]
-        generator = LoadGenerator(self.here.url, bodies)
-        return await generator.at(arrivals("poisson", per_s, seconds, seed), patience_s=2 * self.slo_ms / 1e3)
+        promised_per_s = system.promised_per_s
+        return await self.server.sustained_per_s(LOW * promised_per_s, HIGH * promised_per_s, seconds, seed)
 
     async def nearly(self, system: PlannedSystem, seconds: float) -> Nearly:
-        """Ask for most of what the plan promises, and look at its replica."""
+        """Ask for most of what the plan promises, and look at its replicas."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
-        before, clock = asked(self.here.base)["splits"], ReplicaClock.now()
-        record = await self.ask(NEARLY * system.promised_per_s, seconds, seed=9)
+        before, clock = asked(self.here.base)["splits"], ReplicaClock.now(sum(system.plan.devices().values()))
+        record = await self.server.ask(NEARLY * system.promised_per_s, seconds, seed=9)
         spent, seen = clock.spent(), await application.observe(devices=False)
         fills = filled(before, asked(self.here.base)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
@@ -143,7 +171,7 @@ class ServedNetwork:
             min(fills[:-1] or fills),
             1 - busy_s / spent.wall_s,
             (busy_s - spent.waited_s) / spent.processor_s,
-            summary(record, self.slo_ms).good_share,
+            summary(record, self.server.slo_ms).good_share,
             sum(took.seconds for took in known.values()) / expected_s,
         )
 
@@ -170,7 +198,7 @@ def core_times() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ThreadTimes:
-    """What the thread of a replica that computes has spent: in all, on a core, and waiting for one."""
+    """What the threads that compute, one of each replica, have spent: in all, on a core, and waiting for one."""
 
     wall_s: float
     processor_s: float
@@ -179,25 +207,30 @@ class ThreadTimes:
 
 @dataclass(frozen=True)
 class ReplicaClock:
-    """When it was looked at, and the nanoseconds of every thread of the replica: on a core, and waiting for one."""
+    """When it was looked at, and of every thread of each replica the nanoseconds on a core and waiting for one."""
 
-    process: int
     at_s: float
-    threads: Mapping[str, tuple[int, int]]
+    threads: Mapping[int, Mapping[str, tuple[int, int]]]  # by process
 
     @classmethod
-    def now(cls) -> "ReplicaClock":
-        (process,) = named("ServeReplica:live.")[:1]
-        threads = {}
-        for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
-            ran, waited, _ = map(int, path.read_text().split())
-            threads[path.parent.name] = ran, waited
-        return cls(process, time.perf_counter(), threads)
+    def now(cls, replicas: int) -> "ReplicaClock":
+        return cls(time.perf_counter(), {process: _threads(process) for process in named(REPLICA)[:replicas]})
 
     def spent(self) -> ThreadTimes:
-        """Since then, by the thread that was on a core for longest."""
-        now = ReplicaClock.now()
-        before = {name: self.threads.get(name, (0, 0)) for name in now.threads}
-        most = max(now.threads, key=lambda name: now.threads[name][0] - before[name][0])
-        ran, waited = (after - here for after, here in zip(now.threads[most], before[most], strict=True))
-        return ThreadTimes(now.at_s - self.at_s, ran / 1e9, waited / 1e9)
+        """Since then, by the thread of each replica that was on a core for longest."""
+        at_s, ran_ns, waited_ns = time.perf_counter(), 0, 0
+        for process, before in self.threads.items():
+            spent = [
+                (ran - before.get(name, (0, 0))[0], waited - before.get(name, (0, 0))[1])
+                for name, (ran, waited) in _threads(process).items()
+            ]
+            ran_ns, waited_ns = ran_ns + max(spent)[0], waited_ns + max(spent)[1]
+        return ThreadTimes(len(self.threads) * (at_s - self.at_s), ran_ns / 1e9, waited_ns / 1e9)
+
+
+def _threads(process: int) -> dict[str, tuple[int, int]]:
+    threads = {}
+    for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        ran, waited, _ = map(int, path.read_text().split())
+        threads[path.parent.name] = ran, waited
+    return threads

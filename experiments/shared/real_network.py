@@ -8,6 +8,7 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +30,7 @@ POOLED = 2 * WIDTH  # of the first token and of all
 WORDS = tuple(f"word{number}" for number in range(300))
 WORDS_OF_A_TEXT = 11  # 13 tokens with those that surround it
 LARGEST_BATCH = 32
+PROFILED = 600  # texts
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")  # without one of them, bfloat16 takes ten times as long as float32
 FINE = 1e4  # digits of a logit beyond this are as good as chance
 
@@ -53,6 +55,11 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(WORDS[word] for word in row) for row in drawn]
 
 
+def profiled_texts() -> list[str]:
+    """The texts by which a profile counts exits. Chance lets other shares leave among others."""
+    return texts(PROFILED, seed=1)
+
+
 def survival_of(inputs: list[str]) -> tuple[float, ...]:
     """The share of these texts that enters each block, by the network itself; chance makes it another than SURVIVAL."""
     answers = load_network(checkpoint(), dtype=DTYPE).predict(inputs)
@@ -60,17 +67,21 @@ def survival_of(inputs: list[str]) -> tuple[float, ...]:
     return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
-def checkpoint() -> Path:
-    """The directory of the network with its ramps: made at first use, then kept in the cache."""
-    target = cache_directory() / f"real-bert-{BLOCKS}-{DTYPE}"
+def checkpoint(survival: Sequence[float] = SURVIVAL) -> Path:
+    """The directory of the network with its ramps: made at first use, then kept in the cache.
+
+    `survival`: the share of inputs that enter each block, one for each block.
+    """
+    shares = "" if survival == SURVIVAL else "-" + "-".join(f"{share:.3g}" for share in survival)
+    target = cache_directory() / f"real-bert-{len(survival)}-{DTYPE}{shares}"
     with locked(target):
         if not target.is_dir():
             with replacing(target) as draft:
-                _make(draft)
+                _make(draft, survival)
     return target
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, survival: Sequence[float]) -> None:
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     torch.manual_seed(0)
@@ -78,24 +89,25 @@ def _make(folder: Path) -> None:
     tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=512)
     names = dict(enumerate(LABELS))
     config = BertConfig(
-        vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), num_hidden_layers=BLOCKS, hidden_size=WIDTH,
+        vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), hidden_size=WIDTH,
+        num_hidden_layers=len(survival),
         id2label=names, label2id={name: number for number, name in names.items()},
     )  # fmt: skip
     BertForSequenceClassification(config).eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     rules = tuple(
         RampRule(block=block, threshold=1 - after / here, survival=after)
-        for block, (here, after) in enumerate(pairwise(SURVIVAL))
+        for block, (here, after) in enumerate(pairwise(survival))
     )
     heads = {rule.block: make_head("light", POOLED, len(LABELS)) for rule in rules}
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
 
 
-def profiled(network: Path, folder: Path, budget_s: float = 30.0, rows: int = 600, dtype: str = DTYPE) -> Profile:
-    """What `isobatch profile` measures of it here, on one thread, with the survival of other texts of the same kind."""
+def profiled(network: Path, folder: Path, budget_s: float = 30.0, dtype: str = DTYPE) -> Profile:
+    """What `isobatch profile` measures of it here, on one thread, with the survival of `profiled_texts`."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([each] for each in texts(rows, seed=1))])
+        csv.writer(file).writerows([["text"], *([each] for each in profiled_texts())])
     command = [sys.executable, "-m", "cluster.cli", "profile", str(network), "--data", str(data), "--out", str(out)]
     command += [
         "--dtype",

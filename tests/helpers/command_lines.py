@@ -23,12 +23,14 @@ SMALL = {
     "profiles": "",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "--believed",
+    "predict": "--device cpu",
     "tune": "--gap 0.1",
     "simulate": "--hours 0.0005",
     "serve": "",
     "kubernetes": "",
     "load": "--seconds 0.2",
     "status": "",
+    "up": "",
     "bench": "--device cpu --backend torch --slo-ms 250 --seconds 0.1 --budget 0.1 --largest 4 --max-rows 50",
 }
 

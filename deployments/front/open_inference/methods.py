@@ -72,9 +72,14 @@ def check_infer(model: DescribedModel, request: Any) -> None:
     check_outputs([output.name for output in request.outputs], model.outputs)
 
 
+def outputs_of(model: DescribedModel, request: Any) -> list[str]:
+    """The outputs that a request names, or the usual ones."""
+    return [output.name for output in request.outputs] or model.usual_outputs
+
+
 def infer_fields(model: DescribedModel, request: Any, values: Mapping[str, Values]) -> Fields:
-    """The fields of a response: the outputs that the request names, or all."""
-    names = [output.name for output in request.outputs] or list(model.outputs)
+    """The fields of a response."""
+    names = outputs_of(model, request)
     return {
         "model_name": model.name,
         "model_version": protocol.VERSION,

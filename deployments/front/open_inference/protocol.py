@@ -1,6 +1,6 @@
 """The Open Inference Protocol's description of a model, for HTTP and gRPC. Field names are those of the protocol."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,12 @@ import numpy as np
 from deployments.front.answers import Answer, RefusedError, shown
 from deployments.front.counts import together
 from deployments.front.open_inference.requests import BYTES
+from deployments.front.predict import WINNER
 from deployments.front.service import Service
 
 VERSION = "1"
 Tensors = Mapping[str, tuple[str, Sequence[int]]]  # kind and shape, by name
+SCORES = "scores"  # the probabilities of all labels
 _EXIT_BLOCK = {"exit_block": ("INT64", list[int]())}
 # Only of texts: the text was longer than the network reads, so its end was cut off.
 _TRUNCATED = {"truncated": ("BOOL", list[int]())}
@@ -27,6 +29,12 @@ class DescribedModel:
     outputs: Tensors
     extensions: Sequence[str]  # of the protocol, which the server has
     configuration: Mapping[str, Any] = field(default_factory=dict)  # besides the names of tensors
+    on_request: Collection[str] = ()  # outputs that only requests get which name them
+
+    @property
+    def usual_outputs(self) -> list[str]:
+        """The outputs for a request that names none."""
+        return [name for name in self.outputs if name not in self.on_request]
 
 
 def model_of(service: Service) -> DescribedModel:
@@ -41,7 +49,9 @@ def model_of(service: Service) -> DescribedModel:
     }
     outputs = {name: (of, [-1, *sizes]) for name, (of, sizes) in _outputs(service).items()}
     extensions = ["binary_tensor_data", "model_configuration", "statistics"]
-    return DescribedModel(service.name, {"inputs": (kind, [-1, *shape])}, outputs, extensions, configuration)
+    on_request = (SCORES,) if service.config.scores == WINNER else ()
+    inputs = {"inputs": (kind, [-1, *shape])}
+    return DescribedModel(service.name, inputs, outputs, extensions, configuration, on_request)
 
 
 def server(model: DescribedModel) -> dict[str, Any]:
@@ -97,16 +107,19 @@ async def statistics(service: Service) -> dict[str, Any]:
     return {"model_stats": [model]}
 
 
-def columns(service: Service, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The output tensors, with a row for each answer."""
+def columns(service: Service, answers: Sequence[Answer], names: Collection[str]) -> dict[str, Any]:
+    """The output tensors of these names, with a row for each answer."""
     tensors = service.task.columns(answers, service.labels)
     tensors["exit_block"] = np.array([answer.exit_block for answer in answers], np.int64)
     if service.reads_text:
         tensors["truncated"] = np.array([answer.truncated for answer in answers], np.bool_)
-    return {name: tensors[name] for name in _outputs(service)}
+    if SCORES in names:
+        tensors[SCORES] = service.task.probabilities(answers)
+    return {name: tensors[name] for name in names}
 
 
 def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:
     own = {**service.task.tensors}
-    name = {"name": own.pop("name")}
-    return own | _EXIT_BLOCK | name | (_TRUNCATED if service.reads_text else {})
+    name, (kind, sizes) = {"name": own.pop("name")}, own["score"]
+    scores = {SCORES: (kind, [*sizes, len(service.labels)])}
+    return own | _EXIT_BLOCK | name | scores | (_TRUNCATED if service.reads_text else {})

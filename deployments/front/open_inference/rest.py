@@ -9,7 +9,7 @@ from deployments.front.answers import Answer
 from deployments.front.bodies import body_of, size_of
 from deployments.front.headers import DEADLINE_HEADER, deadline_s
 from deployments.front.open_inference import protocol
-from deployments.front.open_inference.protocol import VERSION, check, model_of
+from deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
 from deployments.front.open_inference.requests import InferResponse
 from deployments.front.open_inference.schemas import (
     AS_BYTES,
@@ -19,7 +19,7 @@ from deployments.front.open_inference.schemas import (
     ServerStatistics,
     infer_body,
 )
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, read, write
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
 from deployments.front.openapi import READING, WITH_INPUTS, documented, problems
 from deployments.front.service import Content, Service
 
@@ -97,7 +97,9 @@ def routes(service: Service) -> APIRouter:
             )
             body = await body_of(headers, request.receive, service.config.max_body_bytes)
             json_size = request.headers.get(JSON_BYTES_HEADER)
-            reply, json_bytes = await service.answer(incoming, lambda: _content(service, body, json_size), len(body))
+            reply, json_bytes = await service.answer(
+                incoming, lambda: _content(service, model, body, json_size), len(body)
+            )
         if json_bytes is None:
             return Response(reply, media_type="application/json")
         return Response(reply, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")
@@ -105,10 +107,14 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _content(service: Service, body: bytes, json_size: str | None) -> Content[tuple[bytes, int | None]]:
-    request = read(body, json_size, service.sizes)
+def _content(
+    service: Service, model: DescribedModel, body: bytes, json_size: str | None
+) -> Content[tuple[bytes, int | None]]:
+    request = read(body, json_size, service.sizes, not service.reads_pictures)
+    names = model.usual_outputs if request.outputs is None else request.outputs
+    check_outputs(names, model.outputs)
 
     def written(answers: list[Answer]) -> tuple[bytes, int | None]:
-        return write(request, service.name, protocol.columns(service, answers))
+        return write(request, service.name, protocol.columns(service, answers, names))
 
     return Content(service.encoded_each(request.values), written, request.within_s)

@@ -20,7 +20,7 @@ from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT,
 from deployments.front.open_inference import protocol
 from deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
 from deployments.front.open_inference.messages import message
-from deployments.front.open_inference.methods import Questions, check_infer, infer_fields
+from deployments.front.open_inference.methods import Questions, check_infer, infer_fields, outputs_of
 from deployments.front.open_inference.places import Places
 from deployments.front.open_inference.protocol import DescribedModel, check, model_of
 from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
@@ -155,7 +155,8 @@ def _content(service: Service, model: DescribedModel, request: Any, response: Ca
     check_infer(model, request)
 
     def written(answers: list[Answer]) -> Format:
-        return response(**infer_fields(model, request, protocol.columns(service, answers)))
+        values = protocol.columns(service, answers, outputs_of(model, request))
+        return response(**infer_fields(model, request, values))
 
     timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
     return Content(service.encoded_each(_values(service, request)), written, timeout_s(next(timeouts_us, 0)))
@@ -169,7 +170,8 @@ def _values(service: Service, request: Any) -> Any:
     tensor = checked(InputTensor, {"name": sent.name, "datatype": sent.datatype, "shape": shape})
 
     def load(kind: str, count: int) -> NDArray[Any]:
-        return from_bytes(raw[0], kind, count) if raw else _contents(sent.contents, kind, count)
+        texts = not service.reads_pictures
+        return from_bytes(raw[0], kind, count, texts) if raw else _contents(sent.contents, kind, count, texts)
 
     return rows(tensor, service.sizes, load)
 
@@ -177,7 +179,7 @@ def _values(service: Service, request: Any) -> Any:
 _FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
 
 
-def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
+def _contents(contents: Any, kind: str, count: int, texts: bool) -> NDArray[Any]:
     """The values from the field for their kind: small integers are sent as 32 bits, and FP16 is only sent raw."""
     if kind == "FP16":
         raise ValueError("FP16 travels in raw_input_contents only")
@@ -186,5 +188,5 @@ def _contents(contents: Any, kind: str, count: int) -> NDArray[Any]:
     if len(values) != count:
         raise ValueError(f"{field}_contents holds {len(values)} values")
     if kind == BYTES:
-        return np.array([text.decode() for text in values], dtype=object)
+        return np.array([text.decode() for text in values] if texts else list(values), dtype=object)
     return np.array(values, dtype=dtype_of(kind))

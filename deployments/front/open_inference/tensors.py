@@ -33,8 +33,11 @@ class TensorRequest:
     within_s: float | None = None  # the deadline, if the request tells it
 
 
-def read(body: bytes, header: str | None, sizes: Sizes) -> TensorRequest:
-    """Read the body of an inference request; raises a `RefusedError` that names the wrong value."""
+def read(body: bytes, header: str | None, sizes: Sizes, texts: bool = True) -> TensorRequest:
+    """Read the body of an inference request; raises a `RefusedError` that names the wrong value.
+
+    `texts`: tensors of BYTES are texts; otherwise they are pictures.
+    """
     content, raw = _parts(body, header)
     request = checked(InferRequest, content)
     parameters = request.parameters
@@ -44,7 +47,7 @@ def read(body: bytes, header: str | None, sizes: Sizes) -> TensorRequest:
         own = output.parameters.binary_data if output.parameters else None
         requested[output.name] = binary if own is None else own
     timeout_us = parameters.timeout if parameters else None
-    values = _values(request.inputs[0], raw, sizes)
+    values = _values(request.inputs[0], raw, sizes, texts)
     return TensorRequest(values, request.id, requested or None, binary, timeout_s(timeout_us))
 
 
@@ -78,14 +81,14 @@ def _parts(body: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
     return content, body[end:]
 
 
-def _values(tensor: InputTensor, raw: bytes, sizes: Sizes) -> Sequence[Any]:
+def _values(tensor: InputTensor, raw: bytes, sizes: Sizes, texts: bool) -> Sequence[Any]:
     size = tensor.parameters.binary_data_size if tensor.parameters else None
     if size is not None and size != len(raw):
         reason = f"binary_data_size is {shown(size)}, but {len(raw)} bytes follow the JSON"
         raise RefusedError(400, f"tensor {shown(tensor.name)}: {reason}")
 
     def load(kind: str, count: int) -> NDArray[Any]:
-        return _from_json(tensor.data, kind) if size is None else from_bytes(raw, kind, count)
+        return _from_json(tensor.data, kind) if size is None else from_bytes(raw, kind, count, texts)
 
     return rows(tensor, sizes, load)
 
@@ -135,28 +138,31 @@ def _numbers(data: list[Any], kind: str) -> NDArray[Any]:
     return numbers
 
 
-def from_bytes(raw: bytes, kind: str, count: int) -> NDArray[Any]:
+def from_bytes(raw: bytes, kind: str, count: int, texts: bool = True) -> NDArray[Any]:
     """The values of a raw tensor as a flat array."""
-    return np.array(_texts(raw, count), dtype=object) if kind == BYTES else np.frombuffer(raw, dtype_of(kind))
+    if kind != BYTES:
+        return np.frombuffer(raw, dtype_of(kind))
+    items = _items(raw, count)
+    return np.array([item.decode() for item in items] if texts else items, dtype=object)
 
 
-def _texts(raw: bytes, count: int) -> list[str]:
-    """The texts of a raw tensor; each follows its length.
+def _items(raw: bytes, count: int) -> list[bytes]:
+    """The texts or pictures of a raw tensor; each follows its length.
 
-    >>> _texts(b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c", 2)
-    ['ab', 'c']
+    >>> _items(b"\\x02\\0\\0\\0ab\\x01\\0\\0\\0c", 2)
+    [b'ab', b'c']
     """
-    texts, at = [], 0
+    items, at = [], 0
     for _ in range(count):
         (size,) = struct.unpack_from("<I", raw, at)
-        text = raw[at + 4 : at + 4 + size]
-        if len(text) != size:
-            raise ValueError(f"a text of {size} bytes ends after {len(text)}")
-        texts.append(text.decode())
+        item = raw[at + 4 : at + 4 + size]
+        if len(item) != size:
+            raise ValueError(f"a text of {size} bytes ends after {len(item)}")
+        items.append(item)
         at += 4 + size
     if at < len(raw):
         raise ValueError(f"{len(raw) - at} bytes are left after {count} texts")
-    return texts
+    return items
 
 
 def check_outputs(requested: Collection[str], outputs: Collection[str]) -> None:

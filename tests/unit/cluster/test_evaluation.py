@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import evaluation
+from cluster import client, evaluation
 from cluster.cli import app
 from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
 from deployments.demo import demo_directory
@@ -135,7 +135,7 @@ def test_8_bits_are_evaluated_in_8_bits() -> None:
 def test_a_server_of_another_network_is_not_measured(
     place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer
 ) -> None:
-    monkeypatch.setattr(evaluation, "_post", lambda url, inputs, headers: [vars(other)] * len(inputs))
+    monkeypatch.setattr(client, "post", lambda url, body, headers: [vars(other)] * len(body["inputs"]))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
         run(*told)

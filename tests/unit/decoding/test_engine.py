@@ -25,7 +25,7 @@ def enough(asked: list[TextRequest], within: DecodingLimits) -> int:
     """Pages for any one of these."""
 
     def pages(positions: int) -> int:
-        return BLOCKS * -(-positions // within.page_tokens)
+        return -(-positions // within.page_tokens)
 
     return max(pages(len(one.prompt) + one.max_tokens) + pages(len(one.source)) for one in asked)
 

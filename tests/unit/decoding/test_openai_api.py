@@ -315,7 +315,8 @@ def test_a_text_that_is_begun_does_not_wait_for_ever(world: World, monkeypatch: 
 def test_who_is_not_let_in_is_told_when_to_come_again(world: World, stream: bool) -> None:
     world.full = True
     reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "stream": stream})
-    assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
+    assert reply.status_code == 429
+    assert 3 <= int(reply.headers["retry-after"]) <= 8  # clients that are refused together come back one by one
     assert reply.json()["error"]["type"] == "rate_limit_error"
 
 

@@ -16,6 +16,7 @@ from deployments.decoding.plan_switch import PlanSwitch
 from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
 from deployments.decoding.scheduler import NewTokens, ReplicaFull
 from deployments.decoding.sequences import Finish, TextRequest
+from deployments.decoding.token_wire import TokenAddress, TokenInbox
 from deployments.deployer.steps import Moved, Undone
 from deployments.ray_facts import StoredPlan
 from optimizer.plan import DecodingTerms, Placement, Plan, Split
@@ -99,19 +100,22 @@ def test_what_cannot_be_followed_is_one_sentence(lead: PlanSwitch, plan: Plan, w
     assert lead.plan() == BOTH
 
 
+INBOX = TokenInbox()
+
+
 class Replicas:
     """Stands for Serve's handle to replicas of one kind: they say this, each time."""
 
     def __init__(self, *said: NewTokens | ReplicaFull) -> None:
         self.asked, self.write, self.said = 0, self, said
 
-    def options(self, stream: bool) -> "Replicas":
-        return self
-
-    async def remote(self, request: TextRequest, trace: str) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    async def remote(self, request: TextRequest, address: TokenAddress, number: int, trace: str) -> ReplicaFull | None:
         self.asked += 1
         for each in self.said:
-            yield each
+            if isinstance(each, ReplicaFull):
+                return each
+            INBOX.streams[number].put(each)
+        return None
 
 
 def told(pieces: AsyncGenerator[NewTokens | ReplicaFull, None]) -> list[NewTokens | ReplicaFull]:
@@ -123,8 +127,8 @@ def told(pieces: AsyncGenerator[NewTokens | ReplicaFull, None]) -> list[NewToken
 
 def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = Replicas(ReplicaFull(2.0))
-    group, now_s = ReplicaGroup("cpu", replicas), 1.0
-    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s))
+    group, now_s = ReplicaGroup("cpu", replicas, INBOX), 1.0
+    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: now_s, time=lambda: now_s))
     for _ in range(3):
         assert told(group.write(WANTED, "")) == [ReplicaFull(2.0)]
     assert (replicas.asked, group.writing) == (1, 0)
@@ -136,11 +140,13 @@ def test_replicas_that_have_just_been_full_are_not_asked_for_a_moment(monkeypatc
 def test_where_one_kind_has_no_place_another_writes() -> None:
     words = NewTokens(0, (5,), (0,)), NewTokens(0, (6,), (0,), Finish.STOP)
     full, writing, unasked = Replicas(ReplicaFull(2.0)), Replicas(*words), Replicas(*words)
-    groups = [ReplicaGroup("", each) for each in (full, writing, unasked)]
-    assert told(written_by_any(groups, WANTED, "")) == list(words)
+    groups = [ReplicaGroup("", each, INBOX) for each in (full, writing, unasked)]
+    (written,) = told(written_by_any(groups, WANTED, ""))
+    assert isinstance(written, NewTokens)
+    assert (written.tokens, written.finish) == ((5, 6), Finish.STOP)
     assert [each.asked for each in (full, writing, unasked)] == [1, 1, 0]
 
 
 def test_where_no_kind_has_a_place_the_client_is_told_when_the_first_will() -> None:
-    groups = [ReplicaGroup("", Replicas(ReplicaFull(wait_s))) for wait_s in (3.0, 1.0, 2.0)]
+    groups = [ReplicaGroup("", Replicas(ReplicaFull(wait_s)), INBOX) for wait_s in (3.0, 1.0, 2.0)]
     assert told(written_by_any(groups, WANTED, "")) == [ReplicaFull(1.0)]

@@ -139,28 +139,28 @@ def test_a_token_that_would_be_late_hurries_the_deep_split_but_one_that_is_late_
 
 
 def test_what_does_not_fit_into_the_memory_alone_never_does() -> None:
-    running = engine(Told(lambda _: True), pages=12)
+    running = engine(Told(lambda _: True), pages=2)
     running.open(TextRequest((1,) * 4, 4))
     with pytest.raises(AssertionError, match="never fits"):
         running.open(TextRequest((1,) * 4, 5))
 
 
 def test_what_an_encoder_reads_takes_pages_too() -> None:
-    running = engine(Told(lambda _: False), pages=6 * 5)
+    running = engine(Told(lambda _: False), pages=5)
     for _ in range(3):
         running.open(TextRequest((0,), 3, source=(1,) * 9))
     running.step()
     assert len(running.scheduler.residents) == 1  # three pages in each block, one to write on, and one to go on
-    assert running.scheduler.pool.free == 6 * 5 - (6 * 3 + 2)
+    assert running.scheduler.pool.free == 5 - (3 + 1)
     assert run_out(running) == {1: 3, 2: 3, 3: 3}
-    assert running.scheduler.pool.free == 6 * 5
+    assert running.scheduler.pool.free == 5
     with pytest.raises(AssertionError, match="never fits"):
         running.open(TextRequest((0,), 3, source=(1,) * 17))
 
 
 def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
     network = Told(lambda _: False)
-    running = engine(network, pages=6 * 5)
+    running = engine(network, pages=5)
     for _ in range(3):
         running.open(TextRequest((1,) * 5, 3))
     running.step()
@@ -171,19 +171,19 @@ def test_a_sequence_waits_for_pages_rather_than_put_another_out() -> None:
 
 def test_who_came_last_is_put_out_when_pages_run_short_and_loses_nothing() -> None:
     network = Told(lambda name: name % 2 == 0)
-    running = engine(network, pages=6 * 8)
+    running = engine(network, pages=8)
     for _ in range(4):
         running.open(TextRequest((1, 2), 20))
     assert run_out(running) == dict.fromkeys(range(1, 5), 20)
     assert running.scheduler.preempted > 0
-    assert running.scheduler.pool.free == 6 * 8
+    assert running.scheduler.pool.free == 8
 
 
 @pytest.mark.parametrize("verified", [False, True])
 def test_no_page_leaks_whatever_is_cancelled(verified: bool) -> None:
     draw = random.Random(3)
     network = Told(lambda _: draw.random() < 0.6)
-    running = engine(network, pages=6 * 12, splits=Splits((2, 4, 6), verified, max_pending=3))
+    running = engine(network, pages=12, splits=Splits((2, 4, 6), verified, max_pending=3))
     inside: set[int] = set()
     for _ in range(6_000):
         if draw.random() < 0.4:
@@ -201,7 +201,7 @@ def test_no_page_leaks_whatever_is_cancelled(verified: bool) -> None:
     for name in inside:
         running.cancel(name)
     assert running.step() is None
-    assert running.scheduler.pool.free == 6 * 12
+    assert running.scheduler.pool.free == 12
 
 
 def test_it_is_full_when_one_more_would_wait_longer_than_promised() -> None:
@@ -235,7 +235,7 @@ def test_texts_that_the_front_ends_tell_how_long_texts_stay() -> None:
 
 
 def test_it_is_full_where_pages_and_not_places_make_others_wait() -> None:
-    running = engine(Told(lambda _: True), DecodingLimits(max_residents=32, page_tokens=4), pages=6 * 4)
+    running = engine(Told(lambda _: True), DecodingLimits(max_residents=32, page_tokens=4), pages=4)
     running.scheduler.pace.sequence_ended(10.0)
     for _ in range(3):
         assert not isinstance(running.open(TextRequest((1,), 3)), ReplicaFull), "nobody has had to wait yet"

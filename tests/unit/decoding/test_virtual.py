@@ -12,7 +12,8 @@ from profiles.text_profile import LaunchSize
 from tests.helpers.paper_decoders import paper_decoder
 
 PATIENT = {"model": "", "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
-TEXTS = [TextRequest((TOKEN,) * prompt, output) for prompt, output in ((5, 9), (40, 3), (1, 30), (300, 2))]
+LENGTHS = ((5, 9), (40, 3), (1, 30), (300, 2))
+TEXTS = [TextRequest((number, *(TOKEN,) * (prompt - 1)), output) for number, (prompt, output) in enumerate(LENGTHS)]
 
 
 def seconds(price_s: LaunchSize, texts: list[TextRequest], **told: object) -> float:

@@ -43,7 +43,7 @@ class Scene:
         self.tracing = Tracing(self.exporter, TraceSampling(0.0, heeds_parent=True), time.perf_counter, simple=True)
         meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
-        shape = DecoderShape(num_blocks=4, vocabulary=23, kv_width=12, reads=64)
+        shape = DecoderShape(num_blocks=4, vocabulary=23, heads=2, width=6, reads=64)
         self.front = front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter, self.stats)
         front.tracing = self.tracing
         api = create_decoder_api(front)

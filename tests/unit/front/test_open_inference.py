@@ -71,7 +71,7 @@ def test_health_and_metadata(client: TestClient) -> None:
     )
     assert client.get("/v2").json()["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
     about = client.get("/v2/models/toy").json()
-    assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name"]
+    assert [output["name"] for output in about["outputs"]] == ["label", "score", "exit_block", "name", "scores"]
     assert client.get("/v2/models/toy/config").json()["max_batch_size"] == 256
     assert "no model 'other'" in client.get("/v2/models/other").json()["error"]
 

@@ -55,7 +55,7 @@ def test_only_the_most_frequent_request_bypasses_serve() -> None:
         client = Client(b"a", b"b")
         await ask(client)
         assert client.sent == ["Serve"], "no front is here yet"
-        shortcut.apply(front)
+        shortcut.apply(front, {"/predict"})
         for other in ({"method": "GET"}, {"path": "/stats"}, {"path": "/other/predict"}, {"kind": "websocket"}):
             await ask(client, **other)
         assert client.sent == ["Serve"] * 5
@@ -77,7 +77,7 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
             raise
 
     async def scene() -> None:
-        shortcut.apply(slow)
+        shortcut.apply(slow, {"/predict"})
         client = Client(b"a")
         asking = asyncio.create_task(ask(client))
         await asyncio.sleep(0.01)

@@ -180,13 +180,21 @@ def least(ascending: list[int], most: int, a_band: int) -> int:
     return min([together, *(cost([ascending[:at]], a_band) + least(ascending[at:], most - 1, a_band) for at in cuts)])
 
 
+def rows_without_texts(found: Spans) -> int:
+    return sum(len(band.places) for band in found.bands) - found.count
+
+
 @settings(deadline=None)
 @given(some_lengths, st.integers(1, 4))
 def test_every_token_finds_its_way_back(lengths: list[int], count: int) -> None:
     found = in_bands(np.array(lengths), CPU, count)
     assert len(found.bands) == count
     rows = torch.cat([band.places.flatten() for band in found.bands])
+    present = torch.cat([band.present.flatten() for band in found.bands])
     assert found.back is not None
+    assert (present.sum(), present[found.back].sum()) == (sum(lengths) + rows_without_texts(found), sum(lengths))
+    for band in found.bands:
+        assert torch.equal(band.places.where(band.present, band.places[:, :1]), band.places), "padding repeats a token"
     assert rows[found.back].tolist() == list(range(sum(lengths)))
     hidden = torch.rand(sum(lengths), 2)
     expected = torch.stack([each.mean(dim=0) for each in hidden.split(lengths)])
@@ -222,7 +230,7 @@ def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths:
         for module in ("torch_model", "cuda_graphs"):
             patch.setattr(f"deployments.models.{module}.is_fused", lambda device, dtype: True)
         model = GraphModel(exact, partial(again, exact)) if recorded else exact
-        found = model.run(batch, exact.num_blocks, exact.ramp_blocks).exits
+        found = model.run(texts(lengths, seed, exact), exact.num_blocks, exact.ramp_blocks).exits
         assert calls
         assert found.blocks.tolist() == expected.blocks.tolist()
         assert np.abs(found.logits - expected.logits).max() < 1e-4

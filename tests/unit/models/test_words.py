@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments import load
+from deployments.exits import Decision
 from deployments.models import TorchModel
-from deployments.models.departures import AnsweredTokens
+from deployments.models.departures import AnsweredTokens, TokenDepartures
 from deployments.models.encode import ANSWERED_TOKENS
 from deployments.models.families import family_of
 from deployments.models.loading import anatomy_of_task
@@ -24,7 +25,7 @@ from deployments.tasks import TOKENS
 from deployments.transport.orders import Order
 from deployments.transport.packed import pack
 from profiles.errors import UserError
-from profiles.model import Batch, Exits
+from profiles.model import NOBODY, Batch, Exits
 from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, _config, _NoEncoder, padded
 from tests.helpers.tiny_words import word_network
 
@@ -124,14 +125,20 @@ def test_a_text_leaves_when_few_enough_of_its_words_are_unsure_and_one_is_sure(
 ) -> None:
     random = np.random.default_rng(seed)
     asked, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
-    text = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-    tokens = AnsweredTokens(np.array(lengths), text, torch.from_numpy(asked), most_unsure)
-    leave = tokens.leave(torch.from_numpy(sure)).tolist()
+    tokens = AnsweredTokens(np.array(lengths), torch.from_numpy(asked), most_unsure)
+    leaving = TokenDepartures(torch.zeros(len(lengths), 0), NUM_LABELS, NOBODY, tokens)
+    logits = torch.rand(sum(lengths), NUM_LABELS)
+    leaving.note(2, Decision(torch.from_numpy(sure), logits, leaving.memory), may_leave=True)
+    exits, staying = leaving.finish()
+    assert sorted([*exits.rows, *staying]) == [*range(len(lengths))]
+    assert np.array_equal(
+        exits.logits, logits.numpy()[asked & np.repeat(np.isin(range(len(lengths)), exits.rows), lengths)]
+    )
     ends = np.cumsum(lengths)
     for row, end in enumerate(ends):
         own = slice(end - lengths[row], end)
         unsure = int((asked[own] & ~sure[own]).sum())
-        assert leave[row] == (unsure <= most_unsure and bool((asked[own] & sure[own]).any()))
+        assert (row in exits.rows) == (unsure <= most_unsure and bool((asked[own] & sure[own]).any()))
 
 
 def test_a_text_that_is_kept_stays_inside_though_it_leaves() -> None:

@@ -127,8 +127,8 @@ def test_a_context_that_is_cut_has_room_in_whole_pages(megabytes: int, has_encod
     )
     config = DecoderConfig(model="").with_plan(plan)
     assert config.max_context
-    needed = 8 * pages_for(config.max_context, config.page_tokens) * (1 + has_encoder)
-    assert needed <= config.pages(table.kv_bytes)
+    needed = pages_for(config.max_context, config.page_tokens) * (1 + has_encoder)
+    assert needed <= config.pages(8 * table.kv_bytes)
 
 
 def test_a_context_that_memory_does_not_hold_is_cut() -> None:

@@ -1,0 +1,171 @@
+"""Answers a whole file of inputs. What is answered is kept, so that an interrupted run goes on where it stopped.
+
+Answers are collected in a file `OUT.part`, whose lines are JSON: first what is answered by what, then the answers to
+some rows at a time with a hash of all inputs so far. At the end it becomes OUT, in the format of its suffix.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from cluster.client import chunks
+from deployments.prepare.data import Row
+from deployments.tasks import Outputs
+from profiles.errors import UserError
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+PART = ".part"
+ROWS_PER_GROUP = 4096  # of a Parquet file
+_FIELDS = ("label", "name", "score", "tokens", "entities", "scores", "exit_block")  # of an output that are written
+Answerer = Callable[[Sequence[Any]], list[Outputs]]
+
+
+@dataclass(frozen=True)
+class KeptAnswers:
+    """The answers of an earlier run: how many, and the hash of their inputs."""
+
+    rows: int = 0
+    digest: str = ""
+
+
+def check_out(out: Path, replace: bool) -> None:
+    """Raise UserError if answers cannot be written to this file."""
+    if out.suffix not in FORMATS:
+        raise UserError(f"--out {out}: its suffix must be one of {', '.join(FORMATS)}")
+    if out.exists() and not replace:
+        raise UserError(f"{out} exists: --force replaces it")
+    if out.suffix == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise UserError(f"{out}: writing it needs pyarrow, which is not installed: pip install pyarrow") from error
+
+
+def part_of(out: Path) -> Path:
+    """The file that collects the answers until there are all.
+
+    >>> part_of(Path("answers.csv")).name
+    'answers.csv.part'
+    """
+    return out.with_name(out.name + PART)
+
+
+def kept_in(part: Path, job: Mapping[str, Any]) -> KeptAnswers:
+    """What an earlier run of this job has answered. A line that was not written to its end is removed."""
+    if not part.exists():
+        return KeptAnswers()
+    kept, whole = KeptAnswers(), 0
+    with part.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            content = json.loads(line)
+            if "job" not in content:
+                kept = KeptAnswers(kept.rows + len(content["outputs"]), content["digest"])
+            elif content["job"] != job:
+                other = next(name for name in job if content["job"].get(name) != job[name])
+                raise UserError(
+                    f"{part} holds answers with another {other} ({content['job'].get(other)}, now {job[other]}): "
+                    "--force begins anew"
+                )
+            whole += len(line)
+    with part.open("ab") as file:
+        file.truncate(whole)
+    return kept
+
+
+def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[str, Any], at_once: int) -> int:
+    """Answer the rows that no earlier run has answered, `at_once` at a time. Returns how many answers there are."""
+    kept = kept_in(part, job)
+    digest, done, remaining = sha256(), kept.rows, iter(rows)
+    for row in islice(remaining, kept.rows):
+        digest.update(_bytes_of(row.value))
+    if kept.rows and digest.hexdigest() != kept.digest:
+        raise UserError(f"the first {kept.rows} rows are not those that {part} answers: --force begins anew")
+    with part.open("a") as file:
+        if not file.tell():
+            file.write(json.dumps({"job": job}) + "\n")
+        for some in chunks(remaining, at_once):
+            outputs = answer([row.value for row in some])
+            for row in some:
+                digest.update(_bytes_of(row.value))
+            written = [_record(row.number, output) for row, output in zip(some, outputs, strict=True)]
+            file.write(json.dumps({"digest": digest.hexdigest(), "outputs": written}) + "\n")
+            file.flush()
+            done += len(some)
+    return done
+
+
+def finish(part: Path, out: Path) -> None:
+    """Turn the collected answers into the file that the user wants."""
+    draft = part.with_name(part.name + out.suffix)
+    _WRITERS[out.suffix](_records(part), draft)
+    draft.replace(out)
+    part.unlink()
+
+
+def _bytes_of(value: Any) -> bytes:
+    return value.tobytes() if hasattr(value, "tobytes") else json.dumps(value).encode()
+
+
+def _record(number: int, output: Outputs) -> Outputs:
+    fields = {name: output[name] for name in _FIELDS if name in output}
+    return {"row": number, **fields, "truncated": bool(output.get("truncated", False))}
+
+
+def _records(part: Path) -> Iterator[Outputs]:
+    with part.open() as file:
+        for line in file:
+            yield from json.loads(line).get("outputs", ())
+
+
+def _write_lines(records: Iterable[Outputs], out: Path) -> None:
+    with out.open("w") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def _write_csv(records: Iterable[Outputs], out: Path) -> None:
+    """With a column for each label where its probability is listed."""
+    flat = map(_flat, records)
+    first = next(flat, None)
+    with out.open("w", newline="") as file:
+        if first is not None:
+            table = csv.DictWriter(file, list(first))
+            table.writeheader()
+            table.writerows(chain([first], flat))
+
+
+def _flat(record: Outputs) -> Outputs:
+    """
+    >>> _flat({"row": 1, "name": "b", "scores": [{"label": 1, "name": "b", "score": 0.7}, {"label": 0, "name": "a",
+    ... "score": 0.3}]})
+    {'row': 1, 'name': 'b', 'score of a': 0.3, 'score of b': 0.7}
+    """
+    listed = sorted(record.pop("scores", ()), key=lambda each: int(each["label"]))
+    return record | {f"score of {each['name']}": each["score"] for each in listed}
+
+
+def _write_parquet(records: Iterable[Outputs], out: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    writer = None
+    for some in chunks(records, ROWS_PER_GROUP):
+        table = pa.Table.from_pylist(some, None if writer is None else writer.schema)
+        writer = writer or parquet.ParquetWriter(out, table.schema)
+        writer.write_table(table)
+    if writer is None:
+        raise UserError(f"{out}: there are no answers to write")
+    writer.close()
+
+
+_WRITERS: Mapping[str, Callable[[Iterable[Outputs], Path], None]] = {
+    ".csv": _write_csv,
+    ".jsonl": _write_lines,
+    ".parquet": _write_parquet,
+}

@@ -1,0 +1,147 @@
+"""`isobatch predict`: answers every input of a file, with a network here or through a server."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cluster.commands import Dtype, KeyVariable, key_headers
+from cluster.commands.option_classes import with_options
+from cluster.commands.reading import READS, ReadingOptions
+from profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.bulk import Answerer
+    from deployments.tasks import Outputs
+
+INTERRUPTED = 130  # the exit code after Ctrl-C
+SERVED_AT_ONCE = 1024  # rows that a server answers between two moments at which answers are kept
+Listed = str | int  # the labels to list, as in a request
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What answers: a network here, or a server."""
+
+    name: str
+    channels: int | None  # of images; None: it reads texts
+    words: bool  # the words of a text get a label each
+    at_once: int  # rows
+    answerer: "Callable[[], Answerer]"
+
+
+@with_options(reading=ReadingOptions)
+def predict(
+    reading: ReadingOptions,
+    data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Inputs, labelled or not: {READS}.")],
+    out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")],
+    model: Annotated[
+        str | None, typer.Option(help="Directory or hub id of a checkpoint: it answers in this process.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="This server answers.")] = None,
+    api_key_variable: KeyVariable = None,
+    scores: Annotated[
+        str, typer.Option(help="The labels to list with their probabilities: winner, all, or a number of them.")
+    ] = "winner",
+    full: Annotated[bool, typer.Option("--full", help="Answers of the full network, without exits.")] = False,
+    device: Annotated[str, typer.Option(help="With --model: auto, cpu, or cuda:0.")] = "auto",
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="With --model: its precision; none: the one for which its ramps were made."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")] = False,
+) -> None:
+    """Answer every input of a file. After an interruption, the same command goes on where it stopped.
+
+    Answers have the number of their row. Inputs run in full batches: those that stay inside join those of others.
+
+    Example: [bold]isobatch predict reviews.csv --model my-bert-ee --out answers.csv[/]
+
+    Through a server: [bold]isobatch predict reviews.csv --url http://127.0.0.1:8000 --scores all --out answers.jsonl[/]
+    """
+    from rich.console import Console
+
+    from cluster.bulk import answer_rows, check_out, finish, part_of
+    from cluster.commands import check_writable
+    from deployments.prepare.data import rows, taken
+    from deployments.progress import show
+
+    if (model is None) == (url is None):
+        raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
+    check_out(out, force)
+    check_writable(out)
+    listed = _listed(scores)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    headers = key_headers(api_key_variable)
+    source = _server(url, headers, listed, full) if url else _local(model or "", listed, full, device, dtype)
+    if source.words and out.suffix == ".csv":
+        raise UserError(f"--out {out}: the network labels words, several in each row: write .jsonl or .parquet")
+    channels, pairs, part = source.channels, not source.words, part_of(out)
+    console.print(taken(data, reading.data_columns, channels=channels, pairs=pairs))
+    if force:
+        part.unlink(missing_ok=True)
+    job = {"file": data.name, "network": source.name, "scores": scores, "full": full}
+    inputs = show(rows(data, reading.data_columns, channels=channels, pairs=pairs), f"answering {data.name}")
+    try:
+        count = answer_rows(inputs, source.answerer(), part, job, source.at_once)
+    except KeyboardInterrupt:
+        console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+    finish(part, out)
+    console.print(f"{count:,} rows are answered in {out}")
+
+
+def _listed(scores: str) -> Listed:
+    """
+    >>> _listed("all"), _listed("3")
+    ('all', 3)
+    """
+    if scores in ("winner", "all"):
+        return scores
+    if not scores.isdecimal() or int(scores) < 1:
+        raise UserError(f"--scores {scores!r} must be winner, all, or a number of labels")
+    return int(scores)
+
+
+def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
+    from deployments.folders import content_of
+    from deployments.models import checkpoint
+    from deployments.models.predict import AT_ONCE
+
+    folder = checkpoint.locate(model)
+
+    def answerer() -> "Answerer":
+        from cluster.evaluation import loaded
+        from deployments.front.predict import top_of
+        from deployments.models.predict import predict as predicted
+        from deployments.tasks import task_of
+
+        network = loaded(folder, device, dtype)
+        task, top = task_of(network), top_of(listed, network.num_labels)
+
+        def answer(values: Sequence[Any]) -> "list[Outputs]":
+            return [
+                task.output(each, network.labels, top) | {"exit_block": each.exit_block, "truncated": each.truncated}
+                for each in predicted(network, values, not full)
+            ]
+
+        return answer
+
+    words = checkpoint.task_at(folder).by_token
+    return _Source(content_of(folder), checkpoint.channels_of(folder), words, AT_ONCE, answerer)
+
+
+def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _Source:
+    from cluster.client import outputs_from
+    from cluster.commands import server_at
+    from cluster.load.bodies import accepted_at, predicts_at
+
+    at = predicts_at(server_at(url))
+    accepts, headers = accepted_at(at, key), {**key, **({"X-Full": "1"} if full else {})}
+
+    def answer(values: Sequence[Any]) -> "list[Outputs]":
+        return list(outputs_from(at, values, headers, scores=listed))
+
+    return _Source(accepts.model, accepts.channels, accepts.words, SERVED_AT_ONCE, lambda: answer)

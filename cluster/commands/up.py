@@ -1,0 +1,160 @@
+"""`isobatch up`: from a checkpoint to a server in one command, step by step; what is done is not done again."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.commands import above_0
+from cluster.commands.option_classes import called
+from cluster.commands.plan import plan
+from cluster.commands.prepare import prepare
+from cluster.commands.profile import profile
+from cluster.commands.reading import READS
+from cluster.commands.serve import serve
+from deployments.folders import PLAN, PROFILE
+from profiles.errors import UserError
+
+STEPS = "up.json"  # in the folder: what each step was made from
+LOG = "up.log"  # beside it: everything that the steps print
+PROFILE_BUDGET_S = 20.0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step, what its result depends on, and how the result is told in a line."""
+
+    name: str
+    about: str
+    inputs: Mapping[str, Any]
+    make: Callable[[], None]
+    result: Callable[[], str]
+
+
+def up(
+    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier.")],
+    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")],
+    slo_ms: Annotated[float, typer.Option(help="The deadline of every answer.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the results.", show_default="the model's name, with -up")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="As for isobatch plan: KIND=COUNT,...", show_default="this machine's")
+    ] = None,
+    max_accuracy_loss: Annotated[str, typer.Option(help="The most that exits may cost: 1% or 0.01.")] = "1%",
+    max_rows: Annotated[int, typer.Option(help="The most rows of the data; more are sampled uniformly.")] = 5000,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port for HTTP; none: 8000.")] = None,
+) -> None:
+    """Prepare, profile, plan and serve a network. The next time, only steps whose inputs have changed are done again.
+
+    The folder is a prepared model with its plan and profile: isobatch serve FOLDER serves it as well.
+
+    Example: [bold]isobatch up my-bert --data reviews.csv --slo-ms 100[/]
+    """
+    from rich.console import Console
+
+    from deployments.decoding.ramp_rules import is_decoder
+    from deployments.models import checkpoint
+
+    above_0("--slo-ms", slo_ms)
+    if not data.exists():
+        raise UserError(f"{data}: no such file")
+    if is_decoder(checkpoint.locate(model)):
+        raise UserError(f"{model}: is a decoder: isobatch up is for classifiers")
+    folder = out or Path(f"{Path(model).name}-up")
+    console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
+    steps = _steps(model, data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
+    _make(steps, folder, console.print)
+    console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
+    serve(target=folder, port=port)
+
+
+def _steps(
+    model: str, data: Path, folder: Path, slo_ms: float, devices: str | None, loss: str, max_rows: int
+) -> list[_Step]:
+    file = {"data": str(data.resolve()), "changed": data.stat().st_mtime}
+    fleet = devices or this_machine()
+    table, best = folder / PROFILE, folder / PLAN
+    return [
+        _Step(
+            "prepare",
+            f"exits for {model}, from {data}, that lose at most {loss} of accuracy",
+            {"model": model, **file, "loss": loss, "rows": max_rows},
+            lambda: called(
+                prepare, model=model, data=data, out=folder, max_accuracy_loss=loss, max_rows=max_rows, force=True
+            ),
+            lambda: _prepared(folder),
+        ),
+        _Step(
+            "profile",
+            "how long its blocks take here, and where its inputs leave",
+            {},
+            lambda: called(profile, model=str(folder), data=data, out=table, budget=PROFILE_BUDGET_S),
+            lambda: f"times are in {table}",
+        ),
+        _Step(
+            "plan",
+            f"the best one for {fleet}, with answers within {slo_ms:g} ms",
+            {"devices": fleet, "slo_ms": slo_ms},
+            lambda: called(plan, profile=table, devices=fleet, slo_ms=slo_ms, out=best),
+            lambda: _planned(best),
+        ),
+    ]
+
+
+def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
+    """Do each step, unless its result and those before it were made from the same inputs."""
+    state, done = folder / STEPS, dict[str, Any]()
+    known = json.loads(state.read_text()) if state.exists() else {}
+    if folder.exists() and not known and any(folder.iterdir()):
+        raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
+    for number, step in enumerate(steps, start=1):
+        heading, inputs = f"{number}/{len(steps) + 1} {step.name}", dict(step.inputs)
+        if known.get(step.name) == inputs:
+            tell(f"{heading}: done before; {step.result()}")
+        else:
+            known = {}  # what follows depends on it
+            tell(f"{heading}: {step.about}")
+            began_s = time.monotonic()
+            with folder.with_name(folder.name + f".{LOG}").open("a") as log, redirect_stdout(log):
+                step.make()
+            tell(f"{heading}: {step.result()} ({time.monotonic() - began_s:.0f} s)")
+        done[step.name] = inputs
+        state.write_text(json.dumps(done, indent=2) + "\n")
+
+
+def _prepared(folder: Path) -> str:
+    from deployments.models.ramps import read_rules
+    from profiles.promise import RULES
+
+    rules = read_rules(folder / RULES)
+    depth = "" if rules.mean_depth_share is None else f"an input runs {rules.mean_depth_share:.0%} of the blocks; "
+    return f"{depth}{rules.promise or 'nothing is promised'}"
+
+
+def _planned(path: Path) -> str:
+    from deployments.planning import summary
+    from optimizer.plan import read_plan
+
+    made = read_plan(path)
+    goodput = f"; {made.promise.goodput_per_s:,.0f} inputs per second in time" if made.promise else ""
+    return f"{summary(made)}{goodput}"
+
+
+def this_machine() -> str:
+    """The devices here, as a fleet. One CPU is left to the front."""
+    import torch
+
+    from profiles.devices import kind_of
+    from profiles.measure import device_name
+
+    if count := torch.cuda.device_count():
+        return f"{kind_of(device_name('cuda:0'))}={count}"
+    return f"cpu={max(1, (os.cpu_count() or 1) - 1)}"

@@ -1,0 +1,135 @@
+"""What the forms of other servers share: how a body is checked, how errors are written, and the score of a document."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from deployments.front.answers import Answer, RefusedError, shown
+from deployments.front.predict import encode
+from deployments.front.service import Content, Service
+from deployments.tasks import logits_of
+from deployments.transport.packed import Packed
+from profiles.errors import first_wrong
+from profiles.model import probabilities_in
+
+
+class Body(BaseModel):
+    """The body of a request. Unknown fields are refused: a client that sends one expects an effect."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def _texts(value: object) -> object:
+    """
+    >>> _texts("a text"), _texts(["two", "texts"])
+    (['a text'], ['two', 'texts'])
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+        raise ValueError("must be a text or a list of texts; numbers of tokens and parts of chats are not accepted")
+    return texts
+
+
+Texts = Annotated[list[str], BeforeValidator(_texts)]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a server writes errors: other statuses than ours, and JSON of its own."""
+
+    statuses: Mapping[int, int]
+    write: Callable[[RefusedError], Any]
+
+    def apply(self, refused: RefusedError) -> None:
+        refused.status = self.statuses.get(refused.status, refused.status)
+        refused.write = self.write
+
+
+class TextForm(Generic[AnyBody]):
+    """A form of another server, whose inputs are texts or pairs of texts. Implements `predict.Form`."""
+
+    body: type[AnyBody]
+    style: Style
+    marks: ClassVar[frozenset[str]] = frozenset()  # fields that tell the form apart from others of its path
+    wrong = 400  # the status for a body with other fields or values
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def marked(self, content: object) -> bool:
+        return isinstance(content, dict) and not self.marks.isdisjoint(content)
+
+    def restyle(self, refused: RefusedError) -> None:
+        self.style.apply(refused)
+
+    def read(self, content: object) -> Content[bytes]:
+        body = self.checked(content)
+        inputs = self.inputs(body)
+        return Content(inputs, lambda answers: encode(self.reply(body, inputs, answers)))
+
+    def inputs(self, body: AnyBody) -> Packed:
+        raise NotImplementedError
+
+    def reply(self, body: AnyBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
+        raise NotImplementedError
+
+    def checked(self, content: object) -> AnyBody:
+        """The body of a request; raises a `RefusedError` that names the first wrong value."""
+        try:
+            return self.body.model_validate(content)
+        except ValidationError as error:
+            if unknown := isinstance(content, dict) and content.keys() - _names_of(self.body):
+                known = ", ".join(self.body.model_fields)
+                raise RefusedError(self.wrong, f"{shown(min(unknown))} is not accepted; there are: {known}") from error
+            wrong = first_wrong(error)
+            place = f"{wrong.place} = {shown(wrong.value)}: " if wrong.place else "the body: "
+            raise RefusedError(self.wrong, f"{place}{wrong.reason}") from error
+
+    def encoded(self, inputs: Sequence[Any], truncates: bool = True, too_long: int = 422) -> Packed:
+        """The encoded inputs. Without `truncates`, a text that is too long is refused with the status `too_long`."""
+        packed = self.service.packed(inputs)
+        if packed.truncated and not truncates:
+            raise RefusedError(too_long, f"input {min(packed.truncated)} has more tokens than the network reads")
+        return packed
+
+
+def _names_of(body: type[Body]) -> set[str]:
+    """The names of the fields of a body, with those that other versions of the server use."""
+    names = {
+        name: field.validation_alias if isinstance(field.validation_alias, AliasChoices) else AliasChoices(name)
+        for name, field in body.model_fields.items()
+    }
+    return {str(choice) for choices in names.values() for choice in choices.choices}
+
+
+def relevances(service: Service, answers: Sequence[Answer], raw: bool = False) -> list[float]:
+    """The score of each document: the probability of the relevant label, or its logit (`raw`)."""
+    logits = np.stack([logits_of(answer) for answer in answers])
+    scores: list[float] = (logits if raw else probabilities_in(logits))[:, service.relevant].tolist()
+    return scores
+
+
+def check_relevant(service: Service, status: int) -> None:
+    """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""
+    if service.relevant is None:
+        problem = f"this network has {len(service.labels)} labels, and none of them is named as that of relevant texts"
+        raise RefusedError(status, f"{problem}: it is no reranker (relevant_label: NAME in args: makes it one)")
+
+
+def ranked(scores: Sequence[float]) -> list[int]:
+    """The positions of scores, the highest first.
+
+    >>> ranked([0.2, 0.9, 0.2])
+    [1, 0, 2]
+    """
+    return sorted(range(len(scores)), key=lambda position: -scores[position])
+
+
+def tokens_in(inputs: Packed) -> int:
+    return 0 if inputs.lengths is None else int(inputs.lengths.sum())

@@ -1,0 +1,242 @@
+"""The interfaces of vLLM and SGLang: POST /classify, /score, and the /rerank that they share with Jina and Cohere."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from deployments.front.answers import Answer, RefusedError, shown
+from deployments.front.protocols.forms import (
+    Body,
+    Style,
+    TextForm,
+    Texts,
+    check_relevant,
+    ranked,
+    relevances,
+    tokens_in,
+)
+from deployments.front.schemas import Schema
+from deployments.tasks import logits_of
+from deployments.transport.packed import Packed
+
+_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+
+
+def _about(refused: RefusedError) -> dict[str, Any]:
+    kind = _TYPES.get(refused.status, "BadRequestError" if refused.status < 500 else "InternalServerError")
+    return {"message": refused.sentence, "type": kind, "param": None, "code": refused.status}
+
+
+STYLE = Style({422: 400}, lambda refused: {"error": _about(refused)})
+# Jina's clients read `detail`, Cohere's `message`, vLLM's `error`.
+RERANK_STYLE = Style(
+    {422: 400},
+    lambda refused: {"error": _about(refused), "detail": refused.sentence, "message": refused.sentence},
+)
+
+
+class VllmErrorAbout(Schema):
+    message: str = Field(description="One sentence that names the wrong value.")
+    type: str
+    param: None
+    code: int
+
+
+class VllmError(Schema):
+    error: VllmErrorAbout
+
+
+class RerankError(VllmError):
+    detail: str
+    message: str
+
+
+class _VllmBody(Body):
+    model: str | None = Field(None, description="The name of the served network; none: the same.")
+    truncate_prompt_tokens: Literal[-1] | None = Field(
+        None, description="-1: texts are cut at the length that the network reads."
+    )
+    use_activation: bool | None = Field(
+        None,
+        validation_alias=AliasChoices("use_activation", "activation", "softmax"),
+        description="False: logits, divided by their temperature, in place of probabilities.",
+    )
+    priority: Literal[0] = 0
+    user: str | None = None
+    rid: str | None = Field(None, description="SGLang's name of a request; it has no effect.")
+
+    @property
+    def raw(self) -> bool:
+        return self.use_activation is False
+
+    @property
+    def truncates(self) -> bool:
+        return self.truncate_prompt_tokens is not None
+
+
+class _VllmForm(TextForm[Any]):
+    style = STYLE
+
+    def checked(self, content: object) -> Any:
+        body = super().checked(content)
+        if body.model not in (None, self.service.name):
+            raise RefusedError(404, f"the model {shown(body.model)} does not exist: this is {self.service.name!r}")
+        return body
+
+    def heading(self, prefix: str) -> dict[str, Any]:
+        named = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return {**named, "model": self.service.name}
+
+
+class UsedTokens(Schema):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: Literal[0]
+    prompt_tokens_details: None
+
+
+def _used(inputs: Packed) -> dict[str, Any]:
+    tokens = tokens_in(inputs)
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
+
+
+class _Listed(Schema):
+    id: str
+    object: Literal["list"]
+    created: int = Field(description="Seconds since 1970.")
+    model: str
+    usage: UsedTokens
+
+
+class ClassifyBody(_VllmBody):
+    """A request for the probabilities of all labels."""
+
+    input: Texts = Field(description="A text or a list of texts.")
+
+
+class ClassifiedText(Schema):
+    index: int
+    label: str
+    probs: list[float] = Field(description="The probabilities of all labels, in the order of the labels.")
+    num_classes: int
+
+
+class ClassifiedTexts(_Listed):
+    data: list[ClassifiedText]
+
+
+class ClassifyForm(_VllmForm):
+    """POST /classify."""
+
+    body = ClassifyBody
+
+    def inputs(self, body: ClassifyBody) -> Packed:
+        return self.encoded(body.input, body.truncates, 400)
+
+    def reply(self, body: ClassifyBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
+        labels = self.service.labels
+        rows = [logits_of(each) for each in answers] if body.raw else self.service.task.probabilities(answers)
+        data = [
+            {
+                "index": index,
+                "label": self.service.task.named(answer.label, labels),
+                "probs": row.tolist(),
+                "num_classes": len(labels),
+            }
+            for index, (answer, row) in enumerate(zip(answers, rows, strict=True))
+        ]
+        return self.heading("classify") | {"data": data, "usage": _used(inputs)}
+
+
+class ScoreBody(_VllmBody):
+    """A request for the relevance of texts to texts: one to one, or one to many."""
+
+    text_1: Texts = Field(validation_alias=AliasChoices("text_1", "data_1", "queries"), description="The queries.")
+    text_2: Texts = Field(validation_alias=AliasChoices("text_2", "data_2", "documents"), description="The documents.")
+
+
+class ScoredText(Schema):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoredTexts(_Listed):
+    data: list[ScoredText]
+
+
+class ScoreForm(_VllmForm):
+    """POST /score."""
+
+    body = ScoreBody
+
+    def inputs(self, body: ScoreBody) -> Packed:
+        check_relevant(self.service, 400)
+        queries, documents = body.text_1, body.text_2
+        if len(queries) == 1:
+            queries = queries * len(documents)
+        if len(queries) != len(documents):
+            numbers = f"text_1 has {len(queries)} texts and text_2 has {len(documents)}"
+            raise RefusedError(400, f"{numbers}: they must be 1 and any number, or the same number")
+        pairs = [list(pair) for pair in zip(queries, documents, strict=True)]
+        return self.encoded(pairs, body.truncates, 400)
+
+    def reply(self, body: ScoreBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
+        scores = relevances(self.service, answers, body.raw)
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        return self.heading("score") | {"data": data, "usage": _used(inputs)}
+
+
+class DocumentBody(Body):
+    text: str
+
+
+class DocumentsBody(_VllmBody):
+    """A request for the order of documents by their relevance to a query."""
+
+    query: str
+    documents: list[str | DocumentBody] = Field(description='Texts, or objects with one: {"text": ...}.')
+    top_n: int | None = Field(None, ge=0, description="How many of the best are returned; none or 0: all.")
+    return_documents: bool = Field(True, description="Repeat the documents in the answer.")
+
+
+class DocumentText(Schema):
+    text: str
+
+
+class RankedDocument(Schema):
+    index: int = Field(description="The position of the document in the request.")
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class RankedDocuments(_Listed):
+    results: list[RankedDocument]
+
+
+class DocumentsForm(_VllmForm):
+    """POST /rerank with `documents`: Jina's, Cohere's and vLLM's, which differ only in fields that others ignore."""
+
+    body = DocumentsBody
+    style = RERANK_STYLE
+    marks = frozenset({"documents"})
+
+    def inputs(self, body: DocumentsBody) -> Packed:
+        check_relevant(self.service, 400)
+        return self.encoded([[body.query, text] for text in _texts_of(body)])
+
+    def reply(self, body: DocumentsBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
+        scores, texts = relevances(self.service, answers, body.raw), _texts_of(body)
+        results: list[dict[str, Any]] = []
+        for index in ranked(scores)[: body.top_n or None]:
+            results.append({"index": index, "relevance_score": scores[index]})
+            if body.return_documents:
+                results[-1]["document"] = {"text": texts[index]}
+        return self.heading("rerank") | {"results": results, "usage": _used(inputs)}
+
+
+def _texts_of(body: DocumentsBody) -> list[str]:
+    return [each if isinstance(each, str) else each.text for each in body.documents]

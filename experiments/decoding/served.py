@@ -1,0 +1,259 @@
+"""A decoder that computes for real, served over HTTP: whether it writes what is planned, and what plain code writes.
+
+A Llama of 85 M random weights, made here: the last 16 of its 24 blocks add little, so that most tokens may leave after
+block 7. Ways to write take turns on one application, beside `generate` of transformers with as many texts and threads.
+"""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from cluster.load.prompts import PromptLoad, WrittenText
+from cluster.load.workloads import arrivals
+from deployments.decoding.engine_setup import load_decoder, load_tokenizer
+from deployments.demo import llm_demo_directory
+from deployments.folders import cache_directory, locked, replacing
+from experiments.shared.live import NAME, Live, bare
+from experiments.shared.public_data import ROOT
+from optimizer.plan import Plan, read_plan
+from optimizer.text_plans import terms_of, tokens_per_s
+
+console = Console(stderr=True, width=140)
+BLOCKS, WIDTH, INNER, HEADS, KV_HEADS = 24, 576, 1536, 9, 3
+DEEP_FROM, DEEP_SCALE = 8, 0.03  # later blocks add little: a ramp before them says mostly what the head says
+READS, TOKENS = 1024, 48  # positions that the network reads; tokens of a text
+RESIDENTS = 32
+TTFT_MS, TPOT_MS = 1000.0, 250.0
+WAYS = ("off", "recompute", "verified", "project")
+SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
+WARMS_UP_S = 4.0
+SHARES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
+KEPT = 0.98  # of the texts in time: then a rate is sustained
+
+
+def prompts(count: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [f"{draw.randint(100, 99999)}+{draw.randint(100, 99999)}=" for _ in range(count)]
+
+
+def checkpoint() -> Path:
+    """The directory of the network with its ramps: made at first use, then kept in the cache."""
+    target = cache_directory() / "real-llama"
+    with locked(target):
+        if not target.is_dir():
+            with replacing(target) as draft, TemporaryDirectory() as folder:
+                _make(Path(folder))
+                (Path(folder) / "prompts.csv").write_text("text\n" + "\n".join(prompts(120, seed=2)) + "\n")
+                data = ["--data", f"{folder}/prompts.csv", "--max-accuracy-loss", "1%", "--max-tokens", str(TOKENS)]
+                _isobatch("prepare", folder, *data, "--out", str(Path(folder) / "ramps"))
+                for file in (Path(folder) / "ramps").iterdir():
+                    (draft / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def _make(folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    tokenizer = load_tokenizer(llm_demo_directory())
+    names = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=BLOCKS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=READS,
+        initializer_range=0.05, tie_word_embeddings=True, **names,
+    )  # fmt: skip
+    network = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for block in network.model.layers[DEEP_FROM:]:
+            block.self_attn.o_proj.weight.mul_(DEEP_SCALE)
+            block.mlp.down_proj.weight.mul_(DEEP_SCALE)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _isobatch(*arguments: str) -> None:
+    command = [sys.executable, "-m", "cluster.cli", *arguments]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=sys.stderr)
+
+
+def measure_served(dtype: str, threads: int, rounds: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
+    """Figures for one precision and number of threads."""
+    network = checkpoint()
+    with TemporaryDirectory() as folder, bare() as here:
+        profile = Path(folder) / "profile.json"
+        _isobatch("profile", str(network), "--dtype", dtype, "--threads", str(threads), "--out", str(profile))
+        plans = {way: _planned(network, profile, Path(folder), way) for way in ways}
+        return asyncio.run(_measured(here, network, plans, dtype, threads, rounds, seconds))
+
+
+def _planned(network: Path, profile: Path, folder: Path, way: str) -> Path:
+    path = folder / f"{way}.json"
+    limits = ["--ttft-ms", f"{TTFT_MS:g}", "--tpot-ms", f"{TPOT_MS:g}"]
+    _isobatch("plan", str(network), "--profile", str(profile), *limits, "--exits", way, "--out", str(path))
+    return path
+
+
+@dataclass(frozen=True)
+class ServedWay:
+    """One way to write, as it is deployed now."""
+
+    base: str
+    texts: Sequence[str]
+
+    async def closed(self, clients: int, seconds: float) -> float:
+        """Tokens per second of clients that each wait for their text."""
+        load = PromptLoad(self.base, self.texts, TOKENS, {})
+        return _per_s(await load.by_clients(clients, seconds))
+
+    async def open(self, texts_per_s: float, seconds: float, seed: int) -> list[WrittenText]:
+        load = PromptLoad(self.base, self.texts, TOKENS, {})
+        return await load.at(arrivals("poisson", texts_per_s, seconds, seed))
+
+
+def _per_s(texts: Sequence[WrittenText]) -> float:
+    """Tokens per second of the texts that were written, until the last one."""
+    written = [text for text in texts if text.status == 200]
+    return sum(text.tokens for text in written) / max(text.last_s for text in written) if written else 0.0
+
+
+def _in_time(texts: Sequence[WrittenText]) -> list[WrittenText]:
+    return [
+        text for text in texts
+        if text.status == 200 and text.ttft_s <= TTFT_MS / 1e3 and text.tpot_s <= TPOT_MS / 1e3
+    ]  # fmt: skip
+
+
+async def _measured(
+    here: Live, network: Path, plans: dict[str, Path], dtype: str, threads: int, rounds: int, seconds: int
+) -> dict[str, float]:
+    seen: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for name, value in (await _round(here, network, plans, dtype, threads, seconds, number)).items():
+            seen.setdefault(name, []).append(value)
+        console.print(f"{dtype}, {threads} threads, round {number + 1}:", {n: round(v[-1], 3) for n, v in seen.items()})
+    figures = {name: median(values) for name, values in seen.items()}
+    for way, path in plans.items():
+        figures[f"promised_{way}"] = tokens_per_s(read_plan(path))
+        figures[f"live_over_promise_{way}"] = figures[f"live_{way}"] / figures[f"promised_{way}"]
+    figures["off_over_generate"] = figures["tokens_per_s_off"] / figures["tokens_per_s_generate"]
+    for way in plans.keys() - {"off"}:
+        figures[f"{way}_over_off"] = figures[f"tokens_per_s_{way}"] / figures["tokens_per_s_off"]
+    return figures
+
+
+async def _round(
+    here: Live, network: Path, plans: dict[str, Path], dtype: str, threads: int, seconds: int, number: int
+) -> dict[str, float]:
+    figures = {"tokens_per_s_generate": await asyncio.to_thread(generated_per_s, network, dtype, threads)}
+    known = prompts(400, seed=100 + number)
+    for way, path in plans.items():
+        plan = read_plan(path)
+        await asyncio.to_thread(here.deploy, _application(network, plan=str(path), replan=True))
+        served = ServedWay(here.base, known)
+        await served.closed(RESIDENTS, WARMS_UP_S)
+        promised = tokens_per_s(plan) / TOKENS
+        kept, most = await _sustained(served, promised, seconds, number)
+        figures[f"live_{way}"] = kept * TOKENS
+        if way == "recompute":
+            twice = await served.open(2 * promised, seconds, seed=50 + number)
+            admitted = [text for text in twice if text.status == 200]
+            figures["in_time_at_twice"] = len(_in_time(twice)) / max(1, len(admitted))
+            figures["goodput_at_twice"] = len(_in_time(twice)) / max(1, most)
+        figures[f"tokens_per_s_{way}"] = await _with_residents(here, network, plan, way, known, threads, seconds)
+    figures["prefix_over_none"] = await _prefix_over_none(here, network, dtype, threads, seconds, number)
+    return figures
+
+
+async def _sustained(served: ServedWay, promised: float, seconds: int, seed: int) -> tuple[float, int]:
+    """The most texts per second, of some shares of the promise, at which nearly all are in time; and the most texts
+    were in time at any of these rates."""
+    kept, most = 0.0, 0
+    for share in SHARES:
+        texts = await served.open(share * promised, seconds, seed)
+        in_time = len(_in_time(texts))
+        most = max(most, in_time)
+        console.print(f"{share:.0%} of {promised:.1f} texts/s: {in_time} of {len(texts)} in time")
+        if in_time < KEPT * len(texts):
+            break
+        kept = share * promised
+    return kept, most
+
+
+async def _with_residents(
+    here: Live, network: Path, plan: Plan, way: str, known: Sequence[str], threads: int, seconds: int
+) -> float:
+    """Tokens per second of as many residents as `generate` has texts."""
+    cuts = [split.start for split in plan.splits[1:]] or None
+    own = {"exits": way, "dtype": plan.dtype, "cuts": cuts, "kv_megabytes": terms_of(plan).kv_megabytes}
+    await asyncio.to_thread(here.deploy, _free(network, threads, **own))
+    served = ServedWay(here.base, known)
+    await served.closed(RESIDENTS, WARMS_UP_S)
+    return await served.closed(RESIDENTS, seconds)
+
+
+async def _prefix_over_none(here: Live, network: Path, dtype: str, threads: int, seconds: int, number: int) -> float:
+    """Texts per second whose prompts begin with the same tokens, over those of prompts that begin differently."""
+    await asyncio.to_thread(here.deploy, _free(network, threads, exits="off", dtype=dtype, kv_megabytes=2048))
+    draw = random.Random(number)
+    start = _digits(draw, SHARED)
+    same = [start + _digits(draw, OWN) for _ in range(100)]
+    other = [_digits(draw, SHARED + OWN) for _ in range(100)]
+    await ServedWay(here.base, same).closed(RESIDENTS, WARMS_UP_S)
+    return await ServedWay(here.base, same).closed(RESIDENTS, seconds) / await ServedWay(here.base, other).closed(
+        RESIDENTS, seconds
+    )
+
+
+def _digits(draw: random.Random, count: int) -> str:
+    """A text with this number of tokens: the tokenizer has one for each digit."""
+    return "".join(draw.choice("0123456789") for _ in range(count))
+
+
+def _application(network: Path, **fields: Any) -> dict[str, Any]:
+    arguments = {"model": str(network), "name": "llama", **fields}
+    return {"name": NAME, "import_path": "deployments.decoding.app:build", "args": arguments}
+
+
+def _free(network: Path, threads: int, **fields: Any) -> dict[str, Any]:
+    """The application without a plan and without limits on times, so that all clients have a place."""
+    free = {"max_residents": RESIDENTS, "ttft_ms": 1e6, "tpot_ms": 1e6, "cpus_per_replica": threads}
+    return _application(network, **free, **{name: value for name, value in fields.items() if value is not None})
+
+
+def generated_per_s(network: Path, dtype: str, threads: int) -> float:
+    """Tokens per second of transformers' `generate`, in a process of its own."""
+    code = "import sys; from experiments.decoding import served; served.print_generated(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(network), dtype, str(threads)]
+    told = subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    return float(json.loads(told.stdout.splitlines()[-1]))
+
+
+def print_generated(network: str, dtype: str, threads: str) -> None:
+    torch.set_num_threads(int(threads))
+    model, tokenizer = load_decoder(Path(network), dtype=dtype), load_tokenizer(Path(network))
+    tokenizer.padding_side = "left"
+    batch = tokenizer(prompts(RESIDENTS, seed=3), return_tensors="pt", padding=True)
+    batch.pop("token_type_ids", None)
+    write = partial(model.generate, **batch, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False)
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(4):  # the first one warms up
+            begun_s = time.perf_counter()
+            write()
+            seconds.append(time.perf_counter() - begun_s)
+    print(json.dumps(RESIDENTS * TOKENS / float(np.median(seconds[1:]))))

@@ -1,0 +1,37 @@
+"""How long a busy replica waits for its next order, on a virtual device whose launches take 2 ms."""
+
+import json
+
+from cluster.simulator.sustained import sustained
+from deployments.front.counts import BUSY_S
+from experiments.serve import measures
+from experiments.serve.fleet import BLOCKS, facts_for, profile
+from experiments.serve.servers import served
+from optimizer.plan import Placement, Plan, Split
+
+LAUNCH_S = 0.002  # of half the network
+BATCH = 4  # so few inputs that generator and front have time left on the same cores
+HALF = BLOCKS // 2
+SLO_MS = 250.0
+LOADS = {"at_90_percent": 0.9, "in_overload": 1.3}  # of what the plan promises
+
+
+def figures(seconds: float) -> dict[str, float]:
+    """The idle share of one replica that runs both splits in turns, survivors staying there.
+
+    A request brings a batch of inputs. At 90 % of the promise, a replica
+    whose launches are all full is idle for a tenth of the time. In overload inputs always wait, so that all idle time
+    is spent on waiting for an order.
+    """
+    splits = Split(0, HALF, BATCH, (HALF - 1,)), Split(HALF, BLOCKS, BATCH)
+    plan, facts = Plan((Placement("v100", 1, splits, local=True),)), profile(LAUNCH_S)
+    leaving = [{"exit_block": BLOCKS - 1 if number % 2 else HALF - 1} for number in range(BATCH)]
+    body = json.dumps({"inputs": leaving}).encode()
+    promised_per_s = sustained(plan, facts_for(facts, plan.devices()), SLO_MS / 1e3).goodput_per_s
+    found: dict[str, float] = {}
+    with served(plan, facts, SLO_MS) as url:
+        for name, load in LOADS.items():
+            measures.under(url, load * promised_per_s / BATCH, max(seconds, BUSY_S), SLO_MS, body)
+            seen = measures.stats(url)
+            found[f"virtual_2ms_idle_share_{name}"] = 1 - seen["replicas"][0]["busy"]
+    return found

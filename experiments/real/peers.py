@@ -1,0 +1,56 @@
+"""Other servers with the same network and the same exits inside a call: batches shrink at ramps, and no input joins."""
+
+import asyncio
+import time
+
+from rich.console import Console
+
+from experiments.peers.run import PEERS, Peer, has, running_peer
+from experiments.real.served import AskedServer, RealCase
+from experiments.shared.real_network import LARGEST_BATCH, texts
+
+SHARED = [peer for peer in PEERS if peer.name in ("ray", "litserve")]
+TIMED_S = 3.0  # of calls in this process, which show the most that such a server could sustain
+LOW, HIGH = 0.2, 1.1  # of these calls
+WARMS_UP_S = 5.0
+console = Console(stderr=True, width=140)
+
+
+def figures(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
+    """What each peer sustains in its best round: they have no plan that could tell where to search."""
+    there, per_s = [peer for peer in SHARED if has(peer)], _called_per_s(case)
+    found = {f"missing_{peer.name}": float(peer not in there) for peer in SHARED}
+    rates: dict[str, float] = {}
+    for number in range(rounds):
+        for peer in there:
+            sustained_per_s = _sustained_per_s(peer, case, per_s, seconds, number)
+            rates[peer.name] = max(rates.get(peer.name, 0.0), sustained_per_s)
+            console.print(
+                f"{case.dtype}, round {number + 1} of {rounds}, {peer.name}: sustains {sustained_per_s:.1f}/s"
+            )
+    return found | {f"live_per_s_{name}": rate for name, rate in rates.items()}
+
+
+def _sustained_per_s(peer: Peer, case: RealCase, per_s: float, seconds: float, seed: int) -> float:
+    async def searched(server: AskedServer) -> float:
+        await server.ask(LOW * per_s, WARMS_UP_S)
+        return await server.sustained_per_s(LOW * per_s, HIGH * per_s, seconds, seed)
+
+    with running_peer(peer, str(case.checkpoint), case.dtype) as url:
+        return asyncio.run(searched(AskedServer(url, case.slo_ms, is_listed=False)))
+
+
+def _called_per_s(case: RealCase) -> float:
+    """Inputs a second of calls with full batches, one after another."""
+    import torch
+
+    from experiments.peers.network import FullNetwork
+
+    torch.set_num_threads(1)
+    network, sent, calls = FullNetwork(str(case.checkpoint), case.dtype), texts(LARGEST_BATCH), 0
+    network.labels(sent)
+    began_s = time.perf_counter()
+    while time.perf_counter() < began_s + TIMED_S:
+        network.labels(sent)
+        calls += 1
+    return calls * LARGEST_BATCH / (time.perf_counter() - began_s)

@@ -1,0 +1,163 @@
+"""A whole file is answered as the network answers each input, and an interrupted run goes on where it stopped."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from deployments import load
+from deployments.models.predict import BATCH, predict
+from deployments.models.ramps import save_ramps
+from deployments.models.torch_model import TorchModel
+from tests.helpers.command_lines import material
+from tests.helpers.tiny_networks import network
+from tests.helpers.tiny_words import word_network
+
+ROWS = 120  # of the material
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network with random ramps, and texts."""
+    folder = material(tmp_path_factory.mktemp("bulk"))
+    ramps = network("bert", "confidence", [0.6]).ramps
+    save_ramps(folder / "my-bert", ramps.rules, ramps.heads)
+    return folder
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("my-bert", "others.csv"):
+        (tmp_path / name).symlink_to(place / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["predict", "others.csv", *map(str, arguments)])
+
+
+def answered(*arguments: object) -> str:
+    result = run("--model", "my-bert", "--device", "cpu", *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return str(result.output)
+
+
+@pytest.fixture(scope="module")
+def alone(place: Path) -> list[Any]:
+    """The network's answers, each input by itself."""
+    model = load(place / "my-bert")
+    with (place / "others.csv").open() as file:
+        return [model.predict([row["text"]])[0] for row in csv.DictReader(file)]
+
+
+def test_answers_have_the_number_of_their_row_in_every_format(here: Path, alone: list[Any]) -> None:
+    assert "120 rows are answered in a.csv" in answered("--out", "a.csv", "--scores", "all")
+    with Path("a.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [int(row["row"]) for row in table] == list(range(1, ROWS + 1))
+    assert [int(row["exit_block"]) for row in table] == [each.exit_block for each in alone]
+    assert len({each.exit_block for each in alone}) > 1
+    for row, each in zip(table, alone, strict=True):
+        assert row["name"] == each.name
+        assert [float(row[f"score of LABEL_{label}"]) for label in range(3)] == pytest.approx(
+            each.probabilities.tolist(), abs=1e-5
+        )
+    answered("--out", "a.jsonl", "--full")
+    lines = [json.loads(line) for line in Path("a.jsonl").read_text().splitlines()]
+    assert {line["exit_block"] for line in lines} == {3}
+    assert all("scores" not in line for line in lines)
+    answered("--out", "a.parquet")
+    rows = parquet.read_table("a.parquet").to_pylist()
+    assert [row["name"] for row in rows] == [each.name for each in alone]
+    assert not list(here.glob("*.part"))
+
+
+def test_an_interrupted_run_goes_on_and_computes_nothing_twice(
+    here: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.models.predict.AT_ONCE", BATCH)
+    encode, encoded = TorchModel.encode, list[int]()
+
+    def interrupted(model: TorchModel, inputs: Any) -> Any:
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(len(inputs))
+        return encode(model, inputs)
+
+    monkeypatch.setattr(TorchModel, "encode", interrupted)
+    stopped = run("--model", "my-bert", "--device", "cpu", "--out", "b.csv")
+    assert (stopped.exit_code, "b.csv.part has the answers so far" in stopped.output) == (130, True)
+    with Path("b.csv.part").open("a") as part:
+        part.write('{"digest": "torn')
+    encoded.clear()
+    monkeypatch.setattr(
+        TorchModel, "encode", lambda model, inputs: (encoded.append(len(inputs)), encode(model, inputs))[1]
+    )
+    answered("--out", "b.csv")
+    assert sum(encoded) == ROWS - 2 * BATCH
+    with Path("b.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == [each.name for each in alone]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("--full",), "b.csv.part holds answers with another full (False, now True): --force begins anew"),
+        ((), "the first 32 rows are not those that b.csv.part answers: --force begins anew"),
+    ],
+)
+def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[str, ...], sentence: str) -> None:
+    from cluster.bulk import answer_rows, part_of
+    from deployments.folders import content_of
+    from deployments.prepare.data import Row
+
+    job = {"file": "others.csv", "network": content_of(here / "my-bert"), "scores": "winner", "full": False}
+    others = [Row(number, f"another {number}", None) for number in range(1, 33)]
+    answer_rows(others, lambda values: [{"label": 0}] * len(values), part_of(Path("b.csv")), job, 32)
+    result = run("--model", "my-bert", "--device", "cpu", "--out", "b.csv", *change)
+    assert sentence in str(result.exception)
+    answered("--out", "b.csv", "--force", *change)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--out", "a.csv"), "give either --model DIRECTORY, which answers here, or --url of a server"),
+        (("--model", "my-bert", "--out", "a.txt"), "its suffix must be one of .csv, .jsonl, .parquet"),
+        (("--model", "my-bert", "--out", "others.csv"), "others.csv exists: --force replaces it"),
+        (("--model", "my-bert", "--out", "a.csv", "--scores", "0"), "--scores '0' must be winner, all, or a number"),
+        (("--model", "nowhere/there/is", "--out", "a.csv"), "no such directory"),
+        (("--url", "http://127.0.0.1:1", "--out", "a.csv"), "nobody answers at http://127.0.0.1:1"),
+        (("--model", "my-bert", "--out", "nowhere/a.csv"), "cannot write nowhere/a.csv"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(here: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in str(run(*arguments).exception)
+
+
+def test_labelled_words_are_no_table(here: Path) -> None:
+    result = run("--model", word_network(), "--out", "a.csv")
+    assert "the network labels words, several in each row: write .jsonl or .parquet" in str(result.exception)
+
+
+def test_survivors_of_several_batches_become_full_ones(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes, run_blocks = load(place / "my-bert"), list[tuple[int, int]](), TorchModel.run
+
+    def noted(self: TorchModel, batch: Any, *rest: Any) -> Any:
+        sizes.append((batch.cursor, len(batch)))
+        return run_blocks(self, batch, *rest)
+
+    monkeypatch.setattr(TorchModel, "run", noted)
+    with (place / "others.csv").open() as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    answers = predict(model, texts)
+    assert len(answers) == len(texts)
+    for cursor in {cursor for cursor, _ in sizes}:
+        here = [size for at, size in sizes if at == cursor]
+        assert sum(size < BATCH for size in here) <= 1, "only the last batch is not full"

@@ -1,0 +1,67 @@
+"""`isobatch up` does each step once, and again what depends on something that has changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.commands import up as command
+from cluster.serving.serve_file import serve_file
+from profiles.errors import UserError
+from tests.helpers.command_lines import material
+
+SMALL = ("--devices", "cpu=1", "--max-rows", "60")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    material(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "serve", lambda target, port: print("serving", target))
+    monkeypatch.setattr(command, "PROFILE_BUDGET_S", 0.1)
+    return tmp_path
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["up", "my-bert", "--data", "reviews.csv", "--slo-ms", "600000", *SMALL, *arguments])
+
+
+def steps(*arguments: str) -> list[str]:
+    """What the command says of each step: "made" or "done before"."""
+    result = run(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    lines = [line for line in result.output.splitlines() if line[1:3] == "/4" and "serve:" not in line]
+    assert "serving my-bert-up" in result.output
+    ends = [line for line in lines if "done before" in line or line.endswith(" s)")]
+    return ["before" if "done before" in line else "made" for line in ends]
+
+
+def test_each_result_is_kept_and_only_what_has_changed_is_made_again(here: Path) -> None:
+    assert steps() == ["made"] * 3
+    assert steps() == ["before"] * 3
+    assert steps("--slo-ms", "500000") == ["before", "before", "made"]
+    assert json.loads(Path("my-bert-up/plan.json").read_text())["slo_s"] == 500.0
+    Path("reviews.csv").write_text(Path("others.csv").read_text())
+    assert steps("--slo-ms", "500000") == ["made"] * 3
+    served = serve_file(Path("my-bert-up"), {})["applications"]
+    assert [Path(served[0]["args"][name]).name for name in ("plan", "profile")] == ["plan.json", "profile.json"]
+    assert served[1]["name"] == "controller"
+    alone = serve_file(Path("my-bert-up"), {"device": "cpu"})["applications"]
+    assert "plan" not in alone[0]["args"]
+
+
+def test_what_cannot_be_done_is_one_sentence_and_earlier_steps_are_kept(here: Path) -> None:
+    late = run("--slo-ms", "0.001")
+    assert isinstance(late.exception, UserError), late.output
+    assert steps() == ["before", "before", "made"]
+    assert "must be above 0" in str(run("--slo-ms", "0").exception)
+    assert "no such file" in str(run("--data", "nowhere.csv").exception)
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    assert "mine exists, and is not of isobatch up" in str(run("--out", "mine").exception)
+    assert "is a decoder" in str(
+        CliRunner().invoke(app, ["up", "llm-demo", *("--data", "others.csv"), *("--slo-ms", "9")]).exception
+    )

@@ -1,0 +1,111 @@
+"""Pages that texts share: against a plain list of what was kept, and against texts that share nothing."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.decoding.pages import PagePool, page_names
+from deployments.decoding.scheduler import DecodingLimits
+from deployments.decoding.sequences import TextRequest
+from tests.helpers.tiny_decoders import decoder, engine, plainly, t5, written_by
+
+PAGE = 2  # tokens
+COUNT = 5  # pages
+texts = st.lists(st.integers(0, 1), min_size=PAGE, max_size=3 * PAGE)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(texts, st.integers(0, 3)), max_size=40))
+def test_the_pool_keeps_what_a_plain_list_keeps(visits: list[tuple[list[int], int]]) -> None:
+    """Each text takes what is kept of its beginning, fills other pages, stays for some visits, and gives all back."""
+    pool = PagePool(COUNT)
+    kept: list[tuple[int, ...]] = []  # beginnings, those first that go first
+    inside: list[tuple[int, list[int], list[tuple[int, ...]]]] = []  # visits left, pages, beginnings in them
+    for text, stays in visits:
+        inside = [(left - 1, pages, beginnings) for left, pages, beginnings in inside]
+        for left, pages, beginnings in [each for each in inside if each[0] < 0]:
+            pool.give(pages)
+            inside.remove((left, pages, beginnings))
+            used = [beginning for _, _, others in inside for beginning in others]
+            kept += [each for each in reversed(beginnings) if each not in used and each not in kept]
+        own = [tuple(text[: end + PAGE]) for end in range(0, len(text) - PAGE + 1, PAGE)]
+        used = [beginning for _, _, others in inside for beginning in others]
+        known = 0
+        while known < len(own) and own[known] in (*used, *kept):
+            known += 1
+        names = page_names(text, PAGE)
+        shared = pool.share(names)
+        assert len(shared) == known
+        kept = [each for each in kept if each not in own[:known]]
+        missing = len(own) - known
+        fresh = pool.take(missing)
+        empty = COUNT - len({page for _, pages, _ in inside for page in pages} | set(shared)) - len(kept)
+        if missing > empty + len(kept):
+            assert fresh is None
+            pool.give(shared)
+            kept += [each for each in reversed(own[:known]) if each not in used]
+            continue
+        assert fresh is not None
+        kept = kept[max(0, missing - empty) :]
+        for page, name in zip(shared + fresh, names, strict=True):
+            pool.name(page, name)
+        # A page whose beginning another page has already is its text's alone.
+        inside.append((stays, shared + fresh, own))
+    for _, pages, _ in inside:
+        pool.give(pages)
+    assert pool.free == COUNT
+
+
+shared_starts = st.lists(st.integers(0, 22), min_size=1, max_size=14).map(tuple)
+ends = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=3).map(tuple), min_size=2, max_size=5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["off", "recompute", "verified", "project"]), shared_starts, ends, st.integers(0, 12),
+    st.sampled_from([1, 3, 4]), st.integers(1, 3),
+)  # fmt: skip
+def test_texts_that_begin_alike_are_written_as_if_alone(
+    exits: str, start: tuple[int, ...], ends: list[tuple[int, ...]], scarce: int, page_tokens: int, residents: int
+) -> None:
+    """One after the other or together, with other pages needed meanwhile, and with texts that go on."""
+    model, ramps = decoder(), {} if exits == "off" else {0: 0.3, 2: 0.3}
+    asked = [TextRequest(start + end, 5) for end in ends]
+    limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
+    pages = -(-27 // page_tokens) + scarce
+    verified, project = exits == "verified", exits == "project"
+    running = engine(model, ramps, verified, pages, limits=limits, project=project)
+    plain = [plainly(model, each, {} if verified else ramps, project) for each in asked]
+    for _ in range(2):
+        written = written_by(running, asked)
+        assert [written[place][0] for place in range(len(asked))] == [tokens for tokens, _ in plain]
+    longer = [
+        replace(each, prompt=each.prompt + tuple(tokens), replayed=tuple(depths) if project else ())
+        for each, (tokens, depths) in zip(asked, plain, strict=True)
+    ]
+    if not project:
+        written = written_by(running, longer)
+        expected = [plainly(model, each, {} if verified else ramps)[0] for each in longer]
+        assert [written[place][0] for place in range(len(longer))] == expected
+    assert running.scheduler.pool.free == pages
+
+
+@pytest.mark.parametrize("exits", ["off", "recompute", "verified", "project"])
+def test_a_prompt_is_read_once(exits: str) -> None:
+    prompt, limits = tuple(range(20)), DecodingLimits(page_tokens=4, ttft_s=1e9, tpot_s=1e9)
+    ramps = {} if exits == "off" else {1: 0.3}
+    running = engine(decoder(), ramps, exits == "verified", limits=limits, project=exits == "project")
+    for last in (1, 2):
+        written_by(running, [TextRequest((*prompt, last), 6)])
+    pool = running.scheduler.pool
+    assert (pool.asked, pool.shared) == (42, 20)
+
+
+def test_what_an_encoder_has_read_is_not_shared() -> None:
+    running = engine(t5(), {}, limits=DecodingLimits(page_tokens=1, ttft_s=1e9, tpot_s=1e9))
+    for source in ((1, 2), (3, 4)):
+        request = TextRequest((0,), 4, source=source)
+        assert written_by(running, [request])[0] == plainly(t5(), request, {})
+    assert running.scheduler.pool.shared == 0

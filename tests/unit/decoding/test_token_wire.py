@@ -1,0 +1,61 @@
+"""Tokens between a replica and a front, over a real connection."""
+
+import asyncio
+
+import pytest
+
+from deployments.decoding.scheduler import NewTokens
+from deployments.decoding.sequences import Finish
+from deployments.decoding.token_wire import TokenAddress, TokenInbox, TokenOutlets
+from deployments.transport.wire import Wire
+
+HERE = Wire("127.0.0.1")
+FIRST, LAST = NewTokens(7, (1, 2), (0, 3)), NewTokens(7, (3,), (3,), Finish.STOP)
+
+
+def test_each_text_gets_its_tokens() -> None:
+    async def send() -> list[NewTokens]:
+        inbox, outlets = TokenInbox(), TokenOutlets(HERE)
+        await inbox.open(HERE)
+        outlet = await outlets.to(inbox.address)
+        assert await outlets.to(inbox.address) is outlet
+        with inbox.stream() as one, inbox.stream() as two:
+            outlet.put(one.name, FIRST)
+            outlet.put(two.name, LAST)
+            outlet.put(999, FIRST)  # of a text whose client has gone
+            found = [await one.get(), await two.get()]
+            outlet.put(one.name, LAST)
+            found.append(await one.get())
+        assert not inbox.streams
+        inbox.close()
+        return found
+
+    one, two, end = asyncio.run(asyncio.wait_for(send(), 20))
+    assert (one.tokens, one.depths, one.finish) == ((1, 2), (0, 3), None)
+    assert (two.tokens, two.finish) == (end.tokens, end.finish) == ((3,), Finish.STOP)
+
+
+@pytest.mark.parametrize("key", ["", "wrong"])
+def test_a_front_that_has_gone_or_another_key_is_an_error_and_the_next_text_connects_anew(key: str) -> None:
+    async def send() -> None:
+        inbox, outlets = TokenInbox(), TokenOutlets(HERE)
+        await inbox.open(HERE)
+        address = TokenAddress(inbox.address.address, key) if key else inbox.address
+        outlet = await outlets.to(address)
+        if not key:
+            with inbox.stream() as stream:
+                outlet.put(stream.name, FIRST)
+                await stream.get()
+            inbox.close()
+        while outlet.is_open:
+            await asyncio.sleep(0)
+        with pytest.raises(ConnectionError, match="the front has gone"):
+            outlet.put(1, FIRST)
+        if key:
+            assert await outlets.to(inbox.address) is not outlet
+        else:
+            with pytest.raises(OSError, match=r"refused|failed"):
+                await outlets.to(address)
+        inbox.close()
+
+    asyncio.run(asyncio.wait_for(send(), 20))

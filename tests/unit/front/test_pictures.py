@@ -1,0 +1,178 @@
+"""Pictures as they are: the answers are those to the same pixels, and what is no picture is refused in a sentence."""
+
+import base64
+import json
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deployments.config import AppConfig
+from deployments.front.http import create_api
+from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
+from deployments.front.service import Service
+from deployments.models.encode import ImageEncoder
+from deployments.named import LOADER
+from tests.helpers.documented import DocumentedClient
+from tests.helpers.grpc_client import play
+from tests.helpers.tiny_networks import hugging_face
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def encoded(kind: str, **options: Any) -> bytes:
+    content = BytesIO()
+    Image.fromarray(PIXELS).save(content, kind, **options)
+    return content.getvalue()
+
+
+PNG = encoded("PNG")
+FORMATS = {"image/png": PNG, "image/jpeg": encoded("JPEG"), "image/webp": encoded("WEBP", lossless=True)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import ViTImageProcessor
+
+    folder = tmp_path_factory.mktemp("vit")
+    hugging_face("vit").save_pretrained(folder)
+    size = {"height": 8, "width": 8}
+    ViTImageProcessor(size=size, image_mean=[0.5], image_std=[0.5]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[DocumentedClient]:
+    config = AppConfig(model=str(folder), name="vit", slo_ms=60_000, max_inputs=4)
+    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+        yield client
+
+
+def answer_to(folder: Path, content: bytes) -> list[float]:
+    """The probabilities as transformers gives them."""
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder)
+    with Image.open(BytesIO(content)) as picture:
+        pixels = np.asarray(picture.convert("L"), np.float32)[:, :, None]
+    arrays = processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
+    with torch.inference_mode():
+        row: list[float] = hugging_face("vit")(**arrays).logits.softmax(dim=1)[0].tolist()
+    return row
+
+
+def scores(reply: Any) -> list[list[float]]:
+    assert reply.status_code == 200, reply.text
+    outputs = [sorted(output["scores"], key=lambda each: each["label"]) for output in reply.json()["outputs"]]
+    return [[each["score"] for each in output] for output in outputs]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_body_may_be_a_picture(client: DocumentedClient, folder: Path, kind: str) -> None:
+    reply = client.post("/predict", content=FORMATS[kind], headers={"Content-Type": kind})
+    (output,) = reply.json()["outputs"]
+    expected = answer_to(folder, FORMATS[kind])
+    assert (output["label"], output["score"]) == (int(np.argmax(expected)), pytest.approx(max(expected), abs=1e-5))
+
+
+def test_pictures_come_in_a_form_or_as_base64(client: DocumentedClient, folder: Path) -> None:
+    expected = [pytest.approx(answer_to(folder, content), abs=1e-5) for content in FORMATS.values()]
+    form = [("file", (f"{index}", content, kind)) for index, (kind, content) in enumerate(FORMATS.items())]
+    assert scores(client.post("/predict", files=form, data={"scores": "all"})) == expected
+    texts = [base64.b64encode(content).decode() for content in FORMATS.values()]
+    texts[1] = f"data:image/jpeg;base64,{texts[1]}"
+    assert scores(client.post("/predict", json={"inputs": texts, "top_k": 3})) == expected
+    assert scores(client.post("/predict", json={"inputs": texts[0], "top_k": 3})) == expected[:1]
+    mixed = [texts[0], np.zeros((9, 9), int).tolist()]
+    assert scores(client.post("/predict", json={"inputs": mixed, "scores": "all"}))[:1] == expected[:1]
+
+
+def test_the_open_inference_protocol_takes_them_as_bytes(client: DocumentedClient, folder: Path) -> None:
+    raw = b"".join(struct.pack("<I", len(content)) + content for content in FORMATS.values())
+    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": len(raw)}}
+
+    text = json.dumps({"inputs": [tensor], "outputs": [{"name": "scores"}]}).encode()
+    reply = client.post("/v2/models/vit/infer", content=text + raw, headers={JSON_BYTES_HEADER: str(len(text))})
+    expected = np.ravel([answer_to(folder, content) for content in FORMATS.values()])
+    assert reply.json()["outputs"][0]["data"] == pytest.approx(expected.tolist(), abs=1e-5)
+    asking = {
+        "model_name": folder.name,
+        "inputs": [{"name": "i", "datatype": "BYTES", "shape": [3], "contents": {"bytes_contents": FORMATS.values()}}],
+        "outputs": [{"name": "scores"}],
+    }
+    answer = play(lambda client: client.ask("ModelInfer", **asking), model=str(folder), loader=LOADER, slo_ms=60_000)
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+FORM = "multipart/form-data; boundary=x"
+
+
+def bomb(side: int = 60_000) -> bytes:
+    """A PNG of so many pixels in a few bytes."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(9)))]
+    body = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "sentence"),
+    [
+        (bomb(5_000), "image/png", 422, "image 0 is 5000 x 5000: 1 to 8388608 pixels are allowed"),
+        (bomb(), "image/png", 422, "image 0 is too large: 1 to 8388608 pixels are allowed"),
+        (PNG[:200], "image/png", 422, "image 0 is given as bytes, which are no complete JPEG, PNG, WEBP"),
+        (encoded("BMP"), "image/bmp", 422, "no complete JPEG, PNG, WEBP"),
+        (b'{"inputs": "no picture"}', "application/json", 422, "image 0 is given as a text (base64), which are no"),
+        (b"", "image/png", 422, "no complete"),
+        (b"--x\r\n", FORM, 400, "no complete form"),
+        (b"--x\r\n", "multipart/form-data", 400, "without a boundary"),
+        (b"--x--\r\n", FORM, 422, "'inputs' is empty"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--',
+            FORM,
+            400,
+            "neither a file nor 'scores'",
+        ),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_one_sentence(
+    client: DocumentedClient, content: bytes, kind: str, status: int, sentence: str
+) -> None:
+    reply = client.post("/predict", content=content, headers={"Content-Type": kind})
+    assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
+
+
+def test_a_bomb_is_never_decoded(client: DocumentedClient) -> None:
+    began_s = time.thread_time()
+    client.post("/predict", content=bomb(), headers={"Content-Type": "image/png"})
+    assert time.thread_time() - began_s < 0.5
+
+
+def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, decode = list[str](), ImageEncoder.__call__
+
+    def noted(encoder: ImageEncoder, inputs: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return decode(encoder, inputs)
+
+    monkeypatch.setattr(ImageEncoder, "__call__", noted)
+    client.post("/predict", content=PNG, headers={"Content-Type": "image/png"})
+    client.post("/predict", json={"inputs": np.zeros((9, 9), int).tolist()})
+    assert [name.startswith("pictures") for name in names] == [True, False]
+
+
+def test_a_network_of_texts_takes_no_pictures() -> None:
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", slo_ms=60_000)
+    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+        reply = client.post("/predict", content=PNG, headers={"Content-Type": "image/png"})
+        assert reply.status_code == 422, reply.text
