@@ -93,7 +93,7 @@ def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
     [
         ("", "", ["--nodes", "l4"], "write KIND=LABEL:VALUE"),
         ("plan: plan.json", "name: it", [], "it has neither plan: nor devices:"),
-        ("plan: plan.json", "plan: my-bert/plan.json", [], "cannot be read"),
+        ("plan: plan.json", "plan: my-bert/plan.json", [], "cannot read"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(file: Path, replaced: str, by: str, more: list[str], sentence: str) -> None:
