@@ -13,10 +13,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from cluster.client import chunks
-from deployments.prepare.data import Row
-from deployments.tasks import Outputs
-from profiles.errors import UserError
+from isobatch.cluster.client import chunks
+from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.tasks import Outputs
+from isobatch.profiles.errors import UserError
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"

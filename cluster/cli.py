@@ -9,27 +9,27 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.commands.bench import bench
-from cluster.commands.cascade import cascade
-from cluster.commands.dashboards import dashboards
-from cluster.commands.deploy import deploy
-from cluster.commands.doctor import doctor
-from cluster.commands.environment import environment
-from cluster.commands.evaluate import evaluate
-from cluster.commands.explain import explain
-from cluster.commands.kubernetes import kubernetes
-from cluster.commands.load import load
-from cluster.commands.plan import plan
-from cluster.commands.predict import predict
-from cluster.commands.prepare import prepare
-from cluster.commands.profile import profile
-from cluster.commands.profiles import profiles
-from cluster.commands.serve import serve
-from cluster.commands.simulate import simulate
-from cluster.commands.status import status
-from cluster.commands.tune import tune
-from cluster.commands.up import up
-from profiles.errors import NO_ROOM, UserError
+from isobatch.cluster.commands.bench import bench
+from isobatch.cluster.commands.cascade import cascade
+from isobatch.cluster.commands.dashboards import dashboards
+from isobatch.cluster.commands.deploy import deploy
+from isobatch.cluster.commands.doctor import doctor
+from isobatch.cluster.commands.environment import environment
+from isobatch.cluster.commands.evaluate import evaluate
+from isobatch.cluster.commands.explain import explain
+from isobatch.cluster.commands.kubernetes import kubernetes
+from isobatch.cluster.commands.load import load
+from isobatch.cluster.commands.plan import plan
+from isobatch.cluster.commands.predict import predict
+from isobatch.cluster.commands.prepare import prepare
+from isobatch.cluster.commands.profile import profile
+from isobatch.cluster.commands.profiles import profiles
+from isobatch.cluster.commands.serve import serve
+from isobatch.cluster.commands.simulate import simulate
+from isobatch.cluster.commands.status import status
+from isobatch.cluster.commands.tune import tune
+from isobatch.cluster.commands.up import up
+from isobatch.profiles.errors import NO_ROOM, UserError
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,8 +11,8 @@ from http.client import HTTPException
 from itertools import islice
 from typing import Any, TypeVar
 
-from deployments.tasks import Outputs
-from profiles.errors import UserError
+from isobatch.deployments.tasks import Outputs
+from isobatch.profiles.errors import UserError
 
 AT_ONCE = 32  # inputs per request
 UNDER_WAY = 8  # requests

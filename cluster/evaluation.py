@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.table import Table
 
-from cluster.client import outputs_from
-from deployments.models import load_served
-from deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
-from deployments.models.predict import AT_ONCE, PredictedAnswer, predict
-from deployments.models.ramps import ClassFigures, RampDtype, read_rules
-from deployments.models.served_model import BlockRange, ServedModel
-from deployments.prepare.classes import by_class
-from deployments.prepare.entities import entity_f1, of_words
-from deployments.progress import show
-from deployments.tasks import Outputs, Task, task_of
-from profiles.errors import UserError
-from profiles.losses import (
+from isobatch.cluster.client import outputs_from
+from isobatch.deployments.models import load_served
+from isobatch.deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.predict import AT_ONCE, PredictedAnswer, predict
+from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rules
+from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.prepare.classes import by_class
+from isobatch.deployments.prepare.entities import entity_f1, of_words
+from isobatch.deployments.progress import show
+from isobatch.deployments.tasks import Outputs, Task, task_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.losses import (
     NAMES,
     STEADY,
     EntityF1,
@@ -36,8 +36,8 @@ from profiles.losses import (
     score_loss,
     scored,
 )
-from profiles.model import Label
-from profiles.promise import RULES, ExitPromise
+from isobatch.profiles.model import Label
+from isobatch.profiles.promise import RULES, ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
 

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deployments.models import Cascade, TorchModel
+    from isobatch.deployments.models import Cascade, TorchModel
 
 
 def load(checkpoint: str | Path, device: str = "cpu", dtype: str = "float32") -> "TorchModel | Cascade":
     """A network or cascade from a directory or a hub id, with its ramps if `isobatch prepare` has made some."""
-    from deployments import models  # imports torch, which most of this package does not need
+    from isobatch.deployments import models  # imports torch, which most of this package does not need
 
     return models.load_served(checkpoint, device, dtype)
+
+
+if __name__ != "isobatch.deployments":  # under a second name, each class would exist twice
+    raise ImportError("deployments is a part of isobatch: import isobatch.deployments")

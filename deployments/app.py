@@ -15,28 +15,28 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from deployments.cluster_checks import check_cluster
-from deployments.config import AppConfig
-from deployments.deployer.deployer import Deployer
-from deployments.deployer.steps import DEPLOYER
-from deployments.front import router, shortcut
-from deployments.front.driver import Driver
-from deployments.front.follower import Follower
-from deployments.front.grpc_server import check_port
-from deployments.front.http import create_api
-from deployments.front.in_process import in_process
-from deployments.front.messages import FrontState
-from deployments.front.metrics import export
-from deployments.front.served import limit_http
-from deployments.front.service import Service, directory_of
-from deployments.graph import check_depth, check_weights
-from deployments.planning import has_room_beside
-from deployments.ray_facts import cluster_state, free_resources, labelled, nodes
-from deployments.ray_settings import WITHOUT_PROXY
-from deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
-from deployments.resources import declared, replica_options, requested_amounts
-from deployments.serve_process import join_serves_log, process_options
-from profiles.model import SplitModel
+from isobatch.deployments.cluster_checks import check_cluster
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.deployer.deployer import Deployer
+from isobatch.deployments.deployer.steps import DEPLOYER
+from isobatch.deployments.front import router, shortcut
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.follower import Follower
+from isobatch.deployments.front.grpc_server import check_port
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.in_process import in_process
+from isobatch.deployments.front.messages import FrontState
+from isobatch.deployments.front.metrics import export
+from isobatch.deployments.front.served import limit_http
+from isobatch.deployments.front.service import Service, directory_of
+from isobatch.deployments.graph import check_depth, check_weights
+from isobatch.deployments.planning import has_room_beside
+from isobatch.deployments.ray_facts import cluster_state, free_resources, labelled, nodes
+from isobatch.deployments.ray_settings import WITHOUT_PROXY
+from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
+from isobatch.deployments.resources import declared, replica_options, requested_amounts
+from isobatch.deployments.serve_process import join_serves_log, process_options
+from isobatch.profiles.model import SplitModel
 
 
 class Front:
@@ -75,7 +75,7 @@ class Front:
 
 
 def build(config: AppConfig) -> Application:
-    """Build the application of `import_path: deployments.app:build` in a Serve file from its `args:`."""
+    """Build the application of `import_path: isobatch.deployments.app:build` in a Serve file from its `args:`."""
     check_cluster(config, cluster_state())
     deployer = _deployer(config) if config.planned else None
     options = {"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}

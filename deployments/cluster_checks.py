@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from deployments.config import AppConfig
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig
+from isobatch.profiles.errors import UserError
 
 PATHS = ("model", "plan", "profile")  # the fields of a configuration that are paths
 

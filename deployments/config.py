@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
-from deployments.dispatch.messages import EARLY_S, Limits
-from deployments.dispatch.orders import DEADLINE, order_named, order_path
-from deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
-from optimizer.plan import read_plan
-from profiles.errors import UserError, first_wrong
-from profiles.latency import MOST_BATCH
+from isobatch.deployments.dispatch.messages import EARLY_S, Limits
+from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
+from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import UserError, first_wrong
+from isobatch.profiles.latency import MOST_BATCH
 
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
 

@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from profiles.errors import UserError, naming_target, read_json
+from isobatch.profiles.errors import UserError, naming_target, read_json
 
 _ANSWER_FILES = (
     "*.safetensors", "exits.json", "config.json", "cascade.json", "level-*/*.safetensors", "level-*/config.json",

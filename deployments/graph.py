@@ -9,17 +9,17 @@ from itertools import count
 from math import inf
 from pathlib import Path
 
-from deployments.config import AppConfig
-from deployments.dispatch.route import Route, named_groups, placements_of, route_of
-from deployments.folders import weights_of
-from deployments.named import AUTO, VIRTUAL
-from deployments.planning import first_plan
-from optimizer.plan import Plan, read_plan
-from optimizer.problem import Problem, problem
-from optimizer.tuning import opened
-from profiles.devices import Device, links_between
-from profiles.errors import UserError
-from profiles.files import Profile, differ, load
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.route import Route, named_groups, placements_of, route_of
+from isobatch.deployments.folders import weights_of
+from isobatch.deployments.named import AUTO, VIRTUAL
+from isobatch.deployments.planning import first_plan
+from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.optimizer.problem import Problem, problem
+from isobatch.optimizer.tuning import opened
+from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile, differ, load
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,31 @@
 """Resolves names that users give: built-in networks, backends, and functions by their import paths."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 # Backends by short name (docs/backends.md). They are import paths, because a backend's library is imported only when
 # the backend is used. `auto` tries them in turn.
 BACKENDS = {
-    "torch": "deployments.models.interface:TORCH",
-    "graphs": "deployments.models.cuda_graphs:TORCH_GRAPHS",
-    "onnx": "deployments.models.onnx_model:ONNX",
-    "onnx-graphs": "deployments.models.onnx_graphs:ONNX_GRAPHS",
+    "torch": "isobatch.deployments.models.interface:TORCH",
+    "graphs": "isobatch.deployments.models.cuda_graphs:TORCH_GRAPHS",
+    "onnx": "isobatch.deployments.models.onnx_model:ONNX",
+    "onnx-graphs": "isobatch.deployments.models.onnx_graphs:ONNX_GRAPHS",
 }
 AUTO = "auto"
 VIRTUAL = "virtual"
-DEMO = "deployments.demo:demo_directory"
+DEMO = "isobatch.deployments.demo:demo_directory"
 # The names of built-in networks, accepted in place of a directory or a hub id.
 DEMO_NAME = "demo"
 LLM_DEMO_NAME = "llm-demo"
-_BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "deployments.demo:llm_demo_directory"}
-LOADER = "deployments.models:load_served"
+_BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "isobatch.deployments.demo:llm_demo_directory"}
+LOADER = "isobatch.deployments.models:load_served"
+# How import paths began before 0.1.0, when each folder was a package: files that were written then have them.
+_BEFORE = re.compile(r"(deployments\.(app|decoding\.app|exits|models)|cluster\.controller\.app)[.:]")
 
 
 def function_at(path: str) -> Callable[..., Any]:
@@ -46,18 +49,23 @@ def built_in(name: str | Path) -> Path | None:
     return function_at(path)() if path and not Path(name).is_dir() else None
 
 
+def current_path(path: str) -> str:
+    """An import path as it is now, if it names something of isobatch as before 0.1.0."""
+    return f"isobatch.{path}" if _BEFORE.match(path) else path
+
+
 def well_formed(path: str) -> str:
     module, colon, name = path.partition(":")
     if not (module and colon and name.isidentifier()):
         raise ValueError(f"{path!r} must look like 'package.module:function'")
-    return path
+    return current_path(path)
 
 
 def backend_path(name: str) -> str:
     """The import path of a backend, given by its short name or by the path itself.
 
     >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
-    ('deployments.models.interface:TORCH', 'my_package.my_module:BACKEND')
+    ('isobatch.deployments.models.interface:TORCH', 'my_package.my_module:BACKEND')
     """
     if name not in BACKENDS and ":" not in name:
         raise UserError(

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deployments import ray_facts, resources
-from deployments.config import AppConfig
-from optimizer import Objective, Plan, optimize, read_plan
-from optimizer.early_answers import check_whole
-from profiles.devices import CATALOGUE, Device, links_between
-from profiles.errors import UserError
-from profiles.files import Profile
-from profiles.latency import mixed_backends_warning
+from isobatch.deployments import ray_facts, resources
+from isobatch.deployments.config import AppConfig
+from isobatch.optimizer import Objective, Plan, optimize, read_plan
+from isobatch.optimizer.early_answers import check_whole
+from isobatch.profiles.devices import CATALOGUE, Device, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import mixed_backends_warning
 
 log = logging.getLogger("ray.serve")  # so that plans appear among Serve's own lines about a replica
 UNKNOWN_MEMORY_BYTES = 10**15  # for a kind that the catalogue lacks: a user who names it knows that the network fits
@@ -74,7 +74,7 @@ def _of_file(config: AppConfig) -> Plan:
 def summary(plan: Plan) -> str:
     """A plan in one line.
 
-    >>> from optimizer import Placement, Split
+    >>> from isobatch.optimizer import Placement, Split
     >>> summary(Plan((Placement("v100", 4, (Split(0, 6, 16, ramps=(5,)), Split(6, 12, 16))),)))
     'blocks 0-5 at 16, 6-11 at 16 on 4 v100'
     """

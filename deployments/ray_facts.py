@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deployments.cluster_checks import ClusterState
-from deployments.config import ServedConfig, ports_in
-from deployments.resources import KIND, Resources, by_label, remaining, requested_amounts
-from deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
+from isobatch.deployments.cluster_checks import ClusterState
+from isobatch.deployments.config import ServedConfig, ports_in
+from isobatch.deployments.resources import KIND, Resources, by_label, remaining, requested_amounts
+from isobatch.deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
 _NAMESPACE = "isobatch"
 _NODE_ANSWERS_WITHIN_S = 120.0  # the node may have to start a process first

@@ -20,7 +20,7 @@ SETTINGS = {
     # HAProxy's report of each request to Ray would take about 50 us, and the front counts requests anyway.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     # Adds a middleware that answers predictions without Serve's handling of requests, which takes longer than our own.
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.shortcut:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "isobatch.deployments.front.shortcut:middlewares",
     # If a front ends before it answers a request, another may answer it: the request had no effect. HAProxy can repeat
     # requests of up to 16 KiB.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
@@ -46,7 +46,7 @@ SETTINGS = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Called first in each process that Ray starts.
-    "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "deployments.ray_settings.import_serve",
+    "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "isobatch.deployments.ray_settings.import_serve",
     # Ray's own ports accept code to run, so callers must send the token in ~/.ray.
     "RAY_AUTH_MODE": "token",
 }

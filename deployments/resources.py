@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.config import AppConfig
-from deployments.named import VIRTUAL
-from profiles.devices import kind_of
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.named import VIRTUAL
+from isobatch.profiles.devices import kind_of
 
 Resources = Mapping[str, float]  # amounts by Ray's names of resources
 

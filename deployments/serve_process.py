@@ -12,11 +12,11 @@ from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import Any
 
-from deployments.config import LogFormat
-from deployments.ray_facts import inside_replica
-from deployments.tracing import tracing_here
+from isobatch.deployments.config import LogFormat
+from isobatch.deployments.ray_facts import inside_replica
+from isobatch.deployments.tracing import tracing_here
 
-OWN_LOGGERS = ("cluster", "deployments")
+OWN_LOGGERS = ("isobatch",)
 LIBRARY_LOGGERS = ("uvicorn.error", "asyncio", "grpc")  # they log a line for each client that violates a protocol
 SERVE_LOGGER = "ray.serve"
 LINES_PER_KIND = 5  # in each period

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.errors import UserError
-from profiles.model import Label, Probability, Words, probabilities_in
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Label, Probability, Words, probabilities_in
 
 ONE_LABEL = "single_label_classification"  # Hugging Face's name
 Outputs = dict[str, Any]

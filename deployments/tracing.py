@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 EXPORTER = "OTEL_TRACES_EXPORTER"
 SAMPLER = "OTEL_TRACES_SAMPLER"

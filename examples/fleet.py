@@ -5,12 +5,12 @@ Run: python examples/fleet.py [KIND=COUNT,...]
 
 import sys
 
-from optimizer import Objective, evaluate, optimize, problem
-from optimizer.pipelines.baselines import baselines
-from profiles.datasheet import bert_base, datasheet_table
-from profiles.devices import fleet, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.optimizer import Objective, evaluate, optimize, problem
+from isobatch.optimizer.pipelines.baselines import baselines
+from isobatch.profiles.datasheet import bert_base, datasheet_table
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 SURVIVAL = (1.0, 1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 0.32, 0.26, 0.21, 0.17, 0.14)  # the share of inputs that enters a block
 

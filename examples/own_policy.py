@@ -5,7 +5,7 @@ Use: isobatch prepare my-bert --data reviews.csv --out my-bert-ee --policy own_p
 
 from torch import Tensor
 
-from deployments.exits import Decision, Range, takes
+from isobatch.deployments.exits import Decision, Range, takes
 
 
 @takes(Range(low=lambda labels: 1 / (labels - 1), high=lambda ramps: 1000.0))

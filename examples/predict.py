@@ -5,8 +5,8 @@ Run: python examples/predict.py [a directory that isobatch prepare wrote, and in
 
 import sys
 
-from deployments import load
-from deployments.demo import A_DIGIT, demo_directory
+from isobatch import load
+from isobatch.deployments.demo import A_DIGIT, demo_directory
 
 if __name__ == "__main__":
     directory, *inputs = sys.argv[1:] or [demo_directory()]

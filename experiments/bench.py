@@ -25,7 +25,7 @@ from rich.table import Table
 from experiments.shared import results_page
 from experiments.shared import version as version_of
 from experiments.shared.results_page import EXPERIMENTS, RESULTS
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 
 def claims() -> list[str]:

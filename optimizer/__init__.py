@@ -20,11 +20,11 @@ The package, in the order in which a plan comes about:
     answers                          early answers: an input is answered at a ramp but runs to the end
     tuning                           which inputs leave with a plan's own ramps, and thresholds for these ramps
 
->>> from profiles.devices import fleet, links_between
->>> from profiles.datasheet import datasheet_table
->>> from profiles.exits import ExitProfile
->>> from profiles.files import Profile
->>> from profiles.datasheet import distilbert
+>>> from isobatch.profiles.devices import fleet, links_between
+>>> from isobatch.profiles.datasheet import datasheet_table
+>>> from isobatch.profiles.exits import ExitProfile
+>>> from isobatch.profiles.files import Profile
+>>> from isobatch.profiles.datasheet import distilbert
 >>> devices = fleet("v100=4")
 >>> exits = ExitProfile((1.0, 0.95, 0.8, 0.4, 0.3, 0.25))
 >>> profile = Profile("distilbert", (datasheet_table(distilbert(), "v100"),), exits)
@@ -35,20 +35,20 @@ The package, in the order in which a plan comes about:
 
 from collections.abc import Sequence
 
-from optimizer.early_answers import early_plan
-from optimizer.effort import EFFORT, Effort
-from optimizer.infeasible import reason
-from optimizer.model.evaluate import Score, evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import side_by_side as best_pipelines
-from optimizer.plan import Placement, Plan, Promise, Split, read_plan
-from optimizer.problem import Problem, problem
-from optimizer.search.exact import search
-from optimizer.tuning import plan_for_its_ramps
-from profiles.devices import Device, Link
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.optimizer.early_answers import early_plan
+from isobatch.optimizer.effort import EFFORT, Effort
+from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.model.evaluate import Score, evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side as best_pipelines
+from isobatch.optimizer.plan import Placement, Plan, Promise, Split, read_plan
+from isobatch.optimizer.problem import Problem, problem
+from isobatch.optimizer.search.exact import search
+from isobatch.optimizer.tuning import plan_for_its_ramps
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 __all__ = [
     "Objective",
@@ -108,3 +108,7 @@ def _best(facts: Problem, objective: Objective, gap: float, side_by_side: bool, 
     if plan is None:
         raise UserError(reason(facts, objective))
     return facts.annotated(plan)
+
+
+if __name__ != "isobatch.optimizer":  # under a second name, each class would exist twice
+    raise ImportError("optimizer is a part of isobatch: import isobatch.optimizer")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import NO_EXITS, baseline
-from optimizer.plan import Placement, Plan, Promise
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline
+from isobatch.optimizer.plan import Placement, Plan, Promise
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

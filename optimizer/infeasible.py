@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from optimizer.model.evaluate import evaluate
-from optimizer.model.limits import memory_bytes
-from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan, Split
-from optimizer.problem import Problem
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.model.limits import memory_bytes
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.problem import Problem
 
 
 def reason(facts: Problem, objective: Objective) -> str:

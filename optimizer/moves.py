@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, permutations
 
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.spread import joined
-from optimizer.plan import Plan, Split
-from optimizer.problem import Problem, split_with_ramps
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.spread import joined
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.problem import Problem, split_with_ramps
 
 Changes = dict[Split, tuple[Split, ...]]  # the splits that replace a split
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from optimizer.goals import GOALS, Goal
-from profiles.errors import UserError
+from isobatch.optimizer.goals import GOALS, Goal
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, json_in, read_text
-from profiles.latency import MOST_BATCH
+from isobatch.profiles.errors import UserError, first_wrong, json_in, read_text
+from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it

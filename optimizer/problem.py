@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from optimizer.plan import Plan, Split
-from profiles.devices import Device, Link
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import ORIGINS, LatencyTable
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import ORIGINS, LatencyTable
 
 
 @dataclass(frozen=True)

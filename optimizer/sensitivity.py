@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
-from optimizer.problem import Problem
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
 
 ERRORS = (-0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0)  # forecast errors to report, as in `ForecastError.error`
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 
-from profiles.devices import Device
-from profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
+from isobatch.profiles.devices import Device
+from isobatch.profiles.text_profile import PROJECT, DecoderProfile, DecodingTable, LaunchSize
 
 RHYTHMS = (1, 2, 3, 4, 6, 8)  # launches of the first part for one of the deep part
 # Sequences that one replica writes at once.

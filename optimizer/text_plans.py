@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from optimizer.plan import DecodingTerms, Placement, Plan, Split
-from optimizer.text_paces import MEGABYTE, OFF, PAGE, DecodingFacts, DecodingGoal, DecodingWay
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
+from isobatch.optimizer.text_paces import MEGABYTE, OFF, PAGE, DecodingFacts, DecodingGoal, DecodingWay
 
 
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:

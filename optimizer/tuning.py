@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from profiles.exits import ExitProfile
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.exits import ExitProfile
 
 if TYPE_CHECKING:  # these import scipy, which a process that only reads a plan does not need
-    from profiles.evidence import Evidence
-    from profiles.losses import Floats, Indices
+    from isobatch.profiles.evidence import Evidence
+    from isobatch.profiles.losses import Floats, Indices
 
 Find = Callable[[Problem], Plan | None]  # the best plan for a problem
 TURNS = 3  # rounds of searching before ramps only close, or before the thresholds of a plan are final

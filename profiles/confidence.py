@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrik, gammaln, xlog1py, xlogy
 
-from profiles.losses import Loss, Metric
+from isobatch.profiles.losses import Loss, Metric
 
 TRIED_SHARES = 48  # shares of inputs that win or lose, at which the chance of passing is computed
 MAX_MARGIN = 64.0  # standard errors: no test needs a larger margin

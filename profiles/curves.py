@@ -14,10 +14,10 @@ from math import sqrt
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape, derived_table
-from profiles.devices import known_kind
-from profiles.errors import UserError
-from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
+from isobatch.profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape, derived_table
+from isobatch.profiles.devices import known_kind
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import ESTIMATED, PUBLISHED, LatencyTable
 
 FILE = Path(__file__).with_name("curves.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
@@ -200,7 +200,7 @@ class Published:
     framework: str  # with its version, as in the source
     backend: str  # the backend of isobatch that does the same
     dtype: str
-    network: str  # by its name in profiles.datasheet.published_shape
+    network: str  # by its name in isobatch.profiles.datasheet.published_shape
     length: int | None  # tokens of an input; None where inputs have one size
     clock: str
     seconds: tuple[tuple[int, float], ...]  # pairs of batch size and seconds

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from profiles.devices import DeviceKind, known_kind
-from profiles.errors import UserError
-from profiles.latency import LatencyTable
+from isobatch.profiles.devices import DeviceKind, known_kind
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import LatencyTable
 
 KERNEL_S = 5e-6  # seconds: no kernel is faster
 COMPUTE_SHARE = 0.75  # the share of the peak flops that a large matrix product reaches
@@ -57,7 +57,7 @@ class Shape:
 
 def kernel_s(kernel: Kernel, batch: float, device: DeviceKind, dtype: str) -> float:
     """
-    >>> from profiles.devices import CATALOGUE
+    >>> from isobatch.profiles.devices import CATALOGUE
     >>> round(kernel_s(Kernel(0, 0), 1, CATALOGUE["v100"], "float16"), 9) == KERNEL_S
     True
     """

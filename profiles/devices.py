@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 GB = 10**9
 GBIT = 10**9 / 8

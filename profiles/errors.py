@@ -60,7 +60,7 @@ def json_in(text: str, source: object) -> Any:
     >>> json_in("[" * 100_000, "plan.json")
     Traceback (most recent call last):
         ...
-    profiles.errors.UserError: plan.json is not JSON: it is nested too deeply
+    isobatch.profiles.errors.UserError: plan.json is not JSON: it is nested too deeply
     """
     try:
         return json.loads(text)

@@ -12,11 +12,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from profiles.confidence import shown
-from profiles.errors import UserError
-from profiles.exit_table import ARRAYS, ExitTable, highest, ladder, outcome
-from profiles.exits import ExitProfile
-from profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
+from isobatch.profiles.confidence import shown
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exit_table import ARRAYS, ExitTable, highest, ladder, outcome
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
 MAX_LADDERS = 8  # ladders that are cached

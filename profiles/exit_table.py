@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.losses import (
+from isobatch.profiles.losses import (
     OF_ALL,
     ROUNDING,
     SCORES,

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from profiles.errors import UserError, first_wrong, naming_target, read_json
-from profiles.exits import ExitProfile
-from profiles.latency import LatencyTable
-from profiles.lengths import Lengths, at_length
+from isobatch.profiles.errors import UserError, first_wrong, naming_target, read_json
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.lengths import Lengths, at_length
 
 SCHEMA_VERSION = 1
 AnyProfile = TypeVar("AnyProfile")

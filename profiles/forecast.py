@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from profiles.exits import ExitProfile
-from profiles.forecast_methods import Reading, Transform
-from profiles.series import SPAN, Prediction, Series, Z
-from profiles.windows import SteadySurvival, Window
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.forecast_methods import Reading, Transform
+from isobatch.profiles.series import SPAN, Prediction, Series, Z
+from isobatch.profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
 EDGE = 1e-6  # shares closer than this to 0 or 1 are treated as equal to them

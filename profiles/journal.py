@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 SCHEMA_VERSION = 1
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class Journal(Generic[T]):
     """A log of frozen dataclasses; `read` makes an entry from the output of `asdict`. Without a path it is in memory.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from profiles.windows import Window
+    >>> from isobatch.profiles.windows import Window
     >>> with TemporaryDirectory() as folder:
     ...     Journal(Path(folder) / "exits.jsonl", Window.read, keep=9).append(Window(0.0, 120.0, 10, (6, 4)))
     ...     Journal(Path(folder) / "exits.jsonl", Window.read, keep=9).entries

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 Rows = tuple[tuple[float, ...], ...]

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.errors import UserError, read_text
-from profiles.latency import LatencyTable, Rows, interpolate
+from isobatch.profiles.errors import UserError, read_text
+from isobatch.profiles.latency import LatencyTable, Rows, interpolate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from profiles.exits import ExitProfile
-from profiles.latency import LatencyTable
-from profiles.model import Batch, Launched, SplitModel
-from profiles.sweep import NOISY, NetworkFacts, Rounds, affordable, knee, next_size, tabulate
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.model import Batch, Launched, SplitModel
+from isobatch.profiles.sweep import NOISY, NetworkFacts, Rounds, affordable, knee, next_size, tabulate
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
 Timings = tuple[list[float], list[float], float]  # seconds of the blocks, of the ramps, and of the whole network

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiles.files import Profile
-from profiles.latency import LatencyTable
-from profiles.sweep import knee, whole_s
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.sweep import knee, whole_s
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,8 +80,8 @@ def plain_logarithmic(axis: "Axis") -> None:
 
 def name(table: LatencyTable) -> str:
     """
-    >>> from profiles.datasheet import datasheet_table
-    >>> from profiles.datasheet import bert_base
+    >>> from isobatch.profiles.datasheet import datasheet_table
+    >>> from isobatch.profiles.datasheet import bert_base
     >>> name(datasheet_table(bert_base(), "v100"))
     'v100, 128 tokens'
     """

@@ -6,8 +6,8 @@ from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from profiles.errors import UserError, read_text
-from profiles.losses import NAMES, SCORES, Loss, Metric
+from isobatch.profiles.errors import UserError, read_text
+from isobatch.profiles.losses import NAMES, SCORES, Loss, Metric
 
 RULES = "exits.json"
 NOTHING = "nothing is promised about losses by exits"
@@ -92,7 +92,7 @@ def agreement_in(folder: Path) -> float | None:
     if rules.promise and rules.promise.metric == "agreement":
         return 1 - rules.promise.max_loss
     if rules.promise and rules.agreement is not None:
-        from profiles.confidence import bound  # imports scipy, which would take each front 0.2 s
+        from isobatch.profiles.confidence import bound  # imports scipy, which would take each front 0.2 s
 
         off = 1 - rules.agreement
         return 1 - bound(Loss(off, off, rules.promise.rows), 0.95, "agreement")

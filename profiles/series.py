@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.forecast_methods import PLAIN, Arima, Last, Mean, Method, Reading, Smoothing, Transform, WanderingLevel
+from isobatch.profiles.forecast_methods import (
+    PLAIN,
+    Arima,
+    Last,
+    Mean,
+    Method,
+    Reading,
+    Smoothing,
+    Transform,
+    WanderingLevel,
+)
 
 Floats = NDArray[np.float64]
 

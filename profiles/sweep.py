@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from profiles.latency import LatencyTable, interpolate
+from isobatch.profiles.latency import LatencyTable, interpolate
 
 Floats = NDArray[np.float64]
 BEND = 0.03  # a curve that is straight to within this share needs no more points

@@ -6,8 +6,8 @@ from math import exp, inf, log
 from pathlib import Path
 from typing import ClassVar
 
-from profiles.errors import UserError
-from profiles.files import SCHEMA_VERSION, as_profile, differ, fields_in, write_whole
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import SCHEMA_VERSION, as_profile, differ, fields_in, write_whole
 
 KIND = "decoder"  # names the kind of profile in its file, as in exits.json
 LEAST_OBSERVED = 20  # texts: a plan from observations needs at least this number

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.exits import ExitProfile
-from profiles.journal import Journal
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.journal import Journal
 
 Floats = NDArray[np.float64]
 

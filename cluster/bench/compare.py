@@ -5,20 +5,20 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import chain
 
-from cluster.bench.real_device import GROUP, DeviceTrial, Scored, Source, scored, tried
-from cluster.load.workloads import arrivals, highest
-from deployments.dispatch.route import Route, route_of
-from optimizer import Objective, evaluate, optimize, problem
-from optimizer.pipelines.baselines import baselines
-from optimizer.pipelines.batch_gain import BatchGain, batch_gains
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-from profiles.errors import UserError
-from profiles.files import Profile
-from profiles.measure import Stopwatch
-from profiles.model import SplitModel
+from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Scored, Source, scored, tried
+from isobatch.cluster.load.workloads import arrivals, highest
+from isobatch.deployments.dispatch.route import Route, route_of
+from isobatch.optimizer import Objective, evaluate, optimize, problem
+from isobatch.optimizer.pipelines.baselines import baselines
+from isobatch.optimizer.pipelines.batch_gain import BatchGain, batch_gains
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile
+from isobatch.profiles.measure import Stopwatch
+from isobatch.profiles.model import SplitModel
 
 STOCK = "no exits"
 NAIVE = "early exit"

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.load.workloads import Floats
-from cluster.simulator.event_loop import Arriving, Departure, EventLoop, LaunchSchedule
-from cluster.simulator.sustained import IN_TIME_SHARE
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Launch, Limits, Place
-from deployments.dispatch.route import Route, stops
-from profiles.measure import Stopwatch
-from profiles.model import Batch, Exits, Launched, SplitModel
+from isobatch.cluster.load.workloads import Floats
+from isobatch.cluster.simulator.event_loop import Arriving, Departure, EventLoop, LaunchSchedule
+from isobatch.cluster.simulator.sustained import IN_TIME_SHARE
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Ending, Launch, Limits, Place
+from isobatch.deployments.dispatch.route import Route, stops
+from isobatch.profiles.measure import Stopwatch
+from isobatch.profiles.model import Batch, Exits, Launched, SplitModel
 
 GROUP = DEVICE = "device"  # the only group, with the only replica
 SCORED_AT_ONCE = 32  # inputs of a launch that scores answers

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from cluster.bench.compare import STOCK, SYSTEMS, ComparedSystem
-from optimizer.pipelines.batch_gain import BatchGain
-from profiles.latency import LatencyTable
-from profiles.picture import plain
-from profiles.sweep import whole_s
+from isobatch.cluster.bench.compare import STOCK, SYSTEMS, ComparedSystem
+from isobatch.optimizer.pipelines.batch_gain import BatchGain
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.picture import plain
+from isobatch.profiles.sweep import whole_s
 
 SPAN = 4  # a trial should last at least this many times the SLO
 

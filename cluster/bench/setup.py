@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.bench.compare import Bench
-from cluster.bench.real_device import Source
-from cluster.load.workloads import exit_blocks
-from cluster.profiling.block_times import (
+from isobatch.cluster.bench.compare import Bench
+from isobatch.cluster.bench.real_device import Source
+from isobatch.cluster.load.workloads import exit_blocks
+from isobatch.cluster.profiling.block_times import (
     SampleInputs,
     exits_from_rules,
     in_batches,
@@ -20,27 +20,27 @@ from cluster.profiling.block_times import (
     timed,
     timed_block_ranges,
 )
-from deployments.demo import demo_directory
-from deployments.demo.digits import demo_digits
-from deployments.exits import Decision, remembers
-from deployments.folders import weights_of
-from deployments.models import checkpoint, load
-from deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
-from deployments.models.interface import BackedModel
-from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
-from deployments.models.served_model import BlockRange
-from deployments.models.torch_model import TorchModel
-from deployments.named import DEMO_NAME
-from deployments.prepare.data import Columns, rows, taken
-from deployments.prepare.sample import LabelNames, labels_of, sampled
-from optimizer.plan import Plan
-from profiles.devices import kind_of
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, differ
-from profiles.latency import LatencyTable
-from profiles.measure import count_exits, device_name, stopwatch_for
-from profiles.model import Batch
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_digits
+from isobatch.deployments.exits import Decision, remembers
+from isobatch.deployments.folders import weights_of
+from isobatch.deployments.models import checkpoint, load
+from isobatch.deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.named import DEMO_NAME
+from isobatch.deployments.prepare.data import Columns, rows, taken
+from isobatch.deployments.prepare.sample import LabelNames, labels_of, sampled
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.devices import kind_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, differ
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.measure import count_exits, device_name, stopwatch_for
+from isobatch.profiles.model import Batch
 
 
 @remembers(lambda num_labels: 1)

@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from cluster.cascades.timing import Timed, table_of
-from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.plan_choice import best_simulated, why_not_simulated
-from cluster.simulator.simulation import World, simulate
-from deployments.prepare.cascades import (
+from isobatch.cluster.cascades.timing import Timed, table_of
+from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.simulator.plan_choice import best_simulated, why_not_simulated
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.deployments.prepare.cascades import (
     CalibratedCombination,
     Candidate,
     Combination,
@@ -19,13 +19,13 @@ from deployments.prepare.cascades import (
     all_combinations,
     calibrated,
 )
-from deployments.prepare.sample import Indices
-from optimizer import Objective, Plan, Problem, optimize, problem
-from optimizer.pipelines.side_by_side import side_by_side
-from profiles.devices import Device, links_between
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.deployments.prepare.sample import Indices
+from isobatch.optimizer import Objective, Plan, Problem, optimize, problem
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 SIMULATED = 20_000  # inputs of a run that measures latencies
 GAP = 0.01  # the share by which a plan may be worse than the best possible one

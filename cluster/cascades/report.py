@@ -7,8 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cascades.contenders import AnswerTimes, Contender
-from deployments.models.ramps import ExitRules
+from isobatch.cluster.cascades.contenders import AnswerTimes, Contender
+from isobatch.deployments.models.ramps import ExitRules
 
 COLUMNS = (
     "right\n%", "agrees\n%", "lost\n%", "mean\nms", "p99\nms", "goodput\n/s", "$ per\nmillion", "levels\n%",

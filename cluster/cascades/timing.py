@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.profiling.block_times import lengths_of, sample_inputs, timed
-from cluster.profiling.datasheets import tables as derived
-from deployments.models import checkpoint, load
-from deployments.models.encode import Encoder
-from deployments.prepare.cascades import Candidate
-from profiles.devices import kind_of
-from profiles.files import Profile
-from profiles.latency import LatencyTable, cascade_table, edge_bytes
-from profiles.lengths import Lengths
-from profiles.measure import device_name
+from isobatch.cluster.profiling.block_times import lengths_of, sample_inputs, timed
+from isobatch.cluster.profiling.datasheets import tables as derived
+from isobatch.deployments.models import checkpoint, load
+from isobatch.deployments.models.encode import Encoder
+from isobatch.deployments.prepare.cascades import Candidate
+from isobatch.profiles.devices import kind_of
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable, cascade_table, edge_bytes
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.measure import device_name
 
 FULL = 8  # inputs of the launch by whose times blocks are compared
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 Number = TypeVar("Number", int, float)
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.shared_options import READS, Labels, ReadingOptions, pairs_of, with_options
-from deployments.named import known_backend
+from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, pairs_of, with_options
+from isobatch.deployments.named import known_backend
 
 
 @with_options(reading=ReadingOptions)
@@ -52,9 +52,9 @@ def bench(
     """
     from rich.console import Console
 
-    from cluster.bench import report, setup
-    from cluster.commands import check_writable, numbers_in
-    from profiles.files import load
+    from isobatch.cluster.bench import report, setup
+    from isobatch.cluster.commands import check_writable, numbers_in
+    from isobatch.profiles.files import load
 
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.commands import METRICS, Metric
-from cluster.commands.prepare import share
-from cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
-from deployments.folders import PLAN, PROFILE
-from profiles.errors import UserError
+from isobatch.cluster.commands import METRICS, Metric
+from isobatch.cluster.commands.prepare import share
+from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
+from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
 
-    from cluster.cascades.contenders import Contender, Tryout
-    from deployments.prepare.cascades import Candidate, ComparisonTerms
-    from deployments.prepare.data import Columns
-    from deployments.prepare.sample import Sample
-    from profiles.devices import Device
+    from isobatch.cluster.cascades.contenders import Contender, Tryout
+    from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms
+    from isobatch.deployments.prepare.data import Columns
+    from isobatch.deployments.prepare.sample import Sample
+    from isobatch.profiles.devices import Device
 
 RATE_SHARE = 0.8  # the load for which latencies are shown, as a share of the rate that the last network alone sustains
 LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
@@ -68,14 +68,14 @@ def cascade(
     """
     from rich.console import Console
 
-    from cluster.commands import above_0
-    from deployments.models.cascade_loading import check_policy
-    from deployments.models.ramps import ExitRules, Ramps
-    from deployments.prepare.pipeline import check_free
-    from profiles.devices import fleet
+    from isobatch.cluster.commands import above_0
+    from isobatch.deployments.models.cascade_loading import check_policy
+    from isobatch.deployments.models.ramps import ExitRules, Ramps
+    from isobatch.deployments.prepare.pipeline import check_free
+    from isobatch.profiles.devices import fleet
 
     above_0("--slo-ms", slo_ms)
-    path = policy if ":" in policy else f"deployments.exits:{policy}"
+    path = policy if ":" in policy else f"isobatch.deployments.exits:{policy}"
     check_policy(Ramps(ExitRules(policy=path)), "--policy")
     check_free(out, force)
     kinds, allowed_loss = fleet(devices), share(max_accuracy_loss)
@@ -95,9 +95,9 @@ def cascade(
 
 def _folders(models: list[str]) -> list[Path]:
     """The checkpoints, all with the same labels and kind of input; they are checked before anything is computed."""
-    from deployments.models import checkpoint
-    from deployments.models.cascade_loading import order_of
-    from deployments.models.levels import is_cascade
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.cascade_loading import order_of
+    from isobatch.deployments.models.levels import is_cascade
 
     if len(models) < 2:
         raise UserError("a cascade needs two networks or more, from the smallest to the largest")
@@ -130,10 +130,10 @@ def display_names(models: list[str], folders: list[Path]) -> list[str]:
 def _sample(
     console: "Console", last: Path, data: Path, columns: "Columns", labels: str | None, max_rows: int, seed: int
 ) -> "Sample":
-    from deployments.models import checkpoint
-    from deployments.prepare.data import rows, taken
-    from deployments.prepare.sample import draw
-    from deployments.progress import show
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.prepare.sample import draw
+    from isobatch.deployments.progress import show
 
     channels = checkpoint.channels_of(last)
     console.print(taken(data, columns, channels=channels), highlight=False)
@@ -155,7 +155,7 @@ def _terms(
     import numpy as np
     import torch
 
-    from deployments.prepare.cascades import ComparisonTerms
+    from isobatch.deployments.prepare.cascades import ComparisonTerms
 
     head = candidates[-1].head
     right = head.argmax(dim=1) if sample.labels is None else torch.from_numpy(sample.labels)
@@ -172,11 +172,11 @@ def _trial(
     """Run every network over the data, then time it."""
     import torch
 
-    from cluster.cascades.contenders import Tryout
-    from cluster.cascades.timing import timed_candidate
-    from deployments.models import checkpoint
-    from deployments.prepare.cascades import candidate
-    from deployments.progress import show
+    from isobatch.cluster.cascades.contenders import Tryout
+    from isobatch.cluster.cascades.timing import timed_candidate
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.prepare.cascades import candidate
+    from isobatch.deployments.progress import show
 
     labels = checkpoint.label_names([*folders.values()][-1])
     networks = show([*folders.items()], "networks")
@@ -194,8 +194,8 @@ def _trial(
 
 def _chosen(console: "Console", trial: "Tryout", levels: int) -> "Contender":
     """Try all combinations, print them, and take the best that passes the test."""
-    from cluster.cascades.report import table
-    from deployments.progress import show
+    from isobatch.cluster.cascades.report import table
+    from isobatch.deployments.progress import show
 
     combinations = trial.combinations(levels)
     rows = [trial.row(each) for each in show(combinations, "planning")]
@@ -209,10 +209,10 @@ def _chosen(console: "Console", trial: "Tryout", levels: int) -> "Contender":
 def _write(
     console: "Console", out: Path, taken: "Contender", policy: str, notes: "dict[str, str | int | float]", force: bool
 ) -> None:
-    from cluster.cascades import report
-    from deployments.folders import weights_of
-    from deployments.prepare.cascades import write_cascade
-    from profiles.files import save
+    from isobatch.cluster.cascades import report
+    from isobatch.deployments.folders import weights_of
+    from isobatch.deployments.prepare.cascades import write_cascade
+    from isobatch.profiles.files import save
 
     rules = write_cascade(out, taken.made, taken.chosen, policy, notes, force)
     profile = replace(taken.profile, model=out.name, weights=weights_of(out))

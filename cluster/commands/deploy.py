@@ -22,7 +22,7 @@ def deploy(
 
     Example: [bold]isobatch deploy serve.yaml --address auto[/]
     """
-    from cluster.serving.serve_file import serve_file
+    from isobatch.cluster.serving.serve_file import serve_file
 
     run(serve_file(file, {}), address, check, others, patience_s)
 
@@ -32,13 +32,13 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
 
     from rich.console import Console
 
-    from cluster.commands.serve import progress_printer, url
-    from cluster.serving.applications import deploy as put
-    from cluster.serving.capacity import check_capacity
-    from cluster.serving.local import attached
-    from cluster.serving.readiness import check_nodes
-    from cluster.serving.serve_file import beside, with_demo
-    from deployments.ray_facts import declared_applications, nodes
+    from isobatch.cluster.commands.serve import progress_printer, url
+    from isobatch.cluster.serving.applications import deploy as put
+    from isobatch.cluster.serving.capacity import check_capacity
+    from isobatch.cluster.serving.local import attached
+    from isobatch.cluster.serving.readiness import check_nodes
+    from isobatch.cluster.serving.serve_file import beside, with_demo
+    from isobatch.deployments.ray_facts import declared_applications, nodes
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)

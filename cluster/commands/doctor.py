@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 from packaging.requirements import Requirement
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
@@ -179,7 +179,7 @@ def _smallest_graph() -> bytes:
 
 
 def _ray() -> CheckResult:
-    from cluster.serving.local import running_cluster
+    from isobatch.cluster.serving.local import running_cluster
 
     installed = f"ray {version('ray')}"
     if address := running_cluster():
@@ -188,14 +188,14 @@ def _ray() -> CheckResult:
 
 
 def _ports() -> CheckResult:
-    from cluster.serving.ports import is_free
+    from isobatch.cluster.serving.ports import is_free
 
     taken = [f"{port} is taken ({option} names another)" for port, option in PORTS.items() if not is_free(HOST, port)]
     return " and ".join(map(str, PORTS)), "; ".join(taken)
 
 
 def _proxy() -> CheckResult:
-    from deployments.ray_settings import haproxy_program
+    from isobatch.deployments.ray_settings import haproxy_program
 
     if program := haproxy_program():
         return program, "" if os.access(program, os.X_OK) else f"{program} cannot be run"
@@ -203,14 +203,14 @@ def _proxy() -> CheckResult:
 
 
 def _files() -> CheckResult:
-    from cluster.serving.haproxy import MAX_CONNECTIONS
-    from deployments.front.proxy import allowed_connections
+    from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS
+    from isobatch.deployments.front.proxy import allowed_connections
 
     return f"enough for {allowed_connections(MAX_CONNECTIONS):,} connections", ""
 
 
 def _cache() -> CheckResult:
-    from deployments.folders import cache_directory
+    from isobatch.deployments.folders import cache_directory
 
     return _room(cache_directory(), LEAST_FREE_BYTES)
 

@@ -19,10 +19,10 @@ def environment(
     """
     import shlex
 
-    from cluster.serving.haproxy import MAX_CONNECTIONS, ready, write_script
-    from deployments.front.proxy import allowed_connections
-    from deployments.ray_settings import PORTS_OF_PROXY, node_settings
-    from profiles.errors import UserError
+    from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, ready, write_script
+    from isobatch.deployments.front.proxy import allowed_connections
+    from isobatch.deployments.ray_settings import PORTS_OF_PROXY, node_settings
+    from isobatch.profiles.errors import UserError
 
     place = folder.expanduser().absolute()
     if len(str(place)) > LONGEST:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands import Dtype, KeyVariable, key_headers
-from cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
-from profiles.errors import UserError
+from isobatch.cluster.commands import Dtype, KeyVariable, key_headers
+from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
+from isobatch.profiles.errors import UserError
 
 
 @with_options(reading=ReadingOptions)
@@ -35,8 +35,8 @@ def evaluate(
     """
     from rich.console import Console
 
-    from cluster.commands import server_at
-    from cluster.evaluation import (
+    from isobatch.cluster.commands import server_at
+    from isobatch.cluster.evaluation import (
         answered,
         check_same_network,
         evaluated,
@@ -46,12 +46,12 @@ def evaluate(
         served,
         table,
     )
-    from cluster.load.request_bodies import predicts_at
-    from deployments.models import checkpoint
-    from deployments.prepare.classes import class_table, warnings
-    from deployments.prepare.data import rows, taken
-    from deployments.prepare.sample import labels_of, sampled, words_of
-    from deployments.tasks import task_of
+    from isobatch.cluster.load.request_bodies import predicts_at
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.prepare.classes import class_table, warnings
+    from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
+    from isobatch.deployments.tasks import task_of
 
     server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)

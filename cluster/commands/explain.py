@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.simulator.explained import Improvement, MechanismStep
-    from optimizer import Plan, Problem
-    from profiles.files import Profile
+    from isobatch.cluster.simulator.explained import Improvement, MechanismStep
+    from isobatch.optimizer import Plan, Problem
+    from isobatch.profiles.files import Profile
 
 PADDED_SHARE = 0.9  # texts are padded to a length that this share of them does not exceed
 
@@ -38,11 +38,11 @@ def explain(
     """
     from rich.console import Console
 
-    from cluster.commands import above_0, check_writable
-    from cluster.simulator.explained import changes, steps
-    from deployments.progress import show
-    from optimizer import Objective, read_plan
-    from profiles.files import load
+    from isobatch.cluster.commands import above_0, check_writable
+    from isobatch.cluster.simulator.explained import changes, steps
+    from isobatch.deployments.progress import show
+    from isobatch.optimizer import Objective, read_plan
+    from isobatch.profiles.files import load
 
     above_0("--slo-ms", slo_ms)
     explained, known = read_plan(plan), load(profile)
@@ -74,9 +74,9 @@ def explain(
 
 def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | None]":
     """The problem that the plan solves, and where texts have lengths the same one with padding."""
-    from optimizer import problem
-    from optimizer.tuning import opened
-    from profiles.devices import fleet, links_between
+    from isobatch.optimizer import problem
+    from isobatch.optimizer.tuning import opened
+    from isobatch.profiles.devices import fleet, links_between
 
     devices = fleet(",".join(f"{kind}={count}" for kind, count in plan.devices().items()))
     measured, links = profile.on(plan.backend, plan.dtype), links_between(devices)
@@ -121,7 +121,7 @@ def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
     """A waterfall: each bar goes from the goodput before a step to the one after it."""
     from matplotlib.figure import Figure
 
-    from profiles.picture import BLUE, DARK, RED, plain
+    from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
     figure = Figure(figsize=(8, 0.6 * len(all_steps) + 1.2), layout="constrained")
     axes, before = figure.subplots(), 0.0

@@ -29,8 +29,8 @@ def kubernetes(
     """
     import sys
 
-    from cluster.serving.kubernetes import KubernetesPlace, as_yaml, files, labels, objects
-    from cluster.serving.serve_file import serve_file
+    from isobatch.cluster.serving.kubernetes import KubernetesPlace, as_yaml, files, labels, objects
+    from isobatch.cluster.serving.serve_file import serve_file
 
     content = serve_file(file, {})
     text = as_yaml(objects(content, KubernetesPlace(image, storage_class, labels(nodes or ()))))

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.commands import KeyVariable, key_headers
-from cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
-from profiles.errors import UserError
-from profiles.lengths import read_lengths, text_of
+from isobatch.cluster.commands import KeyVariable, key_headers
+from isobatch.cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.lengths import read_lengths, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.load.prompts import PromptLoad
-    from deployments.prepare.data import Columns
+    from isobatch.cluster.load.prompts import PromptLoad
+    from isobatch.deployments.prepare.data import Columns
 
 DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
 MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
@@ -84,11 +84,11 @@ def load(
     """
     from rich.console import Console
 
-    from cluster.commands import above_0, check_writable, server_at
-    from cluster.load import generator, report
-    from cluster.load.http_connection import run_noting_polls
-    from cluster.load.prompts import PromptLoad, prompts_in
-    from cluster.load.request_bodies import bodies_of, predicts_at, promised_ms
+    from isobatch.cluster.commands import above_0, check_writable, server_at
+    from isobatch.cluster.load import generator, report
+    from isobatch.cluster.load.http_connection import run_noting_polls
+    from isobatch.cluster.load.prompts import PromptLoad, prompts_in
+    from isobatch.cluster.load.request_bodies import bodies_of, predicts_at, promised_ms
 
     if clients is not None and arriving.given:
         raise UserError(RATE_OR_CLIENTS)
@@ -142,7 +142,7 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 
 
 def _load_prompts(source: PromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
-    from cluster.load import prompts, report
+    from isobatch.cluster.load import prompts, report
 
     with console.status("sending prompts"):
         texts = asyncio.run(run(source))
@@ -172,7 +172,7 @@ def _bodies(
     bodies: Path | None,
     console: Console,
 ) -> list[bytes]:
-    from cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up
+    from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up
 
     if bodies:
         return bodies_in(bodies)
@@ -184,8 +184,8 @@ def _bodies(
             f"{url} takes {kind}: sending {len(contents)} {description}; --data sends your own", highlight=False
         )
         return contents
-    from deployments.prepare.data import rows, taken
-    from deployments.prepare.sample import sampled
+    from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.prepare.sample import sampled
 
     console.print(taken(data, columns, channels=accepted.channels), highlight=False)
     return bodies_of(sampled((row.value for row in rows(data, columns, channels=accepted.channels)), max_rows))

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands import above_0
-from cluster.commands.shared_options import GivenOptions, flag, of_kinds
-from profiles.errors import UserError
+from isobatch.cluster.commands import above_0
+from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kinds
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def plan(given: GivenOptions) -> None:
     ):  # fmt: skip
         above_0(flag(name), given.values[name])
     if given.values["model"]:
-        from cluster.commands.plan_texts import plan_decoder
+        from isobatch.cluster.commands.plan_texts import plan_decoder
 
         refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"
         plan_decoder(given.only(DecoderPlanOptions, refusal))
@@ -168,10 +168,10 @@ def plan(given: GivenOptions) -> None:
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from rich.console import Console
 
-    from cluster.commands import check_writable, plan_report
-    from cluster.commands.plan_live import LivePlan
-    from cluster.commands.plan_search import objective_of, searched
-    from profiles.files import load
+    from isobatch.cluster.commands import check_writable, plan_report
+    from isobatch.cluster.commands.plan_live import LivePlan
+    from isobatch.cluster.commands.plan_search import objective_of, searched
+    from isobatch.profiles.files import load
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed: only a decoder's directory can do without")
@@ -186,7 +186,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")
     if picture.name:
-        from cluster.commands.plan_picture import draw
+        from isobatch.cluster.commands.plan_picture import draw
 
         draw(result, picture)
     if options.as_json:

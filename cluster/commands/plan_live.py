@@ -11,8 +11,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.status import Status
 
-from deployments.progress import EVERY_S, FIRST_LINE_S
-from optimizer import Plan
+from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
+from isobatch.optimizer import Plan
 
 # The shares of --seconds after which the search ends and after which no further plan is simulated. The rest is needed
 # to simulate the best plan with other inputs, which make its promise.
@@ -91,7 +91,7 @@ class LivePlan:
 def _splits(plan: Plan) -> str:
     """The batch sizes of a plan's splits, by pipeline.
 
-    >>> from optimizer import Placement, Split
+    >>> from isobatch.optimizer import Placement, Split
     >>> _splits(Plan((Placement("v100", 2, (Split(0, 6, 8), Split(6, 12, 4))),)))
     'batches of 8 > 4'
     """

@@ -4,10 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.commands.plan_report import PlanResult
-from optimizer import Plan, Score
-from optimizer.model.evaluate import SplitScore
-from profiles.picture import PALETTE, plain, whole_numbers
+from isobatch.cluster.commands.plan_report import PlanResult
+from isobatch.optimizer import Plan, Score
+from isobatch.optimizer.model.evaluate import SplitScore
+from isobatch.profiles.picture import PALETTE, plain, whole_numbers
 
 NARROW = 0.09  # a share of the picture's width: the labels of narrower boxes are turned
 INK = "#333333"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from optimizer import Objective, Placement, Plan, Problem, Score
-from optimizer.pipelines.baselines import Baseline
-from optimizer.pipelines.batch_gain import BatchGain
-from optimizer.plan import SimulatedTimes, blocks_text
-from profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed_backends_warning
+from isobatch.optimizer import Objective, Placement, Plan, Problem, Score
+from isobatch.optimizer.pipelines.baselines import Baseline
+from isobatch.optimizer.pipelines.batch_gain import BatchGain
+from isobatch.optimizer.plan import SimulatedTimes, blocks_text
+from isobatch.profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed_backends_warning
 
 if TYPE_CHECKING:
-    from cluster.simulator.plan_choice import SimulatedChoice
+    from isobatch.cluster.simulator.plan_choice import SimulatedChoice
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def tables(result: PlanResult, objective: Objective, surprises: bool, shortfalls
 
 def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
     """Say how many fronts the promise needs, where one holds too few inputs at once."""
-    from deployments.config import INSIDE_A_FRONT
+    from isobatch.deployments.config import INSIDE_A_FRONT
 
     inside = (result.plan.promise.goodput_per_s if result.plan.promise else 0.0) * (objective.slo_s or 0.0)
     if inside > INSIDE_A_FRONT:
@@ -218,7 +218,7 @@ def _gain(result: PlanResult, other: Score) -> str:
 
 
 def _surprises(result: PlanResult) -> Table:
-    from optimizer.sensitivity import sensitivity
+    from isobatch.optimizer.sensitivity import sensitivity
 
     table = Table("leavers", "goodput", "best possible", "lost", "full launches", title="if the forecast is wrong")
     for row in sensitivity(result.plan, result.facts, result.objective):
@@ -230,7 +230,7 @@ def _surprises(result: PlanResult) -> Table:
 
 
 def _losses(result: PlanResult, objective: Objective) -> Table:
-    from optimizer.pipelines import shortfalls
+    from isobatch.optimizer.pipelines import shortfalls
 
     known = result.simulated.after_per_s if result.simulated else None
     losses = shortfalls.shortfalls(result.plan, result.facts, objective, known)

@@ -8,29 +8,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.commands import numbers_in
-from cluster.commands.plan_live import CHOOSING, LivePlan
-from cluster.commands.plan_report import PlanResult
-from cluster.simulator import plan_choice as choice
-from cluster.simulator.sustained import SHORT_SLOS
-from optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
-from optimizer.effort import EFFORT, Effort
-from optimizer.goals import GOALS
-from optimizer.infeasible import reason
-from optimizer.pipelines.baselines import baselines, constrained, no_later
-from optimizer.pipelines.batch_gain import batch_gains
-from optimizer.pipelines.side_by_side import few_splits, side_by_side
-from optimizer.pipelines.spread import best_of
-from optimizer.search.exact import search
-from optimizer.sensitivity import surprised
-from optimizer.tuning import opened, plan_for_its_ramps
-from profiles.devices import fleet, links_between
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.cluster.commands import numbers_in
+from isobatch.cluster.commands.plan_live import CHOOSING, LivePlan
+from isobatch.cluster.commands.plan_report import PlanResult
+from isobatch.cluster.simulator import plan_choice as choice
+from isobatch.cluster.simulator.sustained import SHORT_SLOS
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
+from isobatch.optimizer.effort import EFFORT, Effort
+from isobatch.optimizer.goals import GOALS
+from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.pipelines.baselines import baselines, constrained, no_later
+from isobatch.optimizer.pipelines.batch_gain import batch_gains
+from isobatch.optimizer.pipelines.side_by_side import few_splits, side_by_side
+from isobatch.optimizer.pipelines.spread import best_of
+from isobatch.optimizer.search.exact import search
+from isobatch.optimizer.sensitivity import surprised
+from isobatch.optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 if TYPE_CHECKING:
-    from cluster.commands.plan import ClassifierPlanOptions
+    from isobatch.cluster.commands.plan import ClassifierPlanOptions
 
 # Simulates a plan and others near it; None: no plan is simulated.
 Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]

@@ -9,23 +9,23 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from cluster.commands import check_writable
-from cluster.commands.status import ask
-from cluster.simulator.text_choice import DecodingChoice, choose_plan
-from deployments.decoding.config import cached_profile
-from deployments.decoding.ramp_rules import is_decoder
-from deployments.folders import weights_of
-from deployments.named import built_in
-from optimizer.plan import Plan
-from optimizer.text_paces import DecodingGoal
-from optimizer.text_plans import terms_of, tokens_per_s
-from profiles.devices import Device, fleet
-from profiles.errors import UserError, first_wrong, read_json
-from profiles.files import differ
-from profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_text_profile
+from isobatch.cluster.commands import check_writable
+from isobatch.cluster.commands.status import ask
+from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
+from isobatch.deployments.decoding.config import cached_profile
+from isobatch.deployments.decoding.ramp_rules import is_decoder
+from isobatch.deployments.folders import weights_of
+from isobatch.deployments.named import built_in
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_paces import DecodingGoal
+from isobatch.optimizer.text_plans import terms_of, tokens_per_s
+from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.errors import UserError, first_wrong, read_json
+from isobatch.profiles.files import differ
+from isobatch.profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_text_profile
 
 if TYPE_CHECKING:
-    from cluster.commands.plan import DecoderPlanOptions
+    from isobatch.cluster.commands.plan import DecoderPlanOptions
 
 
 def plan_decoder(options: "DecoderPlanOptions") -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.commands import Dtype, KeyVariable, key_headers
-from cluster.commands.shared_options import READS, ReadingOptions, with_options
-from profiles.errors import UserError
+from isobatch.cluster.commands import Dtype, KeyVariable, key_headers
+from isobatch.cluster.commands.shared_options import READS, ReadingOptions, with_options
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from cluster.bulk import Answerer
-    from deployments.tasks import Outputs
+    from isobatch.cluster.bulk import Answerer
+    from isobatch.deployments.tasks import Outputs
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 SERVED_AT_ONCE = 1024  # rows that a server answers between two moments at which answers are kept
@@ -62,10 +62,10 @@ def predict(
     """
     from rich.console import Console
 
-    from cluster.bulk import answer_rows, check_out, finish, part_of
-    from cluster.commands import check_writable
-    from deployments.prepare.data import rows, taken
-    from deployments.progress import show
+    from isobatch.cluster.bulk import answer_rows, check_out, finish, part_of
+    from isobatch.cluster.commands import check_writable
+    from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.progress import show
 
     if (model is None) == (url is None):
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
@@ -105,17 +105,17 @@ def _listed(scores: str) -> Listed:
 
 
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
-    from deployments.folders import content_of
-    from deployments.models import checkpoint
-    from deployments.models.predict import AT_ONCE
+    from isobatch.deployments.folders import content_of
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.predict import AT_ONCE
 
     folder = checkpoint.locate(model)
 
     def answerer() -> "Answerer":
-        from cluster.evaluation import loaded
-        from deployments.front.predict import top_of
-        from deployments.models.predict import predict as predicted
-        from deployments.tasks import task_of
+        from isobatch.cluster.evaluation import loaded
+        from isobatch.deployments.front.predict import top_of
+        from isobatch.deployments.models.predict import predict as predicted
+        from isobatch.deployments.tasks import task_of
 
         network = loaded(folder, device, dtype)
         task, top = task_of(network), top_of(listed, network.num_labels)
@@ -133,9 +133,9 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
 
 def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _Source:
-    from cluster.client import outputs_from
-    from cluster.commands import server_at
-    from cluster.load.request_bodies import accepted_at, predicts_at
+    from isobatch.cluster.client import outputs_from
+    from isobatch.cluster.commands import server_at
+    from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 
     at = predicts_at(server_at(url))
     accepts, headers = accepted_at(at, key), {**key, **({"X-Full": "1"} if full else {})}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cluster.commands import METRICS, Dtype, Metric
-from cluster.commands.shared_options import (
+from isobatch.cluster.commands import METRICS, Dtype, Metric
+from isobatch.cluster.commands.shared_options import (
     READS,
     GivenOptions,
     Labels,
@@ -16,11 +16,11 @@ from cluster.commands.shared_options import (
     label_names,
     of_kinds,
 )
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from deployments.exits import Policy
-    from deployments.prepare.decoder import DecoderReport
+    from isobatch.deployments.exits import Policy
+    from isobatch.deployments.prepare.decoder import DecoderReport
 
 Kind = Literal["light", "pooler"]
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
@@ -48,7 +48,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         "light"
     )
     policy: Annotated[
-        str, typer.Option(help="When an input leaves: a name in deployments.exits or module:function.")
+        str, typer.Option(help="When an input leaves: a name in isobatch.deployments.exits or module:function.")
     ] = "entropy"
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The probability with which they lose no more.")
@@ -59,7 +59,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
 
     @property
     def policy_path(self) -> str:
-        return self.policy if ":" in self.policy else f"deployments.exits:{self.policy}"
+        return self.policy if ":" in self.policy else f"isobatch.deployments.exits:{self.policy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ def prepare(given: GivenOptions) -> None:
     For a network that is served in halves: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype
     bfloat16[/]
     """
-    from deployments.decoding.ramp_rules import check_if_decoder, is_decoder
-    from deployments.models import checkpoint
-    from deployments.prepare import pipeline
+    from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.prepare import pipeline
 
     loss = share(given.values["max_accuracy_loss"])
     pipeline.check_free(given.values["out"], given.values["force"])
@@ -108,15 +108,15 @@ def prepare(given: GivenOptions) -> None:
 def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
     from rich.console import Console
 
-    from deployments.models import checkpoint
-    from deployments.models.ramps import policy_at
-    from deployments.prepare import pipeline
-    from deployments.prepare.classes import class_table, unseen, warnings
-    from deployments.prepare.data import rows, taken
-    from deployments.prepare.measuring import PrepareOptions
-    from deployments.prepare.report import advice, exit_table, outdone, promise_text
-    from deployments.prepare.sample import draw
-    from deployments.progress import show
+    from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.ramps import policy_at
+    from isobatch.deployments.prepare import pipeline
+    from isobatch.deployments.prepare.classes import class_table, unseen, warnings
+    from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.prepare.measuring import PrepareOptions
+    from isobatch.deployments.prepare.report import advice, exit_table, outdone, promise_text
+    from isobatch.deployments.prepare.sample import draw
+    from isobatch.deployments.progress import show
 
     data, out, metric, policy = options.data, options.out, options.metric, policy_at(options.policy_path)
     checkpoint.check(source)
@@ -167,13 +167,13 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     """Write the checkpoint with the rules of its ramp."""
     from rich.console import Console
 
-    from deployments.decoding.ramp_rules import check_decoder
-    from deployments.folders import replacing
-    from deployments.models.checkpoint import copy
-    from deployments.prepare.data import rows, taken
-    from deployments.prepare.pipeline import check_free
-    from deployments.prepare.sample import sampled
-    from profiles.promise import RULES
+    from isobatch.deployments.decoding.ramp_rules import check_decoder
+    from isobatch.deployments.folders import replacing
+    from isobatch.deployments.models.checkpoint import copy
+    from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.prepare.pipeline import check_free
+    from isobatch.deployments.prepare.sample import sampled
+    from isobatch.profiles.promise import RULES
 
     if options.dtype == "int8":
         raise UserError("--dtype int8 is for classifiers: a decoder is served in float32, float16 or bfloat16")
@@ -197,10 +197,10 @@ def ramp_report(
     source: Path, prompts: list[str], max_tokens: int, dtype: str, loss: float, device: str
 ) -> "DecoderReport":
     """The best ramp of a decoder, chosen with texts that the full network writes after these prompts."""
-    from deployments.decoding.anatomy import shape_of
-    from deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
-    from deployments.prepare.decoder import DecoderOptions, ramps_for
-    from deployments.progress import busy
+    from isobatch.deployments.decoding.anatomy import shape_of
+    from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
+    from isobatch.deployments.prepare.decoder import DecoderOptions, ramps_for
+    from isobatch.deployments.progress import busy
 
     model, tokenizer = load_decoder(source, device, dtype), load_tokenizer(source)
     tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -231,7 +231,7 @@ def _ramp_sentences(report: "DecoderReport") -> str:
 
 def _check_for_words(metric: Metric, policy: "Policy") -> None:
     """Raise UserError about a metric or a policy that does not work for single words."""
-    from deployments.models.ramps import check_forgets
+    from isobatch.deployments.models.ramps import check_forgets
 
     if metric not in ("accuracy", "agreement"):
         raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")

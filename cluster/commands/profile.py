@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.shared_options import READS, GivenOptions, ReadingOptions, of_kinds
-from deployments.named import known_backend
+from isobatch.cluster.commands.shared_options import READS, GivenOptions, ReadingOptions, of_kinds
+from isobatch.deployments.named import known_backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +65,19 @@ def profile(given: GivenOptions) -> None:
 
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
     """
-    from cluster.commands import check_writable
-    from deployments.decoding.ramp_rules import check_if_decoder, is_decoder
-    from deployments.models import checkpoint
+    from isobatch.cluster.commands import check_writable
+    from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
+    from isobatch.deployments.models import checkpoint
 
     known_backend(given.values["backend"])
     check_writable(given.values["out"])
     source = checkpoint.locate(given.values["model"], check_if_decoder)
     if is_decoder(source):
-        from cluster.commands.profile_texts import profile_texts
+        from isobatch.cluster.commands.profile_texts import profile_texts
 
         refusal = "is for classifiers: a decoder's workload is the one that isobatch prepare has measured"
         profile_texts(given.only(DecoderProfileOptions, refusal), source)
     else:
-        from cluster.commands.profile_inputs import profile_inputs
+        from isobatch.cluster.commands.profile_inputs import profile_inputs
 
         profile_inputs(given.only(ClassifierProfileOptions, "is for decoders"), source)

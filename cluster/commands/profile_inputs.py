@@ -7,8 +7,8 @@ import torch
 import typer
 from rich.console import Console
 
-from cluster.commands import numbers_in
-from cluster.profiling.block_times import (
+from isobatch.cluster.commands import numbers_in
+from isobatch.cluster.profiling.block_times import (
     SampleInputs,
     exits_from_rules,
     in_batches,
@@ -20,25 +20,25 @@ from cluster.profiling.block_times import (
     uncatalogued,
     with_sure,
 )
-from cluster.profiling.datasheets import checkpoint_tables
-from deployments.folders import locked, weights_of
-from deployments.models import checkpoint, load_served
-from deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
-from deployments.models.served_model import ServedModel
-from deployments.prepare.data import Columns, rows, taken
-from deployments.prepare.sample import sampled
-from profiles.devices import kind_of, known_kinds
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, load, save
-from profiles.latency import LatencyTable
-from profiles.lengths import Lengths
-from profiles.measure import CountedExits, count_exits, device_name
-from profiles.model import edges_of
-from profiles.picture import draw, name
+from isobatch.cluster.profiling.datasheets import checkpoint_tables
+from isobatch.deployments.folders import locked, weights_of
+from isobatch.deployments.models import checkpoint, load_served
+from isobatch.deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.prepare.data import Columns, rows, taken
+from isobatch.deployments.prepare.sample import sampled
+from isobatch.profiles.devices import kind_of, known_kinds
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.measure import CountedExits, count_exits, device_name
+from isobatch.profiles.model import edges_of
+from isobatch.profiles.picture import draw, name
 
 if TYPE_CHECKING:
-    from cluster.commands.profile import ClassifierProfileOptions
+    from isobatch.cluster.commands.profile import ClassifierProfileOptions
 
 
 def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:

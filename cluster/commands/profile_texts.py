@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from cluster.profiling import front_costs, launch_prices
-from cluster.profiling.block_times import source_of, uncatalogued
-from cluster.profiling.launch_estimates import estimated_table
-from deployments.decoding.anatomy import anatomy_of
-from deployments.decoding.config import cached_profile
-from deployments.decoding.engine_setup import kv_bytes, load_decoder, usual_dtype
-from deployments.decoding.ramp_rules import DecoderRules, check_decoder, rules_of
-from deployments.folders import locked, weights_of
-from deployments.models.backends import warn_of_ramp_dtype
-from deployments.models.loading import resolve_device
-from deployments.named import built_in
-from profiles.devices import kind_of, known_kinds
-from profiles.errors import UserError
-from profiles.measure import device_name
-from profiles.text_profile import (
+from isobatch.cluster.profiling import front_costs, launch_prices
+from isobatch.cluster.profiling.block_times import source_of, uncatalogued
+from isobatch.cluster.profiling.launch_estimates import estimated_table
+from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.config import cached_profile
+from isobatch.deployments.decoding.engine_setup import kv_bytes, load_decoder, usual_dtype
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, rules_of
+from isobatch.deployments.folders import locked, weights_of
+from isobatch.deployments.models.backends import warn_of_ramp_dtype
+from isobatch.deployments.models.loading import resolve_device
+from isobatch.deployments.named import built_in
+from isobatch.profiles.devices import kind_of, known_kinds
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.measure import device_name
+from isobatch.profiles.text_profile import (
     DecoderProfile,
     DecodingTable,
     DecodingWorkload,
@@ -30,7 +30,7 @@ from profiles.text_profile import (
 )
 
 if TYPE_CHECKING:
-    from cluster.commands.profile import DecoderProfileOptions
+    from isobatch.cluster.commands.profile import DecoderProfileOptions
 
 ASSUMED_TOKENS = 128  # of a prompt, and of the text after it
 

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
-    from profiles.curves import Published
-    from profiles.latency import LatencyTable
+    from isobatch.profiles.curves import Published
+    from isobatch.profiles.latency import LatencyTable
 
 profiles = typer.Typer(
     no_args_is_help=True,
@@ -41,7 +41,7 @@ def list_all() -> None:
     """
     from rich.console import Console
 
-    from profiles.curves import fitted
+    from isobatch.profiles.curves import fitted
 
     title = "curves fitted to published times: a launch = call + layers, each at least its kernels' floors"
     names, figures = ("device", "backend", "dtype", "family"), ("call\nus", "floor\nus", "GB\n/s", "Tflop\n/s")
@@ -97,10 +97,10 @@ def compare(
     """
     from rich.console import Console
 
-    from profiles.curves import curve_table
-    from profiles.datasheet import published_shape
-    from profiles.files import load
-    from profiles.latency import mixed_backends_warning
+    from isobatch.profiles.curves import curve_table
+    from isobatch.profiles.datasheet import published_shape
+    from isobatch.profiles.files import load
+    from isobatch.profiles.latency import mixed_backends_warning
 
     measured = [table for table in load(profile).on(backend, dtype).tables if not table.derived and table.kind != "cpu"]
     if not measured:
@@ -129,7 +129,7 @@ def compare(
 
 
 def _checked(network: str) -> str:
-    from profiles.datasheet import ENCODERS
+    from isobatch.profiles.datasheet import ENCODERS
 
     names = [*ENCODERS, "resnet50", "resnet18"]
     if network not in names:
@@ -138,8 +138,8 @@ def _checked(network: str) -> str:
 
 
 def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) -> "list[LatencyTable]":
-    from profiles.curves import curve_table
-    from profiles.datasheet import published_shape
+    from isobatch.profiles.curves import curve_table
+    from isobatch.profiles.datasheet import published_shape
 
     shape = published_shape(_checked(network), length)
     return [
@@ -151,14 +151,14 @@ def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) ->
 
 def _facts(table: "LatencyTable", network: str) -> "list[Published]":
     """The published times of exactly this network at this length."""
-    from profiles.curves import published
+    from isobatch.profiles.curves import published
 
     wanted = (table.kind, table.backend, table.dtype, network, table.length)
     return [fact for fact in published() if (fact.kind, fact.backend, fact.dtype, fact.network, fact.length) == wanted]
 
 
 def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
-    from profiles.sweep import knee, whole_s
+    from isobatch.profiles.sweep import knee, whole_s
 
     all_sizes = sorted({size for table in tables for size in table.batch_sizes})
     sizes = spread(all_sizes, MOST_SIZES)
@@ -205,8 +205,8 @@ def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, pa
     """Draw measured and published times as points and curves as dashed lines, with a colour for device and backend."""
     from matplotlib.figure import Figure
 
-    from profiles.picture import PALETTE, plain, plain_logarithmic
-    from profiles.sweep import whole_s
+    from isobatch.profiles.picture import PALETTE, plain, plain_logarithmic
+    from isobatch.profiles.sweep import whole_s
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()

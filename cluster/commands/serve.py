@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from cluster.serving.local import LocalRay
+    from isobatch.cluster.serving.local import LocalRay
 
 SAME_SIGNAL_S = 0.5  # signals within this time count as one: a terminal that closes may send two
 STATS_KEYS = {"requests", "exits"}  # in the statistics of every isobatch application
@@ -76,8 +76,8 @@ def serve(
     Example: [bold]isobatch serve my-bert-ee --plan plan.json --profile profile.json[/], then
     curl -d '{"inputs": ["a good film", "a dull film"]}' http://127.0.0.1:8000/predict
     """
-    from cluster.serving.ports import is_free
-    from cluster.serving.serve_file import serve_file, with_grpc
+    from isobatch.cluster.serving.ports import is_free
+    from isobatch.cluster.serving.serve_file import serve_file, with_grpc
 
     files = {name: str(path.resolve()) for name, path in (("plan", plan), ("profile", profile)) if path}
     overrides = files | ({"device": device} if device else {})
@@ -95,7 +95,7 @@ def write(content: dict[str, Any], out: Path) -> None:
     """Write a Serve file with absolute paths."""
     import yaml
 
-    from cluster.commands import check_writable
+    from isobatch.cluster.commands import check_writable
 
     check_writable(out)
     out.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -104,11 +104,11 @@ def write(content: dict[str, Any], out: Path) -> None:
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
     """Start the applications, serve until a signal comes, and stop."""
-    from cluster.serving.applications import deploy
-    from cluster.serving.capacity import check_capacity, check_gpus, check_processors
-    from cluster.serving.local import check_place, local_nodes, local_ray
-    from cluster.serving.ports import check_port
-    from cluster.serving.serve_file import grpc_addresses, key_variable, name_of, prefix_of, served, with_demo
+    from isobatch.cluster.serving.applications import deploy
+    from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
+    from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
+    from isobatch.cluster.serving.ports import check_port
+    from isobatch.cluster.serving.serve_file import grpc_addresses, key_variable, name_of, prefix_of, served, with_demo
 
     # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -230,7 +230,7 @@ def _second_signal(first_s: float, *_: object) -> None:
 
 
 def _hurry(*_: object) -> None:
-    from cluster.serving.local import leave_nothing
+    from isobatch.cluster.serving.local import leave_nothing
 
     leave_nothing(patience_s=0.2)
     os._exit(INTERRUPTED)
@@ -239,9 +239,9 @@ def _hurry(*_: object) -> None:
 def example(content: dict[str, Any]) -> tuple[str, str] | None:
     """The path and the JSON body of a request to the first isobatch application; None: none is known for its
     network."""
-    from cluster.serving.serve_file import classifiers, decoders, prefix_of
-    from deployments.demo.sums import prompt_of
-    from deployments.front.examples import example_of
+    from isobatch.cluster.serving.serve_file import classifiers, decoders, prefix_of
+    from isobatch.deployments.demo.sums import prompt_of
+    from isobatch.deployments.front.examples import example_of
 
     if decoding := decoders(content):
         body = {"prompt": prompt_of(47, 85), "max_tokens": 24}
@@ -275,7 +275,7 @@ def _show_plan(console: Console, request: urllib.request.Request) -> None:
 
 def _grpc(content: dict[str, Any]) -> str:
     """The addresses of gRPC, or why there are none."""
-    from cluster.serving.serve_file import GRPC_PORT, grpc_addresses
+    from isobatch.cluster.serving.serve_file import GRPC_PORT, grpc_addresses
 
     addresses = [f"{host}:{port}" for host, port in grpc_addresses(content)]
     return ", ".join(addresses) or f"not served ({GRPC_PORT} is taken, or it was switched off)"

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from _typeshed import DataclassInstance
 
-    from cluster.load.workloads import Floats
-    from deployments.prepare.data import Columns
-    from deployments.prepare.records import Layout
-    from deployments.prepare.sample import LabelNames
+    from isobatch.cluster.load.workloads import Floats
+    from isobatch.deployments.prepare.data import Columns
+    from isobatch.deployments.prepare.records import Layout
+    from isobatch.deployments.prepare.sample import LabelNames
 
 READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for images, or CoNLL for labelled words"
 
@@ -49,13 +49,13 @@ class TextFileOptions:
 
     @property
     def data_columns(self) -> "Columns":
-        from deployments.prepare.data import Columns
+        from isobatch.deployments.prepare.data import Columns
 
         return Columns(self.text_column, None, None, None, self._layout)
 
     @property
     def _layout(self) -> "Layout":
-        from deployments.prepare.records import UTF8, Layout
+        from isobatch.deployments.prepare.records import UTF8, Layout
 
         divider = (self.delimiter or "").replace("\\t", "\t")
         if len(divider) > 1:
@@ -75,14 +75,14 @@ class ReadingOptions(TextFileOptions):
 
     @property
     def data_columns(self) -> "Columns":
-        from deployments.prepare.data import Columns
+        from isobatch.deployments.prepare.data import Columns
 
         return Columns(self.text_column, self.text_pair_column, self.image_column, self.label_column, self._layout)
 
 
 def label_names(names: "Sequence[str]", labels: str | None) -> "LabelNames":
     """The names of labels: the head's, and those in --labels."""
-    from deployments.prepare.sample import LabelNames
+    from isobatch.deployments.prepare.sample import LabelNames
 
     return LabelNames(names, pairs_of(labels))
 
@@ -122,12 +122,12 @@ class ArrivalOptions:
     @property
     def trace_text(self) -> str:
         """How the trace's file was understood; empty without a trace."""
-        from cluster.load.traces import description
+        from isobatch.cluster.load.traces import description
 
         return description(self.trace, self.trace_each_s) if self.trace else ""
 
     def times_s(self, seconds: float) -> "Floats":
-        from cluster.load import traces, workloads
+        from isobatch.cluster.load import traces, workloads
 
         if self.trace:
             return traces.trace(self.trace, self.rate, seconds, self.seed, self.trace_each_s)

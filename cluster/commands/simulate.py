@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
+from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ def simulate(given: GivenOptions) -> None:
 
     Example: [bold]isobatch simulate --config serve.yaml --rate 2000 --hours 1[/]
     """
-    from cluster.commands import check_writable, simulate_run
-    from cluster.serving.serve_file import decoders, serve_file
+    from isobatch.cluster.commands import check_writable, simulate_run
+    from isobatch.cluster.serving.serve_file import decoders, serve_file
 
     check_writable(given.values["out"])
     plan = given.values["plan"]

@@ -12,32 +12,32 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from cluster.commands.plan_texts import profile_for
-from cluster.controller.config import ControllerConfig
-from cluster.controller.corrections import Corrections
-from cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
-from cluster.controller.rehearsal import Replanned, replan
-from cluster.load.prompts import prompts_in, summed
-from cluster.load.prompts import table as prompt_table
-from cluster.load.workloads import Floats, Ints, Mix, exit_blocks
-from cluster.serving.serve_file import ServeFile, classifiers, controllers
-from cluster.simulator.conditions import HostCosts, Outage, Troubles
-from cluster.simulator.report import Report, draw, tables
-from cluster.simulator.simulation import Chunk, World, simulate
-from cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
-from deployments.config import AppConfig, checked, parse
-from deployments.decoding.config import DecoderConfig
-from deployments.dispatch.messages import EARLY_S
-from deployments.graph import profile_of, read_graph
-from optimizer.plan import read_plan
-from optimizer.text_plans import exits_of
-from optimizer.tuning import opened
-from profiles.errors import UserError, read_model, read_text
-from profiles.exits import ExitProfile
-from profiles.lengths import read_lengths
+from isobatch.cluster.commands.plan_texts import profile_for
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem, classifier_problem
+from isobatch.cluster.controller.rehearsal import Replanned, replan
+from isobatch.cluster.load.prompts import prompts_in, summed
+from isobatch.cluster.load.prompts import table as prompt_table
+from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers
+from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.report import Report, draw, tables
+from isobatch.cluster.simulator.simulation import Chunk, World, simulate
+from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
+from isobatch.deployments.config import AppConfig, checked, parse
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.dispatch.messages import EARLY_S
+from isobatch.deployments.graph import profile_of, read_graph
+from isobatch.optimizer.plan import read_plan
+from isobatch.optimizer.text_plans import exits_of
+from isobatch.optimizer.tuning import opened
+from isobatch.profiles.errors import UserError, read_model, read_text
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.lengths import read_lengths
 
 if TYPE_CHECKING:
-    from cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
+    from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
 
 
 def slow_of(written: Sequence[str]) -> dict[str, float]:
@@ -243,7 +243,7 @@ def _only(applications: Sequence[dict[str, Any]], what: str) -> dict[str, Any]:
 
 def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> list[TextArrival]:
     """The same texts, whose prompts have the lengths of those in a file, in turn."""
-    from deployments.decoding.engine_setup import load_tokenizer  # imports torch
+    from isobatch.deployments.decoding.engine_setup import load_tokenizer  # imports torch
 
     tokenizer = load_tokenizer(source)
     lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts_in(file)])

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.commands import KeyVariable, key_headers, server_at
-from cluster.commands.status_picture import Stats, picture, texts_table
-from profiles.errors import UserError
-from profiles.exits import carried
+from isobatch.cluster.commands import KeyVariable, key_headers, server_at
+from isobatch.cluster.commands.status_picture import Stats, picture, texts_table
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import carried
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -112,7 +112,9 @@ def ask(url: str, variable: str | None, post: bool = False) -> Any:
 
 def _no_controller_error(base: str, stats: Stats | None) -> UserError:
     hint = f"; 'isobatch status' without options shows the figures of {stats['model']}" if stats else ""
-    return UserError(f"no controller runs at {base}: add cluster.controller.app:build to your Serve file{hint}")
+    return UserError(
+        f"no controller runs at {base}: add isobatch.cluster.controller.app:build to your Serve file{hint}"
+    )
 
 
 def _writes_texts(stats: Stats) -> bool:
@@ -169,7 +171,7 @@ def _without_controller(stats: Stats) -> Table:
 def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
     from rich.table import Table
 
-    from profiles.agreement import Agreement
+    from isobatch.profiles.agreement import Agreement
 
     plan, window, forecast = answer["plan"], answer["window"], answer["forecast"]
     table = Table("", "", title=answer["application"], show_header=False, title_justify="left")

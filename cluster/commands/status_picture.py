@@ -28,7 +28,7 @@ def picture(stats: Stats, earlier: Stats | None, forecast: Sequence[float]) -> G
 def _splits(stats: Stats, earlier: Stats | None) -> Table:
     from rich.table import Table
 
-    from optimizer.plan import blocks_text
+    from isobatch.optimizer.plan import blocks_text
 
     table = Table("split", "devices", "batch", "filled", "", "waiting", title="launches", title_justify="left")
     for split in stats["splits"]:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.commands import METRICS, Metric
-from deployments.folders import PLAN, PROFILE
-from profiles.errors import UserError
+from isobatch.cluster.commands import METRICS, Metric
+from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from optimizer.tuning import Tuned
-    from profiles.evidence import Evidence
-    from profiles.files import Profile
+    from isobatch.optimizer.tuning import Tuned
+    from isobatch.profiles.evidence import Evidence
+    from isobatch.profiles.files import Profile
 
 
 def tune(
@@ -50,15 +50,15 @@ def tune(
 
     from rich.console import Console
 
-    from cluster.commands import above_0
-    from deployments.prepare.pipeline import check_free
-    from optimizer import Objective, problem
-    from optimizer.pipelines.side_by_side import side_by_side
-    from optimizer.search.exact import search
-    from optimizer.tuning import tuned
-    from profiles.devices import fleet, links_between
-    from profiles.evidence import EVIDENCE, Evidence
-    from profiles.files import load
+    from isobatch.cluster.commands import above_0
+    from isobatch.deployments.prepare.pipeline import check_free
+    from isobatch.optimizer import Objective, problem
+    from isobatch.optimizer.pipelines.side_by_side import side_by_side
+    from isobatch.optimizer.search.exact import search
+    from isobatch.optimizer.tuning import tuned
+    from isobatch.profiles.devices import fleet, links_between
+    from isobatch.profiles.evidence import EVIDENCE, Evidence
+    from isobatch.profiles.files import load
 
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
@@ -89,8 +89,8 @@ def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:
 def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evidence", result: "Tuned") -> None:
     from dataclasses import replace
 
-    from deployments.prepare import pipeline
-    from profiles.files import save
+    from isobatch.deployments.prepare import pipeline
+    from isobatch.profiles.files import save
 
     pipeline.tune(model, out, evidence, result.chosen, force)
     # token_exits: with new thresholds, the lengths of the texts that leave are not known.
@@ -100,7 +100,7 @@ def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evi
 
 
 def _as_text(result: "Tuned") -> str:
-    from optimizer.tuning import opened
+    from isobatch.optimizer.tuning import opened
 
     after, before = result.plan.promise, result.before.promise
     assert after, "This is a bug: the planner promises something of each plan."

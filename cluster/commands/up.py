@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.commands import above_0
-from cluster.commands.plan import plan
-from cluster.commands.prepare import prepare
-from cluster.commands.profile import profile
-from cluster.commands.serve import serve
-from cluster.commands.shared_options import READS, called
-from deployments.folders import PLAN, PROFILE
-from profiles.errors import UserError
+from isobatch.cluster.commands import above_0
+from isobatch.cluster.commands.plan import plan
+from isobatch.cluster.commands.prepare import prepare
+from isobatch.cluster.commands.profile import profile
+from isobatch.cluster.commands.serve import serve
+from isobatch.cluster.commands.shared_options import READS, called
+from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.profiles.errors import UserError
 
 STEPS = "up.json"  # in the folder: what each step was made from
 LOG = "up.log"  # beside it: everything that the steps print
@@ -59,8 +59,8 @@ def up(
     """
     from rich.console import Console
 
-    from deployments.decoding.ramp_rules import is_decoder
-    from deployments.models import checkpoint
+    from isobatch.deployments.decoding.ramp_rules import is_decoder
+    from isobatch.deployments.models import checkpoint
 
     above_0("--slo-ms", slo_ms)
     if not data.exists():
@@ -130,8 +130,8 @@ def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None
 
 
 def _prepared(folder: Path) -> str:
-    from deployments.models.ramps import read_rules
-    from profiles.promise import RULES
+    from isobatch.deployments.models.ramps import read_rules
+    from isobatch.profiles.promise import RULES
 
     rules = read_rules(folder / RULES)
     depth = "" if rules.mean_depth_share is None else f"an input runs {rules.mean_depth_share:.0%} of the blocks; "
@@ -139,8 +139,8 @@ def _prepared(folder: Path) -> str:
 
 
 def _planned(path: Path) -> str:
-    from deployments.planning import summary
-    from optimizer.plan import read_plan
+    from isobatch.deployments.planning import summary
+    from isobatch.optimizer.plan import read_plan
 
     made = read_plan(path)
     goodput = f"; {made.promise.goodput_per_s:,.0f} inputs per second in time" if made.promise else ""
@@ -151,8 +151,8 @@ def this_machine() -> str:
     """The devices here, as a fleet. One CPU is left to the front."""
     import torch
 
-    from profiles.devices import kind_of
-    from profiles.measure import device_name
+    from isobatch.profiles.devices import kind_of
+    from isobatch.profiles.measure import device_name
 
     if count := torch.cuda.device_count():
         return f"{kind_of(device_name('cuda:0'))}={count}"

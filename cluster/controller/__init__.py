@@ -1,5 +1,5 @@
 """Decides which plan an application should run next: observe, forecast, plan, and roll out what is worth it."""
 
-from cluster.controller.application import Application, RolloutError
+from isobatch.cluster.controller.application import Application, RolloutError
 
 __all__ = ["Application", "RolloutError"]

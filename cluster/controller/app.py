@@ -1,4 +1,4 @@
-"""Builds the controller's own application from a Serve file: `import_path: cluster.controller.app:build`.
+"""Builds the controller's own application from a Serve file: `import_path: isobatch.cluster.controller.app:build`.
 
 Serve restarts it when it dies. No `from __future__ import annotations` here: Serve reads the annotation of `build` to
 turn `args:` into its config.
@@ -7,9 +7,9 @@ turn `args:` into its config.
 from ray import serve
 from ray.serve import Application
 
-from cluster.controller.config import ControllerConfig
-from cluster.controller.service import ControllerService
-from deployments.serve_process import process_options
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.service import ControllerService
+from isobatch.deployments.serve_process import process_options
 
 
 def build(config: ControllerConfig) -> Application:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.config import AppConfig
-from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.deployer.steps import DEPLOYER, Moved, Undone
-from deployments.front.observed import Observed, merged, since
-from optimizer.plan import Plan
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import FRONT, DecoderConfig
+from isobatch.deployments.deployer.steps import DEPLOYER, Moved, Undone
+from isobatch.deployments.front.observed import Observed, merged, since
+from isobatch.optimizer.plan import Plan
 
 
 class RolloutError(Exception):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from deployments.resources import Resources, declared, first_fit
-from profiles.devices import Device
+from isobatch.deployments.resources import Resources, declared, first_fit
+from isobatch.profiles.devices import Device
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from deployments.config import HostName, LogFormat
-from optimizer.goals import GOALS
-from profiles.latency import MOST_BATCH
+from isobatch.deployments.config import HostName, LogFormat
+from isobatch.optimizer.goals import GOALS
+from isobatch.profiles.latency import MOST_BATCH
 
 GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
 
-from cluster.controller.application import Application, RolloutError
-from cluster.controller.core import Controller
-from cluster.controller.record import Event, NextStep
-from deployments.front.observed import Observed, merged
-from optimizer.plan import Plan
+from isobatch.cluster.controller.application import Application, RolloutError
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.record import Event, NextStep
+from isobatch.deployments.front.observed import Observed, merged
+from isobatch.optimizer.plan import Plan
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

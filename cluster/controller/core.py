@@ -9,9 +9,9 @@ change.
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
-from cluster.controller.config import Patience
-from cluster.controller.decide import (
+from isobatch.cluster.controller.available_devices import DeviceRequests, PresentDevices, absent_devices
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.decide import (
     Trial,
     Verdict,
     is_idle,
@@ -21,17 +21,17 @@ from cluster.controller.decide import (
     plan_change,
     served_alike,
 )
-from cluster.controller.knowledge import CurrentWindow, Knowledge
-from cluster.controller.peeks import Peek, PeekSchedule
-from cluster.controller.planning_problem import CostModel, PlanningProblem
-from cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
-from cluster.controller.record import THRESHOLDS, Event, Events, NextStep, What
-from cluster.controller.sentences import arrivals_text, shortfall
-from cluster.controller.snapshot import OverloadRelief, Snapshot
-from deployments.front.observed import Observed
-from optimizer.plan import Plan
-from profiles.errors import UserError
-from profiles.windows import History
+from isobatch.cluster.controller.knowledge import CurrentWindow, Knowledge
+from isobatch.cluster.controller.peeks import Peek, PeekSchedule
+from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
+from isobatch.cluster.controller.promise_keeper import PromiseKeeper, ThresholdChange
+from isobatch.cluster.controller.record import THRESHOLDS, Event, Events, NextStep, What
+from isobatch.cluster.controller.sentences import arrivals_text, shortfall
+from isobatch.cluster.controller.snapshot import OverloadRelief, Snapshot
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.windows import History
 
 EARLY = 4  # a window may be closed after this part of its time (a quarter), if there is a reason
 

@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from deployments.front.observed import LaunchShape, LaunchTimes, Observed
-from optimizer.model.work import work
-from optimizer.plan import Plan, Split, blocks_text
-from optimizer.problem import Problem
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from isobatch.optimizer.model.work import work
+from isobatch.optimizer.plan import Plan, Split, blocks_text
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 LEAST_FACTOR = 0.5  # a smaller factor would mean that the table is of another device
 MOST_FACTOR = 2.0  # the same for a larger factor

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
-from cluster.controller.config import Patience
-from cluster.controller.record import TrackRecord
-from cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
-from deployments.front.observed import Observed, merged
-from optimizer import Objective, Plan, Problem, Score
-from optimizer.early_answers import answered_s
-from optimizer.goals import Goal
-from profiles.forecast import Forecast
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.record import TrackRecord
+from isobatch.cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
+from isobatch.deployments.front.observed import Observed, merged
+from isobatch.optimizer import Objective, Plan, Problem, Score
+from isobatch.optimizer.early_answers import answered_s
+from isobatch.optimizer.goals import Goal
+from isobatch.profiles.forecast import Forecast
 
 REFUSED_SHARE = 0.02  # the share of a second's inputs whose refusal means that the plan is overloaded
 LEAST_REFUSED = 3  # refused inputs, below which the share says little
@@ -171,7 +171,7 @@ def served_alike(plan: Plan, other: Plan) -> bool:
 def lost_devices(plan: Plan, counts: Mapping[str, int]) -> str:
     """The devices of a plan that are not present, as text; empty if all are.
 
-    >>> from optimizer import Placement, Split
+    >>> from isobatch.optimizer import Placement, Split
     >>> lost_devices(Plan((Placement("v100", 4, (Split(0, 6, 8),)),)), {"v100": 3})
     '1 of 4 v100 are gone'
     """

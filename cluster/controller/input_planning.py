@@ -5,19 +5,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.controller.config import ControllerConfig
-from cluster.controller.corrections import Corrections
-from cluster.controller.peeks import with_all_ramps
-from deployments.config import AppConfig
-from deployments.front.observed import Observed
-from deployments.planning import device, usable
-from optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
-from optimizer.goals import GOALS, Goal
-from profiles.devices import Device, links_between
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.lengths import Lengths, rescaled
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.peeks import with_all_ramps
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.planning import device, usable
+from isobatch.optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
+from isobatch.optimizer.goals import GOALS, Goal
+from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.lengths import Lengths, rescaled
 
 LEAST_SHARE = 1e-3  # the share of inputs that must reach a block for plans to count them
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Collection
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.planning_problem import CostModel, PlanningProblem
-from cluster.controller.record import Events, TrackRecord
-from cluster.controller.sentences import nearly_all_in_time
-from cluster.controller.survival import SurvivalEstimate
-from deployments.front.observed import Observed, merged
-from optimizer.plan import Plan
-from profiles.windows import History
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
+from isobatch.cluster.controller.record import Events, TrackRecord
+from isobatch.cluster.controller.sentences import nearly_all_in_time
+from isobatch.cluster.controller.survival import SurvivalEstimate
+from isobatch.deployments.front.observed import Observed, merged
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.windows import History
 
 
 class CurrentWindow:

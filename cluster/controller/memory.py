@@ -19,16 +19,16 @@ from shutil import rmtree
 from typing import IO
 from uuid import uuid4
 
-from cluster.controller.config import ControllerConfig
-from cluster.controller.record import Event, Events
-from deployments import ray_facts
-from deployments.config import AppConfig
-from deployments.decoding.config import DecoderConfig
-from deployments.folders import cache_directory
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE
-from profiles.promise import RULES
-from profiles.windows import History
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.record import Event, Events
+from isobatch.deployments import ray_facts
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.folders import cache_directory
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE
+from isobatch.profiles.promise import RULES
+from isobatch.profiles.windows import History
 
 KEEP = 5  # ended deployments whose folders are kept
 SHOWN = 20  # decisions of ended deployments that `/status` lists in all

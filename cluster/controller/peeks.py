@@ -7,8 +7,8 @@ become easy again.
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from cluster.controller.config import Patience
-from optimizer.plan import Placement, Plan, Split
+from isobatch.cluster.controller.config import Patience
+from isobatch.optimizer.plan import Placement, Plan, Split
 
 PEEKS_PER_HOLD = 3  # peeks while a plan is expected to hold: between two peeks, exits at closed ramps are unknown
 
@@ -45,7 +45,7 @@ class PeekSchedule:
 def with_all_ramps(plan: Plan, ramp_blocks: Collection[int]) -> Plan:
     """The same plan with every ramp open.
 
-    >>> from optimizer import Placement
+    >>> from isobatch.optimizer import Placement
     >>> with_all_ramps(Plan((Placement("v100", 1, (Split(0, 3, 8),)),)), [0, 1]).ramps
     (0, 1)
     """

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from cluster.controller.corrections import Corrections
-from deployments.front.observed import Observed
-from optimizer import Objective, Plan, Problem, Score
-from optimizer.goals import Goal
-from profiles.devices import Device
-from profiles.exits import ExitProfile
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer import Objective, Plan, Problem, Score
+from isobatch.optimizer.goals import Goal
+from isobatch.profiles.devices import Device
+from isobatch.profiles.exits import ExitProfile
 
 
 class CostModel(Protocol):

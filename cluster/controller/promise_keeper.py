@@ -12,14 +12,14 @@ set larger than the audits of the previous thresholds show.
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from cluster.controller.record import What
-from deployments.front.observed import Observed
-from optimizer.early_answers import answered_s
-from optimizer.model.evaluate import evaluate
-from optimizer.plan import Plan, Thresholds
-from optimizer.problem import Problem
-from optimizer.tuning import costs_of, opened
-from profiles.agreement import (
+from isobatch.cluster.controller.record import What
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.early_answers import answered_s
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.plan import Plan, Thresholds
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.tuning import costs_of, opened
+from isobatch.profiles.agreement import (
     DOUBT_ALLOWANCE,
     MIN_AUDITS,
     WATCHED_S,
@@ -28,9 +28,9 @@ from profiles.agreement import (
     RecentAgreement,
     recent_agreement,
 )
-from profiles.evidence import Evidence
-from profiles.exits import carried, survival_after
-from profiles.losses import Indices
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exits import carried, survival_after
+from isobatch.profiles.losses import Indices
 
 AIM = 0.5  # the share of the allowed loss that new thresholds should lose, so that chance does not break the promise
 LITTLE = 1.25  # a smaller change of `worse` is not worth new thresholds

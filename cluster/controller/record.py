@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections, busy_shares
-from cluster.controller.sentences import NEARLY_ALL
-from deployments.front.observed import Observed, merged
-from optimizer.plan import Plan
-from profiles.journal import Journal
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections, busy_shares
+from isobatch.cluster.controller.sentences import NEARLY_ALL
+from isobatch.deployments.front.observed import Observed, merged
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.journal import Journal
 
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 KEEP_PLANS = 4  # plans whose kept share is remembered: older measurements are of other inputs

@@ -5,19 +5,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.controller.config import Patience
-from cluster.controller.control_loop import ControlLoop, Spent
-from cluster.controller.core import Controller
-from cluster.controller.decide import plan_change
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.promise_keeper import PromiseKeeper
-from cluster.controller.record import Event, Events
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import Chunks, Simulation, World
-from cluster.simulator.table_devices import TableDevices
-from deployments.front.observed import Observed
-from optimizer.plan import Plan
-from profiles.windows import History
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.control_loop import ControlLoop, Spent
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.decide import plan_change
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.controller.promise_keeper import PromiseKeeper
+from isobatch.cluster.controller.record import Event, Events
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import Chunks, Simulation, World
+from isobatch.cluster.simulator.table_devices import TableDevices
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.windows import History
 
 LOOK_EVERY_S = 30.0  # instead of 5 s, because a look takes milliseconds and a simulated day would have 17,280
 PATIENCE = Patience(look_every_s=LOOK_EVERY_S)

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from cluster.controller.record import What
-from deployments.front.schemas import Schema
+from isobatch.cluster.controller.record import What
+from isobatch.deployments.front.schemas import Schema
 
 STATUS_VERSION = 1  # grows when a field of `/status` changes its meaning or is removed; new fields leave it
 

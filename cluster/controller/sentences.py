@@ -1,8 +1,8 @@
 """Sentences that several decisions share: rates and times with units, arrivals, why a plan falls short."""
 
-from cluster.controller.corrections import Corrections
-from deployments.front.observed import Observed
-from optimizer.plan import Plan
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.plan import Plan
 
 NEARLY_ALL = 0.98  # the share of inputs answered in time with which a plan suffices: the rest are bursts
 UNDER_WAY = 1  # inputs that may lack their answer when a window ends, which count against no plan

@@ -11,33 +11,33 @@ from typing import Any, Protocol
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from cluster.controller.application import Application, RunningApplication, leader_of
-from cluster.controller.available_devices import Inventory
-from cluster.controller.config import ControllerConfig
-from cluster.controller.control_loop import ControlLoop
-from cluster.controller.core import Controller
-from cluster.controller.input_planning import allowed, classifier_problem
-from cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
-from cluster.controller.planning_problem import PlanningProblem
-from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
-from cluster.controller.record import Event
-from cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
-from cluster.controller.status import brief, export, status_of
-from cluster.controller.text_planning import text_problem
-from deployments.config import AppConfig
-from deployments.decoding.config import DecoderConfig
-from deployments.front.headers import key_in, path_below
-from deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
-from deployments.front.page import EXPLAINING, explain
-from deployments.graph import profile_of
-from deployments.named import VIRTUAL
-from deployments.planning import first_plan
-from deployments.ray_facts import ask_autoscaler, autoscaler_refuses, nodes_beside_others
-from deployments.serve_process import join_serves_log
-from optimizer import Plan
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
-from profiles.text_profile import load_text_profile
+from isobatch.cluster.controller.application import Application, RunningApplication, leader_of
+from isobatch.cluster.controller.available_devices import Inventory
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.input_planning import allowed, classifier_problem
+from isobatch.cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
+from isobatch.cluster.controller.planning_problem import PlanningProblem
+from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
+from isobatch.cluster.controller.record import Event
+from isobatch.cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
+from isobatch.cluster.controller.status import brief, export, status_of
+from isobatch.cluster.controller.text_planning import text_problem
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.front.headers import key_in, path_below
+from isobatch.deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
+from isobatch.deployments.front.page import EXPLAINING, explain
+from isobatch.deployments.graph import profile_of
+from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.planning import first_plan
+from isobatch.deployments.ray_facts import ask_autoscaler, autoscaler_refuses, nodes_beside_others
+from isobatch.deployments.serve_process import join_serves_log
+from isobatch.optimizer import Plan
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
+from isobatch.profiles.text_profile import load_text_profile
 
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503
@@ -95,7 +95,7 @@ class ControllerService:
         self, app_config: AppConfig, deployed: RunningApplication, running: Plan, memory: Memory
     ) -> ControlLoop:
         """The loop for a classifier, which counts devices and may ask for more."""
-        from deployments.resources import replica_needs, room_for
+        from isobatch.deployments.resources import replica_needs, room_for
 
         name, profile = self.config.application, profile_of(app_config)
         self.promise = str((app_config.prepared_folder and promise_in(app_config.prepared_folder)) or NOTHING)

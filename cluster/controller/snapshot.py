@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.decide import (
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.decide import (
     Demand,
     Expectation,
     QuickTerms,
@@ -26,12 +26,12 @@ from cluster.controller.decide import (
     weigh_quick,
     weigh_values,
 )
-from cluster.controller.knowledge import Knowledge
-from cluster.controller.planning_problem import CostModel, PlanningProblem
-from cluster.controller.sentences import nearly_all_in_time, rate
-from deployments.front.observed import Observed
-from optimizer.plan import Plan
-from profiles.errors import UserError
+from isobatch.cluster.controller.knowledge import Knowledge
+from isobatch.cluster.controller.planning_problem import CostModel, PlanningProblem
+from isobatch.cluster.controller.sentences import nearly_all_in_time, rate
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster.controller.control_loop import ControlLoop
-from cluster.controller.core import Controller
-from cluster.controller.memory import Earlier
-from cluster.controller.record import Event
-from cluster.controller.schemas import STATUS_VERSION
-from cluster.controller.sentences import shortfall
-from deployments.metrics import CONTROLLER, MetricSeries
-from deployments.planning import summary
-from optimizer.text_plans import tokens_per_s, writes_texts
-from profiles.agreement import agreement_text
-from profiles.forecast import Forecast
+from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.memory import Earlier
+from isobatch.cluster.controller.record import Event
+from isobatch.cluster.controller.schemas import STATUS_VERSION
+from isobatch.cluster.controller.sentences import shortfall
+from isobatch.deployments.metrics import CONTROLLER, MetricSeries
+from isobatch.deployments.planning import summary
+from isobatch.optimizer.text_plans import tokens_per_s, writes_texts
+from isobatch.profiles.agreement import agreement_text
+from isobatch.profiles.forecast import Forecast
 
 EVENTS = 20  # decisions that `/status` lists
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.front.observed import Observed, merged
-from profiles.exits import ExitProfile, carried
-from profiles.forecast import Forecast, Forecaster
-from profiles.windows import History, SteadySurvival, Window, merge
+from isobatch.deployments.front.observed import Observed, merged
+from isobatch.profiles.exits import ExitProfile, carried
+from isobatch.profiles.forecast import Forecast, Forecaster
+from isobatch.profiles.windows import History, SteadySurvival, Window, merge
 
 RECENT_WINDOWS = 15  # windows whose answers count as evidence: the default of hold_windows
 DAY_S = 86_400.0  # the peak rate is that of a day, because load repeats daily

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from cluster.controller.corrections import Corrections
-from cluster.simulator.text_choice import plan_on_all, sustains
-from deployments.decoding.config import OFF, DecoderConfig
-from deployments.decoding.scheduler import DEEP_SHARE
-from deployments.front.observed import Observed
-from optimizer import Objective, Plan, Problem, Score
-from optimizer.goals import GOALS
-from optimizer.plan import DecodingTerms, Split
-from optimizer.text_paces import DecodingGoal
-from optimizer.text_plans import exits_of, on_terms, terms_of, with_terms
-from profiles.devices import Device, fleet
-from profiles.exits import ExitProfile
-from profiles.text_profile import LEAST_OBSERVED, DecoderProfile
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.simulator.text_choice import plan_on_all, sustains
+from isobatch.deployments.decoding.config import OFF, DecoderConfig
+from isobatch.deployments.decoding.scheduler import DEEP_SHARE
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer import Objective, Plan, Problem, Score
+from isobatch.optimizer.goals import GOALS
+from isobatch.optimizer.plan import DecodingTerms, Split
+from isobatch.optimizer.text_paces import DecodingGoal
+from isobatch.optimizer.text_plans import exits_of, on_terms, terms_of, with_terms
+from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile
 
 
 @dataclass(frozen=True)

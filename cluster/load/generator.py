@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.load.http_connection import BROKEN, Carrier, HttpConnection, absent_s
-from profiles.errors import UserError
+from isobatch.cluster.load.http_connection import BROKEN, Carrier, HttpConnection, absent_s
+from isobatch.profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 WRONG = -1  # the status of a request with a wrong answer

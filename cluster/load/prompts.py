@@ -17,10 +17,10 @@ import numpy as np
 from httptools import HttpParserError, HttpResponseParser
 from rich.table import Table
 
-from cluster.load.generator import Floats
-from cluster.load.http_connection import BROKEN
-from cluster.load.report import counted, is_failure, quantiles
-from profiles.errors import UserError, read_text
+from isobatch.cluster.load.generator import Floats
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.report import counted, is_failure, quantiles
+from isobatch.profiles.errors import UserError, read_text
 
 PATH = "/v1/completions"
 PATIENCE_S = 60.0  # a request that takes longer is lost

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from cluster.load.generator import Floats, LoadRecord
-from cluster.load.http_connection import BROKEN
-from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
+from isobatch.cluster.load.generator import Floats, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 MADE_UP = 256  # images; fewer if they are large
 MOST_VALUES = 500_000  # of all made-up images together
@@ -133,7 +133,7 @@ def made_up(takes: AcceptedInputs) -> tuple[str, list[bytes]]:
     if takes.texts:
         return "made-up sentences", bodies_of(SENTENCES)
     if takes.shape == DIGIT or not takes.shape_is_known:
-        from deployments.demo.digits import demo_inputs
+        from isobatch.deployments.demo.digits import demo_inputs
 
         note = "" if takes.shape_is_known else " (the server does not name the size of images)"
         return f"of the demo's digits{note}", bodies_of(digit.round(1) for digit in demo_inputs(MADE_UP))

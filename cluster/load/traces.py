@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.load.workloads import Floats, check, following
-from profiles.errors import UserError
+from isobatch.cluster.load.workloads import Floats, check, following
+from isobatch.profiles.errors import UserError
 
 FORMATS = (
     "times in a column TIMESTAMP; or counts: in columns minute_1, minute_2, ..., in two columns (when, how many), in "

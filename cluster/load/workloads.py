@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -14,23 +14,23 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deployments.models import checkpoint
-from deployments.models.ramps import ExitRules
-from deployments.models.served_model import BlockRange, ServedModel
-from deployments.progress import show
-from deployments.replica.split import SplitReplica
-from deployments.transport.holdings import Share
-from deployments.transport.orders import Order
-from profiles.devices import CATALOGUE
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.lengths import WORD, Lengths
-from profiles.measure import Measured, Sweep, device_name, facts_of, host_clock_for, stopwatch_for
-from profiles.model import Batch, SplitModel
-from profiles.picture import name
-from profiles.sweep import whole_s
+from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.ramps import ExitRules
+from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.progress import show
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.holdings import Share
+from isobatch.deployments.transport.orders import Order
+from isobatch.profiles.devices import CATALOGUE
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.lengths import WORD, Lengths
+from isobatch.profiles.measure import Measured, Sweep, device_name, facts_of, host_clock_for, stopwatch_for
+from isobatch.profiles.model import Batch, SplitModel
+from isobatch.profiles.picture import name
+from isobatch.profiles.sweep import whole_s
 
 USUAL_TOKENS = (32, 128)  # of texts, if neither recorded ones nor --lengths say how long they are
 COUNTED_AT_ONCE = 32  # recorded inputs that are encoded at a time

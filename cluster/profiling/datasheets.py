@@ -6,12 +6,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from deployments.models.checkpoint import label_names, read_config
-from deployments.models.levels import checkpoints_of, is_cascade, read_levels
-from profiles.curves import BACKENDS, DTYPES, curve_table
-from profiles.datasheet import Shape, datasheet_table, encoder, residual
-from profiles.errors import UserError
-from profiles.latency import LatencyTable, cascade_table, edge_bytes
+from isobatch.deployments.models.checkpoint import label_names, read_config
+from isobatch.deployments.models.levels import checkpoints_of, is_cascade, read_levels
+from isobatch.profiles.curves import BACKENDS, DTYPES, curve_table
+from isobatch.profiles.datasheet import Shape, datasheet_table, encoder, residual
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import LatencyTable, cascade_table, edge_bytes
 
 
 def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:

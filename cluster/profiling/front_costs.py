@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from deployments.decoding.anatomy import DecoderShape
-from deployments.decoding.client_meter import ClientMeter
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine_setup import load_tokenizer
-from deployments.decoding.front import DecoderFront
-from deployments.decoding.openai_api import create_decoder_api
-from deployments.decoding.scheduler import NewTokens
-from deployments.decoding.sequences import Finish, TextRequest
-from deployments.decoding.texts import TextTokens
+from isobatch.deployments.decoding.anatomy import DecoderShape
+from isobatch.deployments.decoding.client_meter import ClientMeter
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine_setup import load_tokenizer
+from isobatch.deployments.decoding.front import DecoderFront
+from isobatch.deployments.decoding.openai_api import create_decoder_api
+from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
 
 TEXTS, TOKENS = 32, 64  # streamed side by side, and tokens of each
 PATH = "/v1/completions"

@@ -7,10 +7,10 @@ profiles/datasheet.py. Nothing is measured, so the table is marked as estimated.
 
 from typing import Any
 
-from deployments.decoding.anatomy import shape_of
-from profiles.datasheet import BYTES, COMPUTE_SHARE, KERNEL_S, LAUNCH_S, MEMORY_SHARE
-from profiles.devices import known_kind
-from profiles.text_profile import DecodingTable, LaunchSize
+from isobatch.deployments.decoding.anatomy import shape_of
+from isobatch.profiles.datasheet import BYTES, COMPUTE_SHARE, KERNEL_S, LAUNCH_S, MEMORY_SHARE
+from isobatch.profiles.devices import known_kind
+from isobatch.profiles.text_profile import DecodingTable, LaunchSize
 
 KERNELS = 10  # of one block
 PROJECTION_KERNELS = 4  # of one block that only makes keys and values

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.decoding.anatomy import anatomy_of
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine import Engine, Runner
-from deployments.decoding.engine_setup import engine_of
-from deployments.decoding.loop import EngineLoop
-from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
-from deployments.decoding.scheduler import DecodingLaunch, NewTokens, Scheduler
-from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
-from deployments.decoding.token_wire import WrittenTokens
-from deployments.decoding.virtual import size_of
-from deployments.transport.connection import frame
-from profiles.errors import UserError
-from profiles.measure import host_clock_for
-from profiles.text_profile import PARTS, PROJECT, DecodingWorkload, LaunchSize
+from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine import Engine, Runner
+from isobatch.deployments.decoding.engine_setup import engine_of
+from isobatch.deployments.decoding.loop import EngineLoop
+from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
+from isobatch.deployments.decoding.scheduler import DecodingLaunch, NewTokens, Scheduler
+from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.token_wire import WrittenTokens
+from isobatch.deployments.decoding.virtual import size_of
+from isobatch.deployments.transport.connection import frame
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.measure import host_clock_for
+from isobatch.profiles.text_profile import PARTS, PROJECT, DecodingWorkload, LaunchSize
 
 Floats = NDArray[np.float64]
 RESIDENTS = (1, 8, 32, 128)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cluster.serving.haproxy import ready
-from cluster.serving.local import LocalRay
-from cluster.serving.serve_file import ServeFile
-from deployments.ray_facts import serve_client
-from profiles.errors import UserError, first_wrong
+from isobatch.cluster.serving.haproxy import ready
+from isobatch.cluster.serving.local import LocalRay
+from isobatch.cluster.serving.serve_file import ServeFile
+from isobatch.deployments.ray_facts import serve_client
+from isobatch.profiles.errors import UserError, first_wrong
 
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting applications need
@@ -116,4 +116,4 @@ def _reason(status: Any) -> str:
     messages: list[str] = [deployment.message for deployment in status.deployments.values()] + [status.message]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.split(":")[0]]
-    return (errors or lines or ["no reason was given"])[-1].removeprefix("profiles.errors.UserError: ")
+    return (errors or lines or ["no reason was given"])[-1].removeprefix("isobatch.profiles.errors.UserError: ")

@@ -4,13 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
-from cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
-from deployments.config import AppConfig
-from deployments.decoding.config import DecoderConfig
-from deployments.graph import Graph, read_graph
-from deployments.resources import Resources, accelerators, declared, devices_on, replica_needs, requested_amounts, total
-from optimizer.plan import Plan, read_plan
-from profiles.errors import UserError
+from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.graph import Graph, read_graph
+from isobatch.deployments.resources import (
+    Resources,
+    accelerators,
+    declared,
+    devices_on,
+    replica_needs,
+    requested_amounts,
+    total,
+)
+from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.profiles.errors import UserError
 
 _REMEDIES = {
     "CPU": "plan for fewer devices, or let replicas share processors (cpus_per_replica: 0 in the Serve file)",

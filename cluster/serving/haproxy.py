@@ -12,8 +12,8 @@ import socket
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from deployments.front.headers import DEADLINE_HEADER, LONGEST_MS, OPEN_PATHS
-from deployments.front.proxy import (
+from isobatch.deployments.front.headers import DEADLINE_HEADER, LONGEST_MS, OPEN_PATHS
+from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
     LONG,
@@ -28,8 +28,8 @@ from deployments.front.proxy import (
     of_clients,
     too_slow,
 )
-from deployments.ray_settings import haproxy_program
-from profiles.errors import UserError
+from isobatch.deployments.ray_settings import haproxy_program
+from isobatch.profiles.errors import UserError
 
 MAX_CONNECTIONS = 8192  # of all clients
 MOST_BYTES = 16 * 2**20  # a body with a larger Content-Length is not waited for: the front refuses it by its header

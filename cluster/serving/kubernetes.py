@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from cluster.serving.serve_file import ServeFile, classifiers, controllers, decoders
-from deployments.cluster_checks import PATHS
-from deployments.config import ServedConfig, checked, parse
-from deployments.decoding.config import DecoderConfig
-from deployments.resources import KIND
-from optimizer.plan import read_plan
-from profiles.errors import UserError
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, decoders
+from isobatch.deployments.cluster_checks import PATHS
+from isobatch.deployments.config import ServedConfig, checked, parse
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.resources import KIND
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import UserError
 
 PATTERNS = Path(__file__).resolve().parents[1]
 MODELS = PurePosixPath("/models")  # where the image has the files of the user

@@ -25,9 +25,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
-from cluster.serving.ports import check_port, held_ports
-from cluster.serving.processes import (
+import isobatch
+from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
+from isobatch.cluster.serving.ports import check_port, held_ports
+from isobatch.cluster.serving.processes import (
     adopt_orphans,
     bound_to_us,
     end_descendants,
@@ -36,12 +37,12 @@ from cluster.serving.processes import (
     reap,
     running_below,
 )
-from deployments.config import checked
-from deployments.front.proxy import allowed_connections
-from deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
-from deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
-from deployments.resources import Resources
-from profiles.errors import UserError
+from isobatch.deployments.config import checked
+from isobatch.deployments.front.proxy import allowed_connections
+from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
+from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
+from isobatch.deployments.resources import Resources
+from isobatch.profiles.errors import UserError
 
 STORE_BYTES = 80 << 20  # of Ray's object store, which isobatch does not use
 _LOOK_EVERY_S = 0.2  # how often to count the nodes that have started
@@ -108,7 +109,7 @@ PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
 LOOK_EVERY_S = 0.1  # how often to check whether Ray has stopped
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
-ROOT = Path(__file__).resolve().parents[2]  # the folder from which isobatch's packages are imported
+ROOT = Path(isobatch.__file__).parents[1]  # the folder from which isobatch is imported
 
 
 def running_cluster() -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 # Between Ray's own ports and those of outgoing connections, which might take a port before we listen on it.
 OTHER_PORTS = range(20_000, 30_000)

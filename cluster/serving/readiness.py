@@ -8,13 +8,13 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from cluster.serving.ports import is_free
-from cluster.serving.serve_file import ROOT, ServeFile, config_of, grpc_addresses, served
-from deployments.cluster_checks import PATHS, check_http
-from deployments.folders import content_of
-from deployments.ray_facts import each_node, serve_client
-from deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
-from profiles.errors import UserError
+from isobatch.cluster.serving.ports import is_free
+from isobatch.cluster.serving.serve_file import ROOT, ServeFile, config_of, grpc_addresses, served
+from isobatch.deployments.cluster_checks import PATHS, check_http
+from isobatch.deployments.folders import content_of
+from isobatch.deployments.ray_facts import each_node, serve_client
+from isobatch.deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
+from isobatch.profiles.errors import UserError
 
 CODE = ("profiles", "optimizer", "deployments", "cluster")  # isobatch's packages
 

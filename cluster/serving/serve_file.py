@@ -1,5 +1,6 @@
 """Ray Serve's standard file, which lists the applications: reads it from YAML, or makes one for a model's directory."""
 
+import sys
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from pathlib import Path
@@ -7,25 +8,25 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
-from deployments.cluster_checks import PATHS, check_http
-from deployments.config import AppConfig, checked
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.ramp_rules import check_decoder, is_decoder
-from deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
-from deployments.front.headers import key_in
-from deployments.graph import check_weights, read_graph
-from deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, function_at
-from deployments.tasks import check_one_label
-from optimizer.plan import read_plan
-from profiles.errors import UserError, read_text
-from profiles.files import differ
-from profiles.text_profile import PROJECT, load_text_profile
+from isobatch.cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
+from isobatch.deployments.cluster_checks import PATHS, check_http
+from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder
+from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
+from isobatch.deployments.front.headers import key_in
+from isobatch.deployments.graph import check_weights, read_graph
+from isobatch.deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, function_at
+from isobatch.deployments.tasks import check_one_label
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import UserError, read_text
+from isobatch.profiles.files import differ
+from isobatch.profiles.text_profile import PROJECT, load_text_profile
 
 ROOT = Path(__file__).resolve().parents[2]
-APPLICATION = "deployments.app:build"
-CONTROLLER = "cluster.controller.app:build"
-DECODER = "deployments.decoding.app:build"
+APPLICATION = "isobatch.deployments.app:build"
+CONTROLLER = "isobatch.cluster.controller.app:build"
+DECODER = "isobatch.deployments.decoding.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve starts; the deployer itself starts those of replicas
 NAME = "isobatch"  # the name of an application that is made for a directory
 LOCALHOST = "127.0.0.1"
@@ -73,7 +74,7 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
         target = ROOT / "cluster" / "demo.yaml"
     content, root = _content(target, planned="plan" in overrides)
     for application in content["applications"]:
-        _check_import_path(application.get("import_path"))
+        _set_import_path(application)
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
     for application in served(content):
@@ -292,13 +293,17 @@ def _check_deployments(deployments: Any) -> None:
         raise UserError(f"deployments: reaches {' and '.join(REACHED)} only: set the options of replicas in args:")
 
 
-def _check_import_path(path: Any) -> None:
-    """Refuse an import path that is none, or a misspelt one of isobatch. Serve would report it later, less clearly."""
+def _set_import_path(application: dict[str, Any]) -> None:
+    """Write a path of before 0.1.0 as it is now. Refuse a misspelt one, which Serve would report much later."""
+    known, path = (APPLICATION, CONTROLLER, DECODER), application.get("import_path")
     if not isinstance(path, str) or not path:
         raise UserError(f"import_path = {path!r}: every application needs one, as in {APPLICATION}")
-    if path in (known := (APPLICATION, CONTROLLER, DECODER)):
+    if path in known:
         return
-    if similar := get_close_matches(path, known, n=1, cutoff=0.8):
+    if (current := current_path(path)) in known:
+        print(f"import_path: {path} is called {current} since 0.1.0: change the file before 0.2", file=sys.stderr)
+        application["import_path"] = current
+    elif similar := get_close_matches(current, known, n=1, cutoff=0.8):
         raise UserError(f"import_path = {path!r}: there is no such application; is {similar[0]!r} meant?")
 
 

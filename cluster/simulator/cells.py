@@ -10,10 +10,10 @@ also sustained within a longer one.
 
 from dataclasses import dataclass, replace
 
-from cluster.simulator.simulation import World
-from optimizer.model.evaluate import evaluate
-from optimizer.plan import Placement, Plan
-from optimizer.problem import Problem
+from isobatch.cluster.simulator.simulation import World
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.plan import Placement, Plan
+from isobatch.optimizer.problem import Problem
 
 WHOLE = 2_000  # a fleet to which this many inputs come within an SLO is simulated whole
 SIZE = 1_000  # inputs that come to a cell within an SLO

@@ -12,7 +12,7 @@ from math import inf
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

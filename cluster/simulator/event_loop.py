@@ -12,9 +12,9 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from cluster.simulator.conditions import FrontWorkers, HostCosts
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
+from isobatch.cluster.simulator.conditions import FrontWorkers, HostCosts
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 
 Arriving = tuple[float, Place, int, bool]  # arrival time in s, place of its state, weight, asks for the whole network
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort
-from cluster.simulator.sustained import SHORT_SLOS
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
-from optimizer.pipelines.shortfalls import without_hand_overs
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.pipelines.spread import Planner, spread
-from optimizer.pipelines.starts import batch_sizes
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from optimizer.search.exact import search
+from isobatch.cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort
+from isobatch.cluster.simulator.sustained import SHORT_SLOS
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
+from isobatch.optimizer.pipelines.shortfalls import without_hand_overs
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.pipelines.spread import Planner, spread
+from isobatch.optimizer.pipelines.starts import batch_sizes
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
 
 GAP = 0.03  # of the planner
 WORTH = 0.01  # a change that brings less than this share is left out

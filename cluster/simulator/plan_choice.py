@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, tee
 from math import inf, sqrt
 
-from cluster.simulator.cells import SIZE, CellError, world_of
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import (
+from isobatch.cluster.simulator.cells import SIZE, CellError, world_of
+from isobatch.cluster.simulator.simulation import World
+from isobatch.cluster.simulator.sustained import (
     IN_TIME_SHARE,
     SHORT_SLOS,
     SLOS,
@@ -27,15 +27,15 @@ from cluster.simulator.sustained import (
     run_if_sustained,
     sustained_in,
 )
-from optimizer.effort import MOST_GAP, never
-from optimizer.model.evaluate import evaluate
-from optimizer.moves import neighbours
-from optimizer.objective import Objective
-from optimizer.pipelines.spread import joined
-from optimizer.pipelines.starts import starts
-from optimizer.plan import Plan, Promise, SimulatedTimes
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.optimizer.effort import MOST_GAP, never
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.moves import neighbours
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.spread import joined
+from isobatch.optimizer.pipelines.starts import starts
+from isobatch.optimizer.plan import Plan, Promise, SimulatedTimes
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 
 Find = Callable[[Problem, Objective], Plan | None]
 LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # limits of the estimated latency, as shares of the SLO

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from cluster.load.workloads import Floats
-from cluster.simulator.table_devices import group_names
-from cluster.simulator.tally import LaunchKey, Tally
-from optimizer.model.evaluate import evaluate
-from optimizer.plan import Plan, Split
-from optimizer.problem import Problem
-from profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
+from isobatch.cluster.load.workloads import Floats
+from isobatch.cluster.simulator.table_devices import group_names
+from isobatch.cluster.simulator.tally import LaunchKey, Tally
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from cluster.load.workloads import Floats, Ints
-from cluster.simulator.conditions import HostCosts, Outage, Troubles
-from cluster.simulator.event_loop import EventLoop
-from cluster.simulator.report import Report
-from cluster.simulator.table_devices import TableDevices, group_names
-from cluster.simulator.tally import Tally
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits, Place
-from deployments.dispatch.route import Route, route_of
-from deployments.front.observed import Observed
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from profiles.lengths import Lengths
+from isobatch.cluster.load.workloads import Floats, Ints
+from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.event_loop import EventLoop
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.table_devices import TableDevices, group_names
+from isobatch.cluster.simulator.tally import Tally
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits, Place
+from isobatch.deployments.dispatch.route import Route, route_of
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.lengths import Lengths
 
 # Arrival times in seconds, the block after which each input is sure, and, for texts of different lengths, their tokens.
 Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]

@@ -6,14 +6,14 @@ from math import inf, sqrt
 
 import numpy as np
 
-from cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exits_at
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import Simulation, World
-from deployments.dispatch.messages import Limits
-from optimizer.model.evaluate import evaluate
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from profiles.exits import ExitProfile
+from isobatch.cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exits_at
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.exits import ExitProfile
 
 IN_TIME_SHARE = 0.99  # the share of inputs that must be answered in time for a rate to be sustained
 STEPS = 7  # halvings of an interval

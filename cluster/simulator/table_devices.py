@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.simulator.conditions import HostCosts, Troubles
-from cluster.simulator.event_loop import Departure, LaunchSchedule
-from deployments.dispatch.messages import Launch, Place, RowKind
-from deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
-from optimizer.plan import Placement, Plan
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.cluster.simulator.conditions import HostCosts, Troubles
+from isobatch.cluster.simulator.event_loop import Departure, LaunchSchedule
+from isobatch.deployments.dispatch.messages import Launch, Place, RowKind
+from isobatch.deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
+from isobatch.optimizer.plan import Placement, Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 
 
 class LaunchPart(NamedTuple):

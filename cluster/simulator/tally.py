@@ -6,10 +6,10 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.simulator.event_loop import Departure
-from deployments.dispatch.messages import Ending, Launch, Outcome, RowKind
-from deployments.front.observed import FASTEST_S as FINEST_S
-from deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, LaunchTimes, Observed, since
+from isobatch.cluster.simulator.event_loop import Departure
+from isobatch.deployments.dispatch.messages import Ending, Launch, Outcome, RowKind
+from isobatch.deployments.front.observed import FASTEST_S as FINEST_S
+from isobatch.deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, LaunchTimes, Observed, since
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

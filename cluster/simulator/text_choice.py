@@ -11,11 +11,11 @@ from math import ceil, inf
 
 import numpy as np
 
-from cluster.load.workloads import arrivals, highest
-from cluster.simulator.text_simulation import DecodingRun, simulate_texts, text_arrivals
-from deployments.decoding.config import DecoderConfig
-from optimizer.plan import Plan, Promise
-from optimizer.text_paces import (
+from isobatch.cluster.load.workloads import arrivals, highest
+from isobatch.cluster.simulator.text_simulation import DecodingRun, simulate_texts, text_arrivals
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.text_paces import (
     PROMPT_ROWS,
     DecodingFacts,
     DecodingGoal,
@@ -25,10 +25,10 @@ from optimizer.text_paces import (
     misfit,
     most_promising,
 )
-from optimizer.text_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s, with_terms
-from profiles.devices import Device
-from profiles.errors import UserError
-from profiles.text_profile import DecoderProfile
+from isobatch.optimizer.text_plans import on_terms, plan_of, promising, residents_of, terms_of, tokens_per_s, with_terms
+from isobatch.profiles.devices import Device
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import DecoderProfile
 
 NUM_SIMULATED = 4  # ways to write that are simulated for each kind of device
 TURNS = 4  # the least texts of a run, as a multiple of the residents

@@ -12,16 +12,16 @@ from random import Random
 
 import numpy as np
 
-from cluster.load.prompts import WrittenText
-from cluster.load.workloads import Floats
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine import Engine
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import TextRequest
-from deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
-from optimizer.plan import Plan
-from optimizer.text_plans import emptiest_first, shares_of
-from profiles.text_profile import DecoderProfile, DecodingWorkload
+from isobatch.cluster.load.prompts import WrittenText
+from isobatch.cluster.load.workloads import Floats
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_plans import emptiest_first, shares_of
+from isobatch.profiles.text_profile import DecoderProfile, DecodingWorkload
 
 CANDIDATES = 2  # random replicas from which one is chosen for a text, as Serve does
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deployments.decoding.paged_attention import PagedKv, PagedView, Projection
-from deployments.decoding.scheduler import Piece
-from deployments.decoding.sequences import GREEDY, Sampling, TextRequest
+from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, Projection
+from isobatch.deployments.decoding.scheduler import Piece
+from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 
 # Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
 ENCODER_READS = 512

@@ -15,30 +15,30 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
-from deployments.decoding.client_meter import ClientMeter
-from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
-from deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
-from deployments.decoding.openai_api import create_decoder_api
-from deployments.decoding.plan_switch import PlanSwitch, origin_of
-from deployments.decoding.ramp_rules import generation_defaults, rules_of
-from deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import TextRequest
-from deployments.decoding.texts import TextTokens
-from deployments.decoding.token_wire import TokenInbox
-from deployments.deployer.steps import Moved, Undone
-from deployments.front.grpc_server import check_port
-from deployments.front.headers import key_in
-from deployments.front.observed import Observed
-from deployments.front.served import limit_http
-from deployments.metrics import DECODER_FRONT, MetricSeries
-from deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
-from deployments.resources import declared
-from deployments.serve_process import join_serves_log, process_options
-from deployments.tracing import current, tracing_here
-from optimizer.plan import Plan, read_plan
-from optimizer.text_plans import emptiest_first
+from isobatch.deployments.decoding.client_meter import ClientMeter
+from isobatch.deployments.decoding.config import FRONT, DecoderConfig
+from isobatch.deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
+from isobatch.deployments.decoding.openai_api import create_decoder_api
+from isobatch.deployments.decoding.plan_switch import PlanSwitch, origin_of
+from isobatch.deployments.decoding.ramp_rules import generation_defaults, rules_of
+from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.decoding.token_wire import TokenInbox
+from isobatch.deployments.deployer.steps import Moved, Undone
+from isobatch.deployments.front.grpc_server import check_port
+from isobatch.deployments.front.headers import key_in
+from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.front.served import limit_http
+from isobatch.deployments.metrics import DECODER_FRONT, MetricSeries
+from isobatch.deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
+from isobatch.deployments.resources import declared
+from isobatch.deployments.serve_process import join_serves_log, process_options
+from isobatch.deployments.tracing import current, tracing_here
+from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.optimizer.text_plans import emptiest_first
 
 
 class DecoderIngress:
@@ -117,7 +117,7 @@ class DecoderIngress:
 
 
 def build(config: DecoderConfig) -> Application:
-    """The application of a Serve file with `import_path: deployments.decoding.app:build`, by its `args:`."""
+    """The application of a Serve file with `import_path: isobatch.deployments.decoding.app:build`, by its `args:`."""
     first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.per_kind()
     leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
     kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named

@@ -4,9 +4,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from deployments.front.observed import Observed
-from deployments.front.proxy import Burden, Refusing
-from deployments.metrics import MetricSeries
+from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.front.proxy import Burden, Refusing
+from isobatch.deployments.metrics import MetricSeries
 
 LATEST_TEXTS = 200  # whose lengths are reported to planners
 LONG_WAIT = 0.8  # of the promised time to the first token: a longer wait is a sign of too many requests

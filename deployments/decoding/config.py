@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from deployments.config import ServedConfig
-from deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
-from deployments.decoding.sequences import Splits
-from deployments.folders import cache_directory, content_of
-from deployments.resources import gpu_options
-from optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
-from profiles.errors import UserError
-from profiles.latency import MOST_BATCH
+from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
+from isobatch.deployments.decoding.sequences import Splits
+from isobatch.deployments.folders import cache_directory, content_of
+from isobatch.deployments.resources import gpu_options
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import MOST_BATCH
 
 FRONT = "front"  # the deployment of the front, which switches the replicas to another plan
 OFF = "off"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, NewTokens, ReplicaFull, Scheduler
-from deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, NewTokens, ReplicaFull, Scheduler
+from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 
 
 class Runner(Protocol):

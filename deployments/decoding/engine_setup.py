@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine import Engine
-from deployments.decoding.network import CutDecoder, DecoderRamps
-from deployments.decoding.pages import PagePool, pages_for
-from deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
-from deployments.decoding.scheduler import DecodingLimits, Scheduler
-from deployments.decoding.sequences import Splits
-from deployments.folders import checkpoint_json
-from deployments.models.checkpoint import check_index
-from deployments.models.loading import one_line_errors, resolve_device
-from profiles.errors import UserError
-from profiles.promise import RULES
+from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
+from isobatch.deployments.decoding.pages import PagePool, pages_for
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
+from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
+from isobatch.deployments.decoding.sequences import Splits
+from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.models.checkpoint import check_index
+from isobatch.deployments.models.loading import one_line_errors, resolve_device
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.promise import RULES
 
 HALVES = ("float16", "bfloat16")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # in /proc/cpuinfo, of x86 and of ARM

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from deployments.decoding.anatomy import DecoderShape
-from deployments.decoding.client_meter import ClientMeter, RequestEnd
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.loop import ReplicaFullError, TokenStream
-from deployments.decoding.ramp_rules import GenerationDefaults
-from deployments.decoding.replica import DECODER, ReplicaState
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import Finish, TextRequest, TextTerms
-from deployments.decoding.texts import TextTokens
-from deployments.decoding.token_wire import TokenInbox
-from deployments.front.answers import RefusedError, shown
-from deployments.front.load import RetryTimes
-from deployments.front.proxy import Burden, Refusing
-from deployments.tracing import Tracing, current
+from isobatch.deployments.decoding.anatomy import DecoderShape
+from isobatch.deployments.decoding.client_meter import ClientMeter, RequestEnd
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.loop import ReplicaFullError, TokenStream
+from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
+from isobatch.deployments.decoding.replica import DECODER, ReplicaState
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
+from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.decoding.token_wire import TokenInbox
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.load import RetryTimes
+from isobatch.deployments.front.proxy import Burden, Refusing
+from isobatch.deployments.tracing import Tracing, current
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # replicas that are tried for a sequence, one after the other

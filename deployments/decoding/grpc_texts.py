@@ -15,21 +15,21 @@ from typing import Any
 import grpc
 import numpy as np
 
-from deployments.decoding.front import DecoderFront, TextPiece
-from deployments.decoding.openai_replies import whole_text
-from deployments.decoding.openai_requests import CompletionRequest, request_of
-from deployments.decoding.sequences import TextRequest
-from deployments.front import grpc_server
-from deployments.front.answers import RefusedError, shown
-from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from deployments.front.grpc_server import Methods
-from deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
-from deployments.front.open_inference.messages import message
-from deployments.front.open_inference.methods import Questions, check_infer, infer_fields
-from deployments.front.open_inference.protocol import DescribedModel
-from deployments.front.open_inference.requests import BYTES
-from deployments.front.open_inference.tensors import from_bytes
-from deployments.tracing import span_of_request
+from isobatch.deployments.decoding.front import DecoderFront, TextPiece
+from isobatch.deployments.decoding.openai_replies import whole_text
+from isobatch.deployments.decoding.openai_requests import CompletionRequest, request_of
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.front import grpc_server
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from isobatch.deployments.front.grpc_server import Methods
+from isobatch.deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
+from isobatch.deployments.front.open_inference.messages import message
+from isobatch.deployments.front.open_inference.methods import Questions, check_infer, infer_fields
+from isobatch.deployments.front.open_inference.protocol import DescribedModel
+from isobatch.deployments.front.open_inference.requests import BYTES
+from isobatch.deployments.front.open_inference.tensors import from_bytes
+from isobatch.deployments.tracing import span_of_request
 
 MAX_STREAM_REQUESTS = 64  # requests of one stream that are answered at the same time
 MOST_FIELDS = 8 * MOST_NAMED  # of one request

@@ -9,9 +9,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from deployments.decoding.engine import Engine
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import Finish, TextRequest
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

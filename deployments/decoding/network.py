@@ -10,15 +10,15 @@ from itertools import accumulate, groupby, islice
 import torch
 from torch import Tensor
 
-from deployments.decoding.anatomy import DecoderAnatomy
-from deployments.decoding.paged_attention import PagedKv
-from deployments.decoding.ramp_rules import DecoderRules
-from deployments.decoding.sampling import Draw, at_least_float32, ban, choose
-from deployments.decoding.scheduler import DecodingLaunch, Piece
-from deployments.decoding.sequences import Splits, TokenPrediction
-from deployments.exits import Policy, memory_width
-from deployments.models.ramps import policy_at
-from profiles.errors import UserError
+from isobatch.deployments.decoding.anatomy import DecoderAnatomy
+from isobatch.deployments.decoding.paged_attention import PagedKv
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.decoding.sampling import Draw, at_least_float32, ban, choose
+from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
+from isobatch.deployments.decoding.sequences import Splits, TokenPrediction
+from isobatch.deployments.exits import Policy, memory_width
+from isobatch.deployments.models.ramps import policy_at
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.decoding.front import DecoderFront
-from deployments.decoding.grpc_texts import serving
-from deployments.decoding.openai_replies import (
+from isobatch.deployments.decoding.front import DecoderFront
+from isobatch.deployments.decoding.grpc_texts import serving
+from isobatch.deployments.decoding.openai_replies import (
     CHAT_SHAPE,
     COMPLETION_SHAPE,
     TextReply,
@@ -25,14 +25,21 @@ from deployments.decoding.openai_replies import (
     whole_texts,
     with_first,
 )
-from deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
-from deployments.decoding.openai_schemas import CHAT, COMPLETION, DecoderStats, ModelAbout, ModelList, route_options
-from deployments.front.answers import RefusedError
-from deployments.front.api import Api, Dialect, api_of
-from deployments.front.bodies import body_of, json_in
-from deployments.front.headers import path_below
-from deployments.front.page import DOCS
-from deployments.tracing import PARENT, Span, Tracing, span_of_request
+from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
+from isobatch.deployments.decoding.openai_schemas import (
+    CHAT,
+    COMPLETION,
+    DecoderStats,
+    ModelAbout,
+    ModelList,
+    route_options,
+)
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.api import Api, Dialect, api_of
+from isobatch.deployments.front.bodies import body_of, json_in
+from isobatch.deployments.front.headers import path_below
+from isobatch.deployments.front.page import DOCS
+from isobatch.deployments.tracing import PARENT, Span, Tracing, span_of_request
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from deployments.decoding.client_meter import RequestEnd
-from deployments.decoding.front import DecoderFront, TextPiece
-from deployments.decoding.sequences import Finish, TextRequest
-from deployments.front.answers import RefusedError
+from isobatch.deployments.decoding.client_meter import RequestEnd
+from isobatch.deployments.decoding.front import DecoderFront, TextPiece
+from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.front.answers import RefusedError
 
 WholeText = tuple[str, list[int], Finish | None]  # beside the depth of each token
 _DONE = b"data: [DONE]\n\n"

@@ -15,10 +15,10 @@ from pydantic import (
     field_validator,
 )
 
-from deployments.decoding.ramp_rules import GenerationDefaults
-from deployments.decoding.sequences import Sampling, TextTerms
-from deployments.front.answers import RefusedError, shown
-from profiles.errors import first_wrong
+from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
+from isobatch.deployments.decoding.sequences import Sampling, TextTerms
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.profiles.errors import first_wrong
 
 _NEUTRAL = "Accepted only with a value that changes nothing."
 _OF_THE_FILE = "none: as generation_config.json says, or "

@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from deployments.decoding.openai_requests import ChatRequest, CompletionRequest
-from deployments.demo.sums import prompt_of
-from deployments.front.openapi import PROBLEMS, documented, examples, schema_of
-from deployments.front.schemas import Schema
+from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest
+from isobatch.deployments.demo.sums import prompt_of
+from isobatch.deployments.front.openapi import PROBLEMS, documented, examples, schema_of
+from isobatch.deployments.front.schemas import Schema
 
 _FINISH = Literal["stop", "length"]
 _PROBLEMS = {status: PROBLEMS[status] for status in (400, 401, 403, 404, 408, 413, 415)} | {

@@ -11,16 +11,16 @@ from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
 
-from deployments import ray_facts
-from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.engine_setup import splits_and_limits
-from deployments.decoding.ramp_rules import DecoderRules
-from deployments.deployer.steps import Moved, Undone
-from deployments.ray_facts import StoredPlan, stored_plan
-from optimizer.plan import Plan
-from optimizer.text_plans import shares_of
-from profiles.errors import UserError
-from profiles.text_profile import PROJECT, load_text_profile
+from isobatch.deployments import ray_facts
+from isobatch.deployments.decoding.config import FRONT, DecoderConfig
+from isobatch.deployments.decoding.engine_setup import splits_and_limits
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.deployer.steps import Moved, Undone
+from isobatch.deployments.ray_facts import StoredPlan, stored_plan
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_plans import shares_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import PROJECT, load_text_profile
 
 FOLLOW_WITHIN_S = 5.0  # the time for which a switch waits for all replicas
 LOOK_EVERY_S = 0.1  # between two looks at the plans of the replicas

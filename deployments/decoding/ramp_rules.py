@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from deployments.folders import checkpoint_json
-from profiles.errors import UserError, read_model
-from profiles.promise import RULES, in_order
+from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.named import current_path
+from isobatch.profiles.errors import UserError, read_model
+from isobatch.profiles.promise import RULES, in_order
 
 log = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
@@ -59,8 +60,8 @@ class DecoderRules(BaseModel):
     version: Literal[1] = 1
     kind: Literal["decoder"] = "decoder"
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="The ramps are for this precision.")
-    policy: str = Field(
-        "deployments.exits:confidence",
+    policy: Annotated[str, AfterValidator(current_path)] = Field(
+        "isobatch.deployments.exits:confidence",
         description="The import path of the policy that decides which tokens leave. It must have no memory.",
     )
     ramps: Annotated[tuple[DecoderRamp, ...], AfterValidator(in_order)] = ()

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import torch
 
-from deployments.decoding.anatomy import shape_of
-from deployments.decoding.config import DecoderConfig, pipeline_on
-from deployments.decoding.engine import Engine
-from deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
-from deployments.decoding.loop import EngineLoop, ReplicaFullError
-from deployments.decoding.plan_switch import switched_plan
-from deployments.decoding.ramp_rules import rules_of
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import TextRequest
-from deployments.decoding.token_wire import TokenAddress, TokenOutlets
-from deployments.metrics import DECODER_REPLICA, MetricSeries
-from deployments.models.backends import warn_of_ramp_dtype
-from deployments.ray_facts import StoredPlan, wire_of
-from deployments.serve_process import ReplicaProcess
-from deployments.tracing import Tracing, part_of
-from optimizer.plan import Plan
+from isobatch.deployments.decoding.anatomy import shape_of
+from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
+from isobatch.deployments.decoding.loop import EngineLoop, ReplicaFullError
+from isobatch.deployments.decoding.plan_switch import switched_plan
+from isobatch.deployments.decoding.ramp_rules import rules_of
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.token_wire import TokenAddress, TokenOutlets
+from isobatch.deployments.metrics import DECODER_REPLICA, MetricSeries
+from isobatch.deployments.models.backends import warn_of_ramp_dtype
+from isobatch.deployments.ray_facts import StoredPlan, wire_of
+from isobatch.deployments.serve_process import ReplicaProcess
+from isobatch.deployments.tracing import Tracing, part_of
+from isobatch.optimizer.plan import Plan
 
 log = logging.getLogger("ray.serve")  # the log of Serve's own lines about a replica
 DECODER = "decoder"  # the name of the deployment, and the `group` of its metrics

@@ -12,7 +12,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from deployments.decoding.sequences import Sampling
+from isobatch.deployments.decoding.sequences import Sampling
 
 # Logits that are divided by a much lower temperature would overflow.
 COLDEST = 1e-6

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
-from deployments.decoding.pace import Pace
-from deployments.decoding.pages import PagePool, pages_for
-from deployments.decoding.sequences import Finish, Sequence, Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.pace import Pace
+from isobatch.deployments.decoding.pages import PagePool, pages_for
+from isobatch.deployments.decoding.sequences import Finish, Sequence, Splits, TextRequest, TokenPrediction
 
 by_size = attrgetter("size")  # the key by which pieces are sorted and grouped
 # More rows than this of a sequence in its first split count as rows of a prompt.

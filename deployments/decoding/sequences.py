@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from deployments.decoding.pages import page_names, pages_for
+from isobatch.deployments.decoding.pages import page_names, pages_for
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deployments.front.answers import RefusedError
+from isobatch.deployments.front.answers import RefusedError
 
 _UNFINISHED = "�"  # decoded from the first bytes of a character, while the others are missing
 _WINDOW = 8  # the number of latest tokens that are decoded again with new ones

@@ -13,12 +13,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from deployments.decoding.loop import TokenStream
-from deployments.decoding.scheduler import NewTokens
-from deployments.front.load import FadingPeak
-from deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from deployments.transport.connection import Message, MessageConnection
-from deployments.transport.wire import Wire
+from isobatch.deployments.decoding.loop import TokenStream
+from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.front.load import FadingPeak
+from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key
+from isobatch.deployments.transport.connection import Message, MessageConnection
+from isobatch.deployments.transport.wire import Wire
 
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
 

@@ -6,12 +6,12 @@ from itertools import groupby
 from operator import itemgetter
 from random import Random
 
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine import Engine
-from deployments.decoding.pages import PagePool
-from deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler, by_size
-from deployments.decoding.sequences import Splits, TokenPrediction
-from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.pages import PagePool
+from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler, by_size
+from isobatch.deployments.decoding.sequences import Splits, TokenPrediction
+from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 TOKEN = 1  # that is written
 OTHER_TOKEN = 2  # that the full network predicts where it disagrees with a draft

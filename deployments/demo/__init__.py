@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deployments.models.ramps import RampDtype
+    from isobatch.deployments.models.ramps import RampDtype
 
 # The digit eight from scikit-learn's data set: 8 x 8 pixels, values 0..16.
 A_DIGIT = (

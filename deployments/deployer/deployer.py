@@ -13,19 +13,19 @@ from uuid import uuid4
 
 from ray.serve import Application
 
-from deployments import ray_facts, resources
-from deployments.config import AppConfig
-from deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
-from deployments.deployer.fronts import Fronts
-from deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
-from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
-from deployments.front.observed import Observed
-from deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
-from deployments.planning import plan_for_fewer
-from deployments.ray_facts import StoredPlan, stored_plan
-from deployments.serve_process import join_serves_log
-from optimizer.plan import Plan
-from profiles.errors import UserError
+from isobatch.deployments import ray_facts, resources
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
+from isobatch.deployments.deployer.fronts import Fronts
+from isobatch.deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
+from isobatch.deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
+from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
+from isobatch.deployments.planning import plan_for_fewer
+from isobatch.deployments.ray_facts import StoredPlan, stored_plan
+from isobatch.deployments.serve_process import join_serves_log
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.errors import UserError
 
 _LEADERS = "leaders:"  # followed by the application's name: the key under which its leaders are stored
 

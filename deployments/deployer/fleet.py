@@ -10,9 +10,9 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from deployments import ray_facts, resources
-from deployments.deployer.steps import ReplicaStates
-from deployments.replica.serve_replica import DEPLOYMENT
+from isobatch.deployments import ray_facts, resources
+from isobatch.deployments.deployer.steps import ReplicaStates
+from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 
 _FAILED = "DEPLOY_FAILED"
 _GIVEN_UP = (_FAILED, "UNHEALTHY")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from itertools import count
 from typing import Any
 
-from deployments.front.messages import FrontMessage, ReplicaShare
+from isobatch.deployments.front.messages import FrontMessage, ReplicaShare
 
 SHARE_AFTER_S = 0.5  # after the last front joined or left
 SMALL_CHANGE = 0.05  # of a share: not worth a message

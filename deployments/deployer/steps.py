@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic as now_s
 from typing import Protocol
 
-from optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan
 
 DEPLOYER = "deployer"  # the name of the deployer's Serve deployment
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting replicas need

@@ -13,8 +13,8 @@ Two things raise the share that may be late, because each refusal costs an answe
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
-from deployments.dispatch.messages import Limits, Refusal
+from isobatch.deployments.dispatch.lanes import LEARNING_RATE, MAX_LATE, ExpectedTimes, Lane
+from isobatch.deployments.dispatch.messages import Limits, Refusal
 
 MOST_RISK = 0.5  # an input with a higher probability to be late is never admitted to a busy lane
 # Where lateness cannot be avoided, the share of inputs that may be late, as a multiple of the unavoidable share.

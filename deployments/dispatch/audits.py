@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from deployments.dispatch.batching import Queue, Ticket
-from deployments.dispatch.groups import Replica
-from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
-from deployments.dispatch.route import Stage
+from isobatch.deployments.dispatch.batching import Queue, Ticket
+from isobatch.deployments.dispatch.groups import Replica
+from isobatch.deployments.dispatch.lanes import Lane
+from isobatch.deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
+from isobatch.deployments.dispatch.route import Stage
 
 # The next two bound memory: the output of a launch is held for as long as one of its shadows waits.
 # Shadows that wait at once. Beyond that, the one that has waited longest is given up.

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.messages import Place, RowKind, Unfinished
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.groups import Group, Replica
+from isobatch.deployments.dispatch.messages import Place, RowKind, Unfinished
+from isobatch.deployments.dispatch.route import Route, Stage
 
 # An input is urgent when its remaining time is less than this multiple of the time that full batches need from its
 # block to the end. The margin is spent on waiting for these batches.

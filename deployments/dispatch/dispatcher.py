@@ -1,8 +1,8 @@
 """The life of an admitted input: admit, tick, launch, completed. No I/O, no clock, no Ray.
 
 A driver (asyncio and Serve, virtual time, or one process) reports events with their times, and `tick` returns the
-launches to begin. `deployments.dispatch.admission` decides whether an input is admitted, and
-`deployments.dispatch.batching` what is launched next.
+launches to begin. `isobatch.deployments.dispatch.admission` decides whether an input is admitted, and
+`isobatch.deployments.dispatch.batching` what is launched next.
 """
 
 import random
@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import count, groupby
 from math import inf
 
-from deployments.dispatch.admission import Admission, soonest
-from deployments.dispatch.audits import Audits
-from deployments.dispatch.batching import Queue, Ticket, choose, form_batch
-from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.lanes import ExpectedTimes, Lane
-from deployments.dispatch.messages import (
+from isobatch.deployments.dispatch.admission import Admission, soonest
+from isobatch.deployments.dispatch.audits import Audits
+from isobatch.deployments.dispatch.batching import Queue, Ticket, choose, form_batch
+from isobatch.deployments.dispatch.groups import Group, Replica
+from isobatch.deployments.dispatch.lanes import ExpectedTimes, Lane
+from isobatch.deployments.dispatch.messages import (
     NOWHERE,
     Audit,
     Ending,
@@ -28,8 +28,8 @@ from deployments.dispatch.messages import (
     RowKind,
     Unfinished,
 )
-from deployments.dispatch.pending_launches import PendingLaunch, PendingLaunches
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.pending_launches import PendingLaunch, PendingLaunches
+from isobatch.deployments.dispatch.route import Route
 
 
 class Dispatcher:

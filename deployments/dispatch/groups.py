@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
-from deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.messages import Limits
 
 # The factor by which earlier launches count less with each new one: about the last ten launches matter.
 _REMEMBERED = 0.9

@@ -17,10 +17,10 @@ from itertools import accumulate, pairwise
 from math import exp, log, sqrt
 from typing import NamedTuple
 
-from deployments.dispatch.batching import Queue, StageQueues, Ticket
-from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.messages import Limits
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.batching import Queue, StageQueues, Ticket
+from isobatch.deployments.dispatch.groups import Group, Replica
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.route import Route, Stage
 
 LEARNING_RATE = 0.02  # the weight of one launch in the learned mean and variance: about the last fifty launches matter
 PRIOR_LAUNCHES = 8  # the number of launches that the values before any measurement count for

@@ -6,10 +6,10 @@ from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from profiles.model import OpenRamps
+from isobatch.profiles.model import OpenRamps
 
 if TYPE_CHECKING:
-    from deployments.dispatch.batching import Ticket
+    from isobatch.deployments.dispatch.batching import Ticket
 
 # The default of `Limits.early_s` where orders cross sockets: about the time from the end of a launch until the replica
 # has its next order.

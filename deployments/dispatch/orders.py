@@ -1,4 +1,4 @@
-"""The order of a queue, named by import path (`deployments.dispatch.orders:das`): which waiting inputs a launch takes.
+"""The order of a queue: which waiting inputs a launch takes. Named by import path, as exit policies are.
 
 An order is a function of the inputs that wait, the earliest deadline first, and of the room of the launch, in weight.
 It returns the inputs that go. Where it returns none, the first input goes alone. Your own may stand anywhere on the
@@ -11,13 +11,13 @@ first, then by deadline those that are nearly as useful.
 
 from collections.abc import Callable, Sequence
 
-from deployments.dispatch.batching import Ticket
-from deployments.named import function_at, well_formed
-from profiles.errors import UserError
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.named import function_at, well_formed
+from isobatch.profiles.errors import UserError
 
 QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
 DEADLINE = "deadline"
-ORDERS = {name: f"deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
+ORDERS = {name: f"isobatch.deployments.dispatch.orders:{name}" for name in ("priority", "das", "slotted_das")}
 BY_UTILITY = 0.5  # of the inputs that fit, the share that goes by utility alone
 USEFUL = 0.5  # of the mean utility of these, what an input needs to go by deadline
 
@@ -26,7 +26,7 @@ def order_path(name: str) -> str:
     """The import path of an order by its name or by the path itself; empty for the order by deadline.
 
     >>> order_path("deadline"), order_path("das"), order_path("my_package.my_module:shortest")
-    ('', 'deployments.dispatch.orders:das', 'my_package.my_module:shortest')
+    ('', 'isobatch.deployments.dispatch.orders:das', 'my_package.my_module:shortest')
     """
     if name == DEADLINE:
         return ""

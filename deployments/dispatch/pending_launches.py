@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from deployments.dispatch.batching import Queue, Ticket
-from deployments.dispatch.groups import Group, Replica
-from deployments.dispatch.lanes import ExpectedTimes, Lane
-from deployments.dispatch.messages import Launch, Limits
+from isobatch.deployments.dispatch.batching import Queue, Ticket
+from isobatch.deployments.dispatch.groups import Group, Replica
+from isobatch.deployments.dispatch.lanes import ExpectedTimes, Lane
+from isobatch.deployments.dispatch.messages import Launch, Limits
 
 
 @dataclass(slots=True, eq=False)

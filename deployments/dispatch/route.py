@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from optimizer.model.work import inside_of, until_s, work
-from optimizer.plan import Placement, Plan, Split, Thresholds
-from optimizer.problem import Problem
-from profiles.model import OpenRamps
+from isobatch.optimizer.model.work import inside_of, until_s, work
+from isobatch.optimizer.plan import Placement, Plan, Split, Thresholds
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.model import OpenRamps
 
 
 @dataclass(frozen=True)

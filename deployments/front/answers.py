@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.model import Label, Probability, Words
+from isobatch.profiles.model import Label, Probability, Words
 
 # Bytes of an error's sentence. JSON at most doubles them, so an error stays below 1 KiB.
 LONGEST_SENTENCE = 480

@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.front.answers import RefusedError, shown
-from deployments.front.headers import OPEN_PATHS, path_below
-from deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
-from deployments.front.page import explain, files
-from deployments.front.schemas import Alive, Ready
-from deployments.front.served import GuardedNetwork
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.headers import OPEN_PATHS, path_below
+from isobatch.deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
+from isobatch.deployments.front.page import explain, files
+from isobatch.deployments.front.schemas import Alive, Ready
+from isobatch.deployments.front.served import GuardedNetwork
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 from starlette.types import Receive
 
-from deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.answers import RefusedError, shown
 
 # The time to read a body, over HTTP or gRPC: it has a place in the proxy meanwhile.
 READ_WITHIN_S = 30.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deployments.dispatch.route import Route
-from deployments.front.answers import Answer
-from deployments.front.observed import NO_LAUNCH, LaunchShape, LaunchTimes, Observed, latency_bin
-from deployments.metrics import LATENCY_BOUNDS_MS
-from profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
+from isobatch.deployments.dispatch.route import Route
+from isobatch.deployments.front.answers import Answer
+from isobatch.deployments.front.observed import NO_LAUNCH, LaunchShape, LaunchTimes, Observed, latency_bin
+from isobatch.deployments.metrics import LATENCY_BOUNDS_MS
+from isobatch.profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 # Answers whose latencies are kept for percentiles.

@@ -16,18 +16,18 @@ from typing import Protocol
 
 import numpy as np
 
-from deployments.dispatch.audits import OLDEST_S
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal, RowKind
-from deployments.front.answers import Answer, RefusedError, Step
-from deployments.front.counts import Counts
-from deployments.front.load import FadingPeak
-from deployments.front.proxy import Refusing
-from deployments.tracing import Span, current
-from deployments.transport.holdings import Claim, LostError, Share
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import Packed, take
+from isobatch.deployments.dispatch.audits import OLDEST_S
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal, RowKind
+from isobatch.deployments.front.answers import Answer, RefusedError, Step
+from isobatch.deployments.front.counts import Counts
+from isobatch.deployments.front.load import FadingPeak
+from isobatch.deployments.front.proxy import Refusing
+from isobatch.deployments.tracing import Span, current
+from isobatch.deployments.transport.holdings import Claim, LostError, Share
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.packed import Packed, take
 
 log = logging.getLogger(__name__)
 # Survivors are held this much longer than the last deadline, since a launch may be running then.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.demo import A_DIGIT
-from deployments.folders import checkpoint_json
-from deployments.models.levels import is_cascade, read_levels
+from isobatch.deployments.demo import A_DIGIT
+from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.models.levels import is_cascade, read_levels
 
 # The side of an image in pixels where a checkpoint does not tell: the most common size.
 USUAL = 224

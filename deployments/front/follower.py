@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from deployments.config import AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.front.counts import Counts
-from deployments.front.driver import Driver
-from deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, ReplicaShare
-from deployments.front.stats import state_of
-from deployments.front.workers import ServeWorkers
-from deployments.graph import Graph
-from deployments.planning import summary
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.front.counts import Counts
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState, ReplicaShare
+from isobatch.deployments.front.stats import state_of
+from isobatch.deployments.front.workers import ServeWorkers
+from isobatch.deployments.graph import Graph
+from isobatch.deployments.planning import summary
 
 log = logging.getLogger(__name__)
 # The time to reach the replicas of a new plan. Any that are missing join later.

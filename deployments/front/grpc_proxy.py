@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.front.headers import CLIENT, STARTED, TIMEOUT
-from deployments.front.open_inference.messages import SERVICE
-from deployments.front.proxy import (
+from isobatch.deployments.front.headers import CLIENT, STARTED, TIMEOUT
+from isobatch.deployments.front.open_inference.messages import SERVICE
+from isobatch.deployments.front.proxy import (
     FEW,
     LONG,
     MOST,
@@ -41,8 +41,8 @@ from deployments.front.proxy import (
     of_clients,
     too_slow,
 )
-from deployments.ray_settings import haproxy_folder
-from profiles.errors import UserError
+from isobatch.deployments.ray_settings import haproxy_folder
+from isobatch.profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 

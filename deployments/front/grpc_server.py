@@ -13,15 +13,15 @@ from typing import Any
 
 import grpc
 
-from deployments.front import grpc_proxy
-from deployments.front.answers import RefusedError
-from deployments.front.grpc_proxy import GrpcProxy
-from deployments.front.headers import NO_KEY, is_shown
-from deployments.front.open_inference.calls import abort
-from deployments.front.open_inference.messages import SERVICE
-from deployments.front.served import GuardedNetwork
-from deployments.ray_settings import haproxy_program
-from profiles.errors import UserError
+from isobatch.deployments.front import grpc_proxy
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
+from isobatch.deployments.front.headers import NO_KEY, is_shown
+from isobatch.deployments.front.open_inference.calls import abort
+from isobatch.deployments.front.open_inference.messages import SERVICE
+from isobatch.deployments.front.served import GuardedNetwork
+from isobatch.deployments.ray_settings import haproxy_program
+from isobatch.profiles.errors import UserError
 
 Methods = Mapping[str, grpc.RpcMethodHandler]
 # Methods for load balancers, which need no key.

@@ -9,8 +9,8 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 
-from deployments.front.answers import RefusedError, shown
-from profiles.errors import UserError
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
 # When our proxy received the request: t=MICROSECONDS since 1970.

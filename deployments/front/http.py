@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from deployments.front.api import Api, Dialect, api_of
-from deployments.front.open_inference.rest import routes
-from deployments.front.open_inference.rpc import serving
-from deployments.front.page import show
-from deployments.front.protocols.paths import add_paths
-from deployments.front.schemas import StatsBody
-from deployments.front.service import Service
+from isobatch.deployments.front.api import Api, Dialect, api_of
+from isobatch.deployments.front.open_inference.rest import routes
+from isobatch.deployments.front.open_inference.rpc import serving
+from isobatch.deployments.front.page import show
+from isobatch.deployments.front.protocols.paths import add_paths
+from isobatch.deployments.front.schemas import StatsBody
+from isobatch.deployments.front.service import Service
 
 
 def create_api(service: Service) -> Api:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from deployments.config import AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.route import Route, Stage
-from deployments.front.driver import Driver
-from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from profiles.model import SplitModel, edges_of
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.profiles.model import SplitModel, edges_of
 
 _GROUP = _REPLICA = "here"
 # The planned time of a launch: nothing was measured, so late inputs are dropped when batches form, not at admission.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.dispatch.route import Route
-from deployments.front.counts import Counts
+from isobatch.deployments.dispatch.route import Route
+from isobatch.deployments.front.counts import Counts
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from deployments.dispatch.route import Route
-from deployments.front.counts import OUTCOMES, Counts, by_level
-from deployments.front.driver import Driver
-from deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
-from profiles.agreement import Agreement, PromiseState, recent_agreement
+from isobatch.deployments.dispatch.route import Route
+from isobatch.deployments.front.counts import OUTCOMES, Counts, by_level
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.metrics import FRONT, LATENCY_BOUNDS_MS, MetricSeries
+from isobatch.profiles.agreement import Agreement, PromiseState, recent_agreement
 
 # The time between two exports.
 EVERY_S = 1.0

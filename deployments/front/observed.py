@@ -7,7 +7,7 @@ from itertools import zip_longest
 from math import log
 from typing import NamedTuple
 
-from profiles.agreement import Agreement, AuditedAnswers
+from isobatch.profiles.agreement import Agreement, AuditedAnswers
 
 # The lowest latency that has its own bin.
 FASTEST_S = 1e-5

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.front.answers import RefusedError
-from deployments.front.headers import (
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.headers import (
     DEADLINE_HEADER,
     FULL,
     LONGEST_MS,
@@ -23,8 +23,8 @@ from deployments.front.headers import (
     page_refusal,
     path_below,
 )
-from deployments.front.schemas import ErrorBody
-from deployments.tracing import PARENT
+from isobatch.deployments.front.schemas import ErrorBody
+from isobatch.deployments.tracing import PARENT
 
 PROBLEMS = {
     400: "The body has the wrong form.",

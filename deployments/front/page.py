@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
-from deployments.front.service import Service, directory_of
-from deployments.named import DEMO, function_at
+from isobatch.deployments.front.service import Service, directory_of
+from isobatch.deployments.named import DEMO, function_at
 
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
@@ -79,6 +79,6 @@ def _about(service: Service) -> dict[str, object]:
     }
     if directory_of(service.config) != str(function_at(DEMO)()):
         return facts
-    from deployments.demo.digits import demo_inputs
+    from isobatch.deployments.demo.digits import demo_inputs
 
     return facts | {"takes": "digits", "digits": demo_inputs(DIGITS, noise=0.0).round(1).tolist()}

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from deployments.front.answers import RefusedError
-from deployments.front.bodies import json_in
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.bodies import json_in
 
 _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from deployments.front.answers import Answer, RefusedError, shown
-from deployments.front.bodies import body_of, size_of
-from deployments.front.headers import DEADLINE_HEADER, deadline_s
-from deployments.front.pictures import content_of
-from deployments.front.service import Content, Service
-from deployments.tasks import Task
+from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.bodies import body_of, size_of
+from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
+from isobatch.deployments.front.pictures import content_of
+from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.tasks import Task
 
 _JSON = b"application/json"
 _DEADLINE = DEADLINE_HEADER.encode()

@@ -22,8 +22,8 @@ from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from deployments.front.load import FadingPeak
-from profiles.errors import UserError
+from isobatch.deployments.front.load import FadingPeak
+from isobatch.profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 

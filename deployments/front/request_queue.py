@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deployments.front.answers import RefusedError
+from isobatch.deployments.front.answers import RefusedError
 
 # The work that one turn of the event loop lets in: short enough for health checks.
 SLICE_S = 0.004

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-PATH = "deployments.front.router:NamedReplicaRouter"
+PATH = "isobatch.deployments.front.router:NamedReplicaRouter"
 
 ReplicaListener = Callable[[frozenset[str]], None]
 
@@ -39,7 +39,7 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no typ
 
     def _notify(self) -> None:
         # Serve pickles this class by value, with a copy of its module's globals; the import reaches the real listeners.
-        from deployments.front.router import listeners
+        from isobatch.deployments.front.router import listeners
 
         if listener := listeners.get(self.app_name):
             listener(frozenset(replica_id.unique_id for replica_id in self.curr_replicas))

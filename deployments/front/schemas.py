@@ -8,10 +8,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.front.answers import Step
-from deployments.front.messages import Usage
-from deployments.tasks import CLASSIFICATION, TOKENS
-from profiles.agreement import Agreement
+from isobatch.deployments.front.answers import Step
+from isobatch.deployments.front.messages import Usage
+from isobatch.deployments.tasks import CLASSIFICATION, TOKENS
+from isobatch.profiles.agreement import Agreement
 
 # The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
 STATS_VERSION = 1

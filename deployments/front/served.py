@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from deployments.config import ServedConfig
-from deployments.front import shortcut
-from deployments.front.bodies import ARRIVING
-from deployments.front.proxy import Burden, ProxyLimit, Refusing, servers_at
-from deployments.ray_settings import haproxy_socket
+from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.front import shortcut
+from isobatch.deployments.front.bodies import ARRIVING
+from isobatch.deployments.front.proxy import Burden, ProxyLimit, Refusing, servers_at
+from isobatch.deployments.ray_settings import haproxy_socket
 
 
 class GuardedNetwork(Protocol):

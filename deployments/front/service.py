@@ -14,27 +14,27 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from deployments.config import AppConfig
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.bodies import Sizes
-from deployments.front.driver import Driver
-from deployments.front.examples import example_of
-from deployments.front.headers import FULL, PRIORITY, STARTED, key_in, priority_by, waited_s_by, wants_full
-from deployments.front.in_process import in_process
-from deployments.front.load import FadingPeak, RetryTimes, Trend
-from deployments.front.messages import FrontState
-from deployments.front.proxy import Burden, Refusing
-from deployments.front.request_queue import RequestQueue
-from deployments.front.schemas import STATS_VERSION
-from deployments.front.stats import state_of, stats_of
-from deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
-from deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
-from deployments.replica.loading import load_front_model
-from deployments.tasks import relevant_label, task_of
-from deployments.tracing import Span, span_of_request, tracing_here
-from deployments.transport.packed import Packed, pack
-from profiles.model import SplitModel, label_names, reads_text
-from profiles.promise import NOTHING, agreement_in, promise_in
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.bodies import Sizes
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.examples import example_of
+from isobatch.deployments.front.headers import FULL, PRIORITY, STARTED, key_in, priority_by, waited_s_by, wants_full
+from isobatch.deployments.front.in_process import in_process
+from isobatch.deployments.front.load import FadingPeak, RetryTimes, Trend
+from isobatch.deployments.front.messages import FrontState
+from isobatch.deployments.front.proxy import Burden, Refusing
+from isobatch.deployments.front.request_queue import RequestQueue
+from isobatch.deployments.front.schemas import STATS_VERSION
+from isobatch.deployments.front.stats import state_of, stats_of
+from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
+from isobatch.deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
+from isobatch.deployments.replica.loading import load_front_model
+from isobatch.deployments.tasks import relevant_label, task_of
+from isobatch.deployments.tracing import Span, span_of_request, tracing_here
+from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.profiles.model import SplitModel, label_names, reads_text
+from isobatch.profiles.promise import NOTHING, agreement_in, promise_in
 
 log = logging.getLogger(__name__)
 # The time from writing an answer until the client has it: through the operating system.

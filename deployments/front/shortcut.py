@@ -17,7 +17,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments import serve_process
+from isobatch.deployments import serve_process
 
 _OF_SERVE = ("/-/healthz", "/-/routes")  # Serve's own questions
 

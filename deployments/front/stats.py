@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from deployments.dispatch.route import Route, Stage
-from deployments.front.counts import BUSY_S, OUTCOMES, Counts, by_level, survival, together
-from deployments.front.driver import Driver
-from deployments.front.messages import FrontState, Usage
-from profiles.agreement import agreement_text, recent_agreement
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.counts import BUSY_S, OUTCOMES, Counts, by_level, survival, together
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.messages import FrontState, Usage
+from isobatch.profiles.agreement import agreement_text, recent_agreement
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

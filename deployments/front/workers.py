@@ -14,18 +14,18 @@ import numpy as np
 from msgspec.structs import replace
 from ray import serve
 
-from deployments.config import AppConfig
-from deployments.front import router
-from deployments.ray_facts import wire_of
-from deployments.replica.loading import weights_in
-from deployments.replica.serve_replica import DEPLOYMENT
-from deployments.transport.exchange import Exchange
-from deployments.transport.holdings import Holdings, Share
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import Packed, join
-from deployments.transport.replica_connection import ReplicaAddress, ReplicaConnection, connect_to
-from profiles.errors import UserError
-from profiles.files import differ
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front import router
+from isobatch.deployments.ray_facts import wire_of
+from isobatch.deployments.replica.loading import weights_in
+from isobatch.deployments.replica.serve_replica import DEPLOYMENT
+from isobatch.deployments.transport.exchange import Exchange
+from isobatch.deployments.transport.holdings import Holdings, Share
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.packed import Packed, join
+from isobatch.deployments.transport.replica_connection import ReplicaAddress, ReplicaConnection, connect_to
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import differ
 
 log = logging.getLogger(__name__)
 # A launch that still runs this long after it was given up counts as hung, and its replica is ended.

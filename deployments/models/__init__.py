@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deployments.models.cascade import Cascade
-    from deployments.models.cascade_loading import load_served
-    from deployments.models.loading import load
-    from deployments.models.torch_model import TorchModel
+    from isobatch.deployments.models.cascade import Cascade
+    from isobatch.deployments.models.cascade_loading import load_served
+    from isobatch.deployments.models.loading import load
+    from isobatch.deployments.models.torch_model import TorchModel
 
 __all__ = ["Cascade", "TorchModel", "load", "load_served"]
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from deployments.models.spans import Spans
-from deployments.tasks import CLASSIFICATION, TOKENS, Task
+from isobatch.deployments.models.spans import Spans
+from isobatch.deployments.tasks import CLASSIFICATION, TOKENS, Task
 
 
 def first_tokens(hidden: Tensor, spans: Spans) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deployments.models.spans import Band, Spans
+from isobatch.deployments.models.spans import Band, Spans
 
 ATTENTION_NAME = "isobatch"  # the name under which Hugging Face knows our attention
 FUSED_WIDTH_MULTIPLE = 8  # Torch's fused kernel needs heads whose width is a multiple of this

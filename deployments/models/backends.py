@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
-from deployments.dispatch.route import stops
-from deployments.models.interface import BackedModel, Fingerprint, backend_named
-from deployments.models.served_model import BlockRange, ServedModel
-from deployments.named import AUTO, BACKENDS
-from optimizer.plan import Plan
-from profiles.errors import UserError
-from profiles.latency import LatencyTable
-from profiles.model import SplitModel
+from isobatch.deployments.dispatch.route import stops
+from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
+from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.named import AUTO, BACKENDS
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.model import SplitModel
 
 if TYPE_CHECKING:
-    from deployments.models.torch_model import TorchModel
+    from isobatch.deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def weights_dtype(dtype: str) -> str:
 
 def _moved(model: SplitModel, directory: str | Path, backend: str, int8: bool) -> SplitModel:
     if isinstance(model, ServedModel):
-        from deployments.models.cascade import Cascade
+        from isobatch.deployments.models.cascade import Cascade
 
         if isinstance(model, Cascade):
             return model.on_backend(
@@ -96,7 +96,7 @@ def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
     others = [name for name, backend in candidates.items() if not backend.obstacle(model, False)]
     if not others:
         return model
-    from deployments.models.choice import choose
+    from isobatch.deployments.models.choice import choose
 
     weights_hash = _fingerprint(directory, model)
     makers = {name: partial(served, model, name, lambda _: weights_hash) for name in others}
@@ -104,7 +104,7 @@ def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
 
 
 def _fingerprint(directory: str | Path, model: TorchModel) -> str:
-    from deployments.models.onnx_ranges import fingerprint
+    from isobatch.deployments.models.onnx_ranges import fingerprint
 
     return fingerprint(directory, model)
 
@@ -117,7 +117,7 @@ def backend_of(model: SplitModel) -> str:
 def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[BlockRange]) -> None:
     """Export these block ranges before a request needs them, if the backend exports at all."""
     if isinstance(model, ServedModel) and model.exports:
-        from deployments.models.choice import example
+        from isobatch.deployments.models.choice import example
 
         model.prepare(wanted, example(model, directory))
 
@@ -126,7 +126,7 @@ def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], f
     """Compile the shapes of launches of all sizes of this table, as oneDNN compiles for each number of tokens."""
     if not (table.length and isinstance(model, ServedModel) and model.backend == "torch"):
         return
-    from deployments.models.torch_model import TorchModel
+    from isobatch.deployments.models.torch_model import TorchModel
 
     if isinstance(model, TorchModel):
         model.compile_shapes(table.largest, table.largest * table.length, COMPILE_WITHIN_S, clock)

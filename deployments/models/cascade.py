@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.models.cut_network import CutNetwork, select
-from deployments.models.encode import Encoder
-from deployments.models.interface import BackedModel
-from deployments.models.ramps import Ramps
-from deployments.models.served_model import BlockRange
-from profiles.model import NOBODY, Batch, Exits, Launched
+from isobatch.deployments.models.cut_network import CutNetwork, select
+from isobatch.deployments.models.encode import Encoder
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

@@ -4,16 +4,23 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from deployments.exits import memory_width
-from deployments.models.cascade import Cascade, Level
-from deployments.models.checkpoint import check_level, label_names, locate
-from deployments.models.encode import Encoder, TextEncoder
-from deployments.models.levels import CASCADE, is_cascade, read_levels
-from deployments.models.loading import load, one_line_errors, quietly, read_encoder, resolve_device, resolve_dtype
-from deployments.models.ramps import WEIGHTS, ExitRules, Ramps, ramps_of, read_rules
-from deployments.models.torch_model import TorchModel
-from profiles.errors import UserError
-from profiles.promise import RULES
+from isobatch.deployments.exits import memory_width
+from isobatch.deployments.models.cascade import Cascade, Level
+from isobatch.deployments.models.checkpoint import check_level, label_names, locate
+from isobatch.deployments.models.encode import Encoder, TextEncoder
+from isobatch.deployments.models.levels import CASCADE, is_cascade, read_levels
+from isobatch.deployments.models.loading import (
+    load,
+    one_line_errors,
+    quietly,
+    read_encoder,
+    resolve_device,
+    resolve_dtype,
+)
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, Ramps, ramps_of, read_rules
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.promise import RULES
 
 
 def load_served(checkpoint: str | Path, device: str = "cpu", dtype: str = "float32") -> TorchModel | Cascade:

@@ -6,14 +6,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from deployments.folders import checkpoint_json
-from deployments.models.families import family_of
-from deployments.models.levels import is_cascade, last_of
-from deployments.models.ramps import WEIGHTS
-from deployments.named import built_in
-from deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
-from profiles.errors import UserError
-from profiles.promise import RULES
+from isobatch.deployments.folders import checkpoint_json
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.levels import is_cascade, last_of
+from isobatch.deployments.models.ramps import WEIGHTS
+from isobatch.deployments.named import built_in
+from isobatch.deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.promise import RULES
 
 # Pixels: the side of images for networks that take any size, as most were trained on ImageNet at 224 x 224.
 USUAL_SIDE = 224

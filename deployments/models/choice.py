@@ -12,13 +12,13 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from deployments.folders import cache_directory, locked
-from deployments.models import checkpoint
-from deployments.models.interface import BackedModel
-from deployments.models.served_model import BlockRange, ServedModel
-from deployments.models.torch_model import TorchModel
-from profiles.measure import device_name, stopwatch_for
-from profiles.model import Batch, Exits
+from isobatch.deployments.folders import cache_directory, locked
+from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.measure import device_name, stopwatch_for
+from isobatch.profiles.model import Batch, Exits
 
 log = logging.getLogger(__name__)
 

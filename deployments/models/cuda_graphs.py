@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deployments.models.attention import is_fused
-from deployments.models.interface import Backend
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.spans import Integers, RecordingShape, Spans, in_shape
-from deployments.models.torch_model import TorchModel
-from profiles.model import Batch
+from isobatch.deployments.models.attention import is_fused
+from isobatch.deployments.models.interface import Backend
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import Integers, RecordingShape, Spans, in_shape
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.model import Batch
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.models.predict import PredictedAnswer, predict
-from deployments.models.ramps import Ramps
-from deployments.models.served_model import ServedModel
-from deployments.transport.packed import rows_of
-from profiles.model import Batch
+from isobatch.deployments.models.predict import PredictedAnswer, predict
+from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.transport.packed import rows_of
+from isobatch.profiles.model import Batch
 
 
 class CutNetwork:

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.exits import Decision
-from deployments.transport.packed import rows_of
-from profiles.model import NOBODY, Exits
+from isobatch.deployments.exits import Decision
+from isobatch.deployments.transport.packed import rows_of
+from isobatch.profiles.model import NOBODY, Exits
 
 PendingCopy = Callable[[], NDArray[np.float32]]  # waits for a copy to the host that has begun
 Flags = NDArray[np.bool_]

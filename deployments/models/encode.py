@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.errors import UserError
-from profiles.model import Words
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Words
 
 MAX_PIXELS = 2**23  # largest number of pixels of one image: preprocessors take many times the memory of the image
 PICTURES = ("JPEG", "PNG", "WEBP")  # the formats of images that are given as bytes

@@ -1,7 +1,7 @@
 """The interface between networks and backends: what a backend gets, what it gives, and how it is found.
 
 An application chooses a backend by its name or its import path (`backend:`). To add one, write a file with an object
-that is a `Backend`; a line in `deployments.named.BACKENDS` gives it a short name.
+that is a `Backend`; a line in `isobatch.deployments.named.BACKENDS` gives it a short name.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from deployments.models.served_model import ServedModel
-from deployments.named import backend_path
-from profiles.errors import UserError
-from profiles.model import Batch
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.named import backend_path
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deployments.models.torch_model import TorchModel
+    from isobatch.deployments.models.torch_model import TorchModel
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ TORCH = Backend(lambda model, fingerprint, int8: model, tried_by_auto=False)  # 
 
 
 def backend_named(name: str) -> Backend:
-    """One of `deployments.named.BACKENDS`, or a user's own backend by its import path `module:object`.
+    """One of `isobatch.deployments.named.BACKENDS`, or a user's own backend by its import path `module:object`.
 
     >>> backend_named("torch").tried_by_auto
     False

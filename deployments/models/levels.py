@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from profiles.errors import read_model
+from isobatch.profiles.errors import read_model
 
 CASCADE = "cascade.json"
 

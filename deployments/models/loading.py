@@ -10,16 +10,23 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from deployments.models.anatomy import Anatomy, Family, token_anatomy
-from deployments.models.checkpoint import check_head, check_preprocessor, fixed_size, locate, read_config, task_in
-from deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
-from deployments.models.families import family_of
-from deployments.models.levels import is_cascade
-from deployments.models.ramps import WEIGHTS, Ramps, check_forgets, read_ramps
-from deployments.models.torch_model import TorchModel
-from deployments.tasks import Task
-from profiles.errors import UserError
-from profiles.promise import RULES
+from isobatch.deployments.models.anatomy import Anatomy, Family, token_anatomy
+from isobatch.deployments.models.checkpoint import (
+    check_head,
+    check_preprocessor,
+    fixed_size,
+    locate,
+    read_config,
+    task_in,
+)
+from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.levels import is_cascade
+from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, read_ramps
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.tasks import Task
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.promise import RULES
 
 log = logging.getLogger(__name__)
 

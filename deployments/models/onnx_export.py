@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
 
 OPSET = 17  # the version of ONNX operators that graphs are written in
 # Names of a graph's inputs and outputs: the hidden state before its blocks, the one after them, the head's logits.

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, without_cuda
-from deployments.models.interface import Backend, Fingerprint
-from deployments.models.onnx_export import graph_inputs, split_graph_inputs
-from deployments.models.onnx_model import OnnxModel, range_output, unexportable
-from deployments.models.onnx_ranges import EXCLUSIVE
-from deployments.models.served_model import BlockRange
-from deployments.models.torch_model import TorchModel
+from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, without_cuda
+from isobatch.deployments.models.interface import Backend, Fingerprint
+from isobatch.deployments.models.onnx_export import graph_inputs, split_graph_inputs
+from isobatch.deployments.models.onnx_model import OnnxModel, range_output, unexportable
+from isobatch.deployments.models.onnx_ranges import EXCLUSIVE
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import TorchModel
 
 
 class OnnxRecorder:

@@ -6,15 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deployments.folders import cache_directory
-from deployments.models.interface import Backend
-from deployments.models.onnx_export import AFTER, HEAD, HIDDEN, graph_inputs, ramp_name
-from deployments.models.onnx_ranges import ExportedRanges, GraphSource
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.spans import Integers, Spans, in_bands
-from deployments.models.torch_model import TorchModel
-from deployments.progress import show
-from profiles.model import Batch
+from isobatch.deployments.folders import cache_directory
+from isobatch.deployments.models.interface import Backend
+from isobatch.deployments.models.onnx_export import AFTER, HEAD, HIDDEN, graph_inputs, ramp_name
+from isobatch.deployments.models.onnx_ranges import ExportedRanges, GraphSource
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import Integers, Spans, in_bands
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.progress import show
+from isobatch.profiles.model import Batch
 
 DTYPES = (torch.float32, torch.float16)  # precisions that ONNX Runtime runs
 # Bands of texts in every graph, used or not: more bands cost small launches more than they save in large ones.

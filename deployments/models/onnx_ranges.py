@@ -13,14 +13,14 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from deployments.folders import locked, make_room, replacing
-from deployments.models import checkpoint
-from deployments.models.onnx_export import OPSET, Compute, export
-from deployments.models.onnx_int8 import in_8_bits
-from deployments.models.onnx_session import Session
-from deployments.models.ramps import WEIGHTS
-from deployments.models.served_model import BlockRange
-from deployments.models.torch_model import TorchModel
+from isobatch.deployments.folders import locked, make_room, replacing
+from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.onnx_export import OPSET, Compute, export
+from isobatch.deployments.models.onnx_int8 import in_8_bits
+from isobatch.deployments.models.onnx_session import Session
+from isobatch.deployments.models.ramps import WEIGHTS
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 log = logging.getLogger(__name__)
 

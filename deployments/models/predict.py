@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.dispatch.route import stops
-from deployments.models.served_model import ServedModel
-from deployments.tasks import task_of
-from profiles.errors import UserError
-from profiles.model import Batch, Exits, Label, Probability, Words, probabilities_in
+from isobatch.deployments.dispatch.route import stops
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.tasks import task_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch, Exits, Label, Probability, Words, probabilities_in
 
 BATCH = 32  # inputs per batch
 AT_ONCE = 8 * BATCH  # inputs under way together: survivors of their batches become full batches again

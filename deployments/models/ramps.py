@@ -16,10 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from deployments.exits import USUAL, Decision, Policy, memory_width, reach
-from profiles.errors import UserError, read_model
-from profiles.losses import EntityF1
-from profiles.promise import RULES, ExitPromise, in_order
+from isobatch.deployments.exits import USUAL, Decision, Policy, memory_width, reach
+from isobatch.deployments.named import current_path
+from isobatch.profiles.errors import UserError, read_model
+from isobatch.profiles.losses import EntityF1
+from isobatch.profiles.promise import RULES, ExitPromise, in_order
 
 WEIGHTS = "ramps.safetensors"
 
@@ -57,6 +58,9 @@ class ClassFigures(BaseModel):
     won: int = Field(ge=0, description="Inputs that are answered right with exits only.")
 
 
+PolicyPath = Annotated[str, AfterValidator(current_path)]
+
+
 class ExitRules(BaseModel):
     """exits.json: the rules by which inputs leave at ramps, and the figures measured when the ramps were made."""
 
@@ -64,8 +68,8 @@ class ExitRules(BaseModel):
 
     version: Literal[1, 2] = Field(2, description="Version 1 has no promise.")
     kind: RampKind = Field("light", description="The shape of every ramp.")
-    policy: str = Field(
-        "deployments.exits:entropy", description="The policy that decides which inputs leave: an import path."
+    policy: PolicyPath = Field(
+        "isobatch.deployments.exits:entropy", description="The policy that decides which inputs leave: an import path."
     )
     dtype: RampDtype = Field("float32", description="The precision of the network that the ramps were made for.")
     ramps: Annotated[tuple[RampRule, ...], AfterValidator(in_order)] = ()
@@ -146,7 +150,7 @@ def make_head(kind: RampKind, width: int, num_labels: int) -> nn.Module:
 def policy_at(path: str) -> Policy:
     """The policy at an import path. It is called once with two inputs and two labels, so that errors show early.
 
-    >>> policy_at("deployments.exits:margin").__name__
+    >>> policy_at("isobatch.deployments.exits:margin").__name__
     'margin'
     """
     try:
@@ -160,7 +164,9 @@ def policy_at(path: str) -> Policy:
     except Exception as error:
         raise UserError(f"policy {path!r} failed when tried on two inputs: {_one_line(error)}") from error
     if not isinstance(decision, Decision):
-        raise UserError(f"policy {path!r} must return a deployments.exits.Decision, not {type(decision).__name__}")
+        raise UserError(
+            f"policy {path!r} must return a isobatch.deployments.exits.Decision, not {type(decision).__name__}"
+        )
     return policy
 
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from profiles.model import Batch, SplitModel
+from isobatch.profiles.model import Batch, SplitModel
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from deployments.models.ramps import Ramps
+    from isobatch.deployments.models.ramps import Ramps
 
 
 @dataclass(frozen=True, order=True)

@@ -8,17 +8,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.models.anatomy import Anatomy
-from deployments.models.attention import is_fused
-from deployments.models.cut_network import CutNetwork, merge, select
-from deployments.models.departures import AnsweredTokens, Departures, TokenDepartures
-from deployments.models.encode import ANSWERED_TOKENS, Encoder
-from deployments.models.ramps import Ramps
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
-from deployments.tasks import Task
-from profiles.lengths import WORD
-from profiles.model import NOBODY, Array, Batch, Launched
+from isobatch.deployments.models.anatomy import Anatomy
+from isobatch.deployments.models.attention import is_fused
+from isobatch.deployments.models.cut_network import CutNetwork, merge, select
+from isobatch.deployments.models.departures import AnsweredTokens, Departures, TokenDepartures
+from isobatch.deployments.models.encode import ANSWERED_TOKENS, Encoder
+from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
+from isobatch.deployments.tasks import Task
+from isobatch.profiles.lengths import WORD
+from isobatch.profiles.model import NOBODY, Array, Batch, Launched
 
 
 class TorchModel(CutNetwork):

@@ -16,22 +16,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from deployments.exits import Policy
-from deployments.folders import cache_directory, replacing
-from deployments.models import checkpoint, load
-from deployments.models.cascade import mixed
-from deployments.models.cascade_loading import order_of
-from deployments.models.levels import CascadeRules, LevelRule, write_levels
-from deployments.models.ramps import WEIGHTS, ExitRules, RampKind, RampRule, policy_at, write_rules
-from deployments.prepare.features import features
-from deployments.prepare.measuring import proven_promise, retuned
-from deployments.prepare.pipeline import check_free
-from deployments.prepare.sample import Indices, Sample
-from deployments.prepare.thresholds import replay, temperature
-from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, outcome
-from profiles.losses import Metric
-from profiles.promise import ExitPromise
+from isobatch.deployments.exits import Policy
+from isobatch.deployments.folders import cache_directory, replacing
+from isobatch.deployments.models import checkpoint, load
+from isobatch.deployments.models.cascade import mixed
+from isobatch.deployments.models.cascade_loading import order_of
+from isobatch.deployments.models.levels import CascadeRules, LevelRule, write_levels
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampKind, RampRule, policy_at, write_rules
+from isobatch.deployments.prepare.features import features
+from isobatch.deployments.prepare.measuring import proven_promise, retuned
+from isobatch.deployments.prepare.pipeline import check_free
+from isobatch.deployments.prepare.sample import Indices, Sample
+from isobatch.deployments.prepare.thresholds import replay, temperature
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.losses import Metric
+from isobatch.profiles.promise import ExitPromise
 
 TRIED_WEIGHTS = np.linspace(0.0, 1.0, 21)  # of a level's own answer
 
@@ -69,7 +69,7 @@ class ComparisonTerms:
     truth: Tensor
     shape: Indices
     test: Indices
-    policy: str = "deployments.exits:entropy"
+    policy: str = "isobatch.deployments.exits:entropy"
     metric: Metric = "accuracy"
     max_loss: float = 0.01
     confidence: float = 0.95

@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from deployments.models.ramps import ClassFigures
-from profiles.losses import EntityF1, Labels
+from isobatch.deployments.models.ramps import ClassFigures
+from isobatch.profiles.losses import EntityF1, Labels
 
 SURE = 2.0  # standard errors beyond which a difference is not chance
 MAX_SHOWN = 20  # rows of the table: the classes that lose most

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.prepare.records import (
+from isobatch.deployments.prepare.records import (
     LABELS,
     TABLES,
     WORDS,
@@ -20,7 +20,7 @@ from deployments.prepare.records import (
     records,
     suffix_of,
 )
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 # Usual names of columns, in lower case, the most specific first.
 WORD_NAMES = (WORDS, "words")

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine import Engine
-from deployments.decoding.engine_setup import engine_of
-from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
-from deployments.decoding.rhythm import DeepRhythm, best_cut, rhythm
-from deployments.decoding.sampling import at_least_float32
-from deployments.decoding.sequences import TextRequest
-from profiles.errors import UserError
+from isobatch.deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.engine_setup import engine_of
+from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
+from isobatch.deployments.decoding.rhythm import DeepRhythm, best_cut, rhythm
+from isobatch.deployments.decoding.sampling import at_least_float32
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.profiles.errors import UserError
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.tasks import NOWHERE, OUTSIDE, Tag
-from profiles.exit_table import ExitTable
-from profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss
+from isobatch.deployments.tasks import NOWHERE, OUTSIDE, Tag
+from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss
 
 LabelledWords = tuple[int, int, str]  # an entity: its first word, its last word, and its kind
 

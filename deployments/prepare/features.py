@@ -12,12 +12,12 @@ import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from deployments.folders import locked, make_room, replacing
-from deployments.models.interface import BackedModel
-from deployments.progress import show
-from deployments.tasks import task_of
-from deployments.transport.packed import rows_of
-from profiles.errors import UserError
+from isobatch.deployments.folders import locked, make_room, replacing
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.progress import show
+from isobatch.deployments.tasks import task_of
+from isobatch.deployments.transport.packed import rows_of
+from isobatch.profiles.errors import UserError
 
 LIMIT_BYTES = 16 << 30  # the size of the cache; the features of one sample must fit into it
 BATCH = 64  # inputs per batch

@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deployments.exits import Policy
-from deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
-from deployments.prepare.classes import by_class
-from deployments.prepare.entities import MOST_UNSURE, entity_f1, of_texts, of_words
-from deployments.prepare.features import Features, Floats
-from deployments.prepare.sample import Indices, Sample
-from deployments.prepare.thresholds import calibration_error, replay, temperature
-from deployments.prepare.training import head_logits, train
-from deployments.progress import busy
-from profiles.confidence import bound
-from profiles.errors import UserError
-from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, Leaving, outcome
-from profiles.losses import OF_ALL, EntityF1, Labels, Metric
-from profiles.promise import ExitPromise
+from isobatch.deployments.exits import Policy
+from isobatch.deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
+from isobatch.deployments.prepare.classes import by_class
+from isobatch.deployments.prepare.entities import MOST_UNSURE, entity_f1, of_texts, of_words
+from isobatch.deployments.prepare.features import Features, Floats
+from isobatch.deployments.prepare.sample import Indices, Sample
+from isobatch.deployments.prepare.thresholds import calibration_error, replay, temperature
+from isobatch.deployments.prepare.training import head_logits, train
+from isobatch.deployments.progress import busy
+from isobatch.profiles.confidence import bound
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable, Leaving, outcome
+from isobatch.profiles.losses import OF_ALL, EntityF1, Labels, Metric
+from isobatch.profiles.promise import ExitPromise
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PrepareOptions:
     promised for it.
     """
 
-    policy: str = "deployments.exits:entropy"
+    policy: str = "isobatch.deployments.exits:entropy"
     ramp: RampKind = "light"
     dtype: RampDtype = "float32"
     max_accuracy_loss: float = 0.01

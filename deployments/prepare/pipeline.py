@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deployments.folders import cache_directory, replacing
-from deployments.models import checkpoint, load
-from deployments.models.backends import INT8, on_backend, weights_dtype
-from deployments.models.interface import BackedModel
-from deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
-from deployments.prepare.features import features
-from deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
-from deployments.prepare.report import draw_exits
-from deployments.prepare.sample import Indices, Sample
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.promise import RULES
+from isobatch.deployments.folders import cache_directory, replacing
+from isobatch.deployments.models import checkpoint, load
+from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
+from isobatch.deployments.prepare.features import features
+from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
+from isobatch.deployments.prepare.report import draw_exits
+from isobatch.deployments.prepare.sample import Indices, Sample
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.promise import RULES
 
 PICTURE = "exits.png"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 TABLES = (".csv", ".tsv")
 # One word and its label per line, and a blank line after each text.

@@ -8,18 +8,18 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from deployments.exits import reach
-from deployments.models.ramps import ExitRules, RampRule, policy_at
-from deployments.prepare.classes import SURE
-from deployments.prepare.sample import TEST_SHARE
-from profiles.confidence import least_promise, rows_needed
-from profiles.picture import BLUE, DARK, ORANGE, plain
-from profiles.promise import ExitPromise
+from isobatch.deployments.exits import reach
+from isobatch.deployments.models.ramps import ExitRules, RampRule, policy_at
+from isobatch.deployments.prepare.classes import SURE
+from isobatch.deployments.prepare.sample import TEST_SHARE
+from isobatch.profiles.confidence import least_promise, rows_needed
+from isobatch.profiles.picture import BLUE, DARK, ORANGE, plain
+from isobatch.profiles.promise import ExitPromise
 
 
 def exit_table(rules: ExitRules, num_labels: int) -> Table:
     """One row per ramp. A threshold that never or always fires is marked."""
-    title = f"exits by {rules.policy.removeprefix('deployments.exits:')}, {rules.kind} ramps"
+    title = f"exits by {rules.policy.removeprefix('isobatch.deployments.exits:')}, {rules.kind} ramps"
     table = Table(title=title, caption=summary(rules), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
     headings = ("block", "threshold", "leaves", "goes on", "right\nof these", "right\nof all", "ECE", "calibrated")

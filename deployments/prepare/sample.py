@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.prepare.data import Row
-from deployments.tasks import CLASSIFICATION, Task
-from profiles.errors import UserError
+from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.tasks import CLASSIFICATION, Task
+from isobatch.profiles.errors import UserError
 
 Indices = NDArray[np.int64]
 

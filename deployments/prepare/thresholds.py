@@ -10,9 +10,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 from torch import Tensor
 
-from deployments.exits import Policy, Range, memory_width, range_of
-from profiles.errors import UserError
-from profiles.exit_table import ExitTable
+from isobatch.deployments.exits import Policy, Range, memory_width, range_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exit_table import ExitTable
 
 # The candidates, as shares of a policy's range: they are finer towards both ends.
 SHARES = expit(np.linspace(-9.0, 9.0, 73))
@@ -26,7 +26,7 @@ SHARES_OF_ONE = Range(low=lambda labels: 0.0, high=lambda ramps: 1.0)
 def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.float64]:
     """The thresholds worth trying, the strictest first: from one that never fires to one that always does.
 
-    >>> from deployments.exits import patience
+    >>> from isobatch.deployments.exits import patience
     >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
     [4.0, 3.0, 2.0, 1.0]
     """

@@ -17,9 +17,9 @@ from scipy.special import log_softmax
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from deployments.models.ramps import RampKind, make_head
-from deployments.prepare.features import Floats
-from deployments.progress import show
+from isobatch.deployments.models.ramps import RampKind, make_head
+from isobatch.deployments.prepare.features import Floats
+from isobatch.deployments.progress import show
 
 # Penalties on the squares of weights, in the order in which they are tried.
 PENALTIES = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)

@@ -6,13 +6,13 @@ The backends (torch, ONNX Runtime) are imported inside the functions, so that vi
 from hashlib import sha256
 from pathlib import Path
 
-from deployments.config import AppConfig
-from deployments.folders import content_of
-from deployments.graph import profile_of
-from deployments.named import VIRTUAL, function_at
-from optimizer.plan import read_plan
-from profiles.errors import UserError
-from profiles.model import SplitModel
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.folders import content_of
+from isobatch.deployments.graph import profile_of
+from isobatch.deployments.named import VIRTUAL, function_at
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import SplitModel
 
 
 def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
@@ -25,7 +25,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
         config = config.model_copy(update={"plan": None})
     if config.backend == VIRTUAL:
         return _virtual(config, kind)
-    from deployments.models.backends import (
+    from isobatch.deployments.models.backends import (
         backend_of,
         compile_shapes,
         make_ready,
@@ -50,7 +50,7 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.planned:
         encoding: SplitModel = function_at(config.loader)(directory, device="cpu", dtype="float32")
         return encoding
-    from deployments.models.backends import block_ranges, make_ready
+    from isobatch.deployments.models.backends import block_ranges, make_ready
 
     model = _load(config, directory, config.device)
     make_ready(model, directory, [*block_ranges(model, 0, model.num_blocks, model.ramp_blocks if config.exits else ())])
@@ -66,7 +66,7 @@ def weights_in(config: AppConfig, directory: str) -> str:
 
 
 def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
-    from deployments.models.backends import INT8, on_backend, weights_dtype
+    from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
 
     model: SplitModel = function_at(config.loader)(directory, device=device, dtype=weights_dtype(config.dtype))
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
@@ -74,7 +74,7 @@ def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
 
 
 def _virtual(config: AppConfig, kind: str | None) -> SplitModel:
-    from deployments.replica.virtual import VirtualModel
+    from isobatch.deployments.replica.virtual import VirtualModel
 
     assert config.profile, "This is a bug: AppConfig asks for it."
     profile = profile_of(config)

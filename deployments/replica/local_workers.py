@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 
-from deployments.replica.split import SplitReplica
-from deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
 WorkerReply = Departed | Stayed | Exception
 

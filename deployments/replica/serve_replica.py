@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
-from deployments.config import AppConfig
-from deployments.ray_facts import replica_name, wire_of
-from deployments.replica.loading import load_model, weights_in
-from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from deployments.serve_process import ReplicaProcess
-from deployments.tracing import part_of
-from deployments.transport.exchange import Exchange
-from deployments.transport.holdings import Holdings
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.replica_connection import OrderServer, ReplicaAddress
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.ray_facts import replica_name, wire_of
+from isobatch.deployments.replica.loading import load_model, weights_in
+from isobatch.deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.serve_process import ReplicaProcess
+from isobatch.deployments.tracing import part_of
+from isobatch.deployments.transport.exchange import Exchange
+from isobatch.deployments.transport.holdings import Holdings
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.replica_connection import OrderServer, ReplicaAddress
 
 DEPLOYMENT = "split"  # the only deployment of an application of replicas
 _WORKER = "replica"  # the name of this process's only worker

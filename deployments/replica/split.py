@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.dispatch.messages import RowKind
-from deployments.dispatch.route import stops
-from deployments.transport.holdings import Claim, Holdings, Share, State
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import Packed, pack, take, unpack
-from profiles.model import Batch, Exits, Launched, SplitModel
+from isobatch.deployments.dispatch.messages import RowKind
+from isobatch.deployments.dispatch.route import stops
+from isobatch.deployments.transport.holdings import Claim, Holdings, Share, State
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.packed import Packed, pack, take, unpack
+from isobatch.profiles.model import Batch, Exits, Launched, SplitModel
 
 Kinds = NDArray[np.uint8]
 

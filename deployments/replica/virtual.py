@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.transport.packed import rows_of
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.latency import LatencyTable
-from profiles.lengths import AROUND
-from profiles.model import NOBODY, Batch, Exits, Launched
+from isobatch.deployments.transport.packed import rows_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.lengths import AROUND
+from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 Blocks = NDArray[np.int64]
 # Tests set this environment variable to a folder. A file there, named by a process id, holds that process's slowdown.

@@ -6,7 +6,7 @@ Until it has sent the key, a connection gets little memory and little time, and 
 import secrets
 from typing import Any
 
-from deployments.transport.connection import MESSAGE_LIMIT_BYTES, Message, MessageConnection
+from isobatch.deployments.transport.connection import MESSAGE_LIMIT_BYTES, Message, MessageConnection
 
 KEY_MESSAGE_LIMIT_BYTES = 256  # of the first message: a key is 32 characters long
 KEY_WITHIN_S = 5.0  # from the connection to its first message

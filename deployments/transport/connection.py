@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.transport.wire import end_on_silence
+from isobatch.deployments.transport.wire import end_on_silence
 
 LENGTH = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 2**22  # without the arrays that follow

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from deployments.transport.connection import Message, MessageConnection
-from deployments.transport.holdings import Holdings, LostError, Share, public_address
-from deployments.transport.packed import Packed, take
-from deployments.transport.wire import Wire
+from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key
+from isobatch.deployments.transport.connection import Message, MessageConnection
+from isobatch.deployments.transport.holdings import Holdings, LostError, Share, public_address
+from isobatch.deployments.transport.packed import Packed, take
+from isobatch.deployments.transport.wire import Wire
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
-from deployments.transport.connection import Message
-from deployments.transport.packed import Integers, Packed, is_all, pack, take
-from profiles.model import Batch
+from isobatch.deployments.transport.connection import Message
+from isobatch.deployments.transport.packed import Integers, Packed, is_all, pack, take
+from isobatch.profiles.model import Batch
 
 State = Batch | Packed
 

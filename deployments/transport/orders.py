@@ -2,10 +2,10 @@
 
 import sys
 
-from deployments.transport.connection import Message
-from deployments.transport.holdings import Claim, LostError, Share
-from deployments.transport.packed import Integers, Packed
-from profiles.model import Exits, OpenRamps
+from isobatch.deployments.transport.connection import Message
+from isobatch.deployments.transport.holdings import Claim, LostError, Share
+from isobatch.deployments.transport.packed import Integers, Packed
+from isobatch.profiles.model import Exits, OpenRamps
 
 
 class Order(Message, frozen=True):

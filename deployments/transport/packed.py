@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.transport.connection import Message
-from profiles.model import Array, Batch, Words
+from isobatch.deployments.transport.connection import Message
+from isobatch.profiles.model import Array, Batch, Words
 
 if TYPE_CHECKING:
     from torch import Tensor

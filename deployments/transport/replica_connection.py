@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from itertools import count
 from typing import NamedTuple
 
-from deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from deployments.transport.connection import Message, MessageConnection, log
-from deployments.transport.holdings import LostError
-from deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
-from deployments.transport.wire import Wire
+from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key
+from isobatch.deployments.transport.connection import Message, MessageConnection, log
+from isobatch.deployments.transport.holdings import LostError
+from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
+from isobatch.deployments.transport.wire import Wire
 
 GONE = "the replica has gone"
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer fronts

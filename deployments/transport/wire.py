@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 SILENCE_LIMIT_S = 4  # a peer that sends nothing for this time, not even acknowledgements, has gone
 ANY_PORT = (0,)  # the operating system chooses a free port

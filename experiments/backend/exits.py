@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem
-from cluster.bench.real_device import Source
-from cluster.bench.setup import BenchRequest, make
-from deployments import models
-from deployments.demo import demo_directory
-from deployments.models.backends import make_ready, on_backend
-from deployments.models.ramps import RampDtype
-from deployments.models.served_model import BlockRange
-from deployments.named import DEMO_NAME
 from experiments.backend import minilm
-from profiles.model import SplitModel
+from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, ComparedSystem
+from isobatch.cluster.bench.real_device import Source
+from isobatch.cluster.bench.setup import BenchRequest, make
+from isobatch.deployments import models
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.models.backends import make_ready, on_backend
+from isobatch.deployments.models.ramps import RampDtype
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.named import DEMO_NAME
+from isobatch.profiles.model import SplitModel
 
 BUDGET_S = 8.0
 

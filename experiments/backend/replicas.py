@@ -59,9 +59,9 @@ def _line(process: "subprocess.Popen[str]") -> str:
 def main(arguments: Sequence[str]) -> None:
     import torch
 
-    from deployments.models.onnx_model import OnnxModel
-    from deployments.models.served_model import BlockRange
     from experiments.backend.families import batches, untrained
+    from isobatch.deployments.models.onnx_model import OnnxModel
+    from isobatch.deployments.models.served_model import BlockRange
 
     threads, seconds = int(arguments[0]), float(arguments[1])
     torch.set_num_threads(threads)

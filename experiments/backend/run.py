@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments.backend import exits, minilm, replicas, speed
 from experiments.backend.families import own_cache
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 console = Console(stderr=True)
 

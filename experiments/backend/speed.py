@@ -3,11 +3,11 @@
 from functools import partial
 from statistics import geometric_mean, median
 
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.served_model import BlockRange
 from experiments.backend.families import batches, untrained
-from profiles.measure import stopwatch_for
-from profiles.model import Batch, SplitModel
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.profiles.measure import stopwatch_for
+from isobatch.profiles.model import Batch, SplitModel
 
 FAMILIES = {"bert": "bert-base", "distilbert": "distilbert", "vit": "vit-base", "resnet": "resnet-50"}
 TEXTS = ("bert", "distilbert")  # whose dense layers 8 bits are for

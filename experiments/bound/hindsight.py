@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import Simulation, World
-from deployments.dispatch.admission import soonest
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Place, Refusal
-from profiles.exits import ExitProfile
+from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.deployments.dispatch.admission import soonest
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Place, Refusal
+from isobatch.profiles.exits import ExitProfile
 
 LOADS = (1.0, 1.2, 2.0)  # of what the plan promises
 SHARES = (0.4, 0.6, 0.8, 1.0)  # of the inputs that arrive within the SLO at the promised rate: those that may be inside

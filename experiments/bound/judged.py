@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from deployments.folders import cache_directory
 from experiments.bound.hindsight import LOADS, Hindsight
 from experiments.bound.plans import JudgedPlan, judge
 from experiments.shared.version import code_behind
-from optimizer.effort import MOST_GAP
+from isobatch.deployments.folders import cache_directory
+from isobatch.optimizer.effort import MOST_GAP
 
 MANY_DEVICES, LOOSE = 16, 3.0  # devices, and the SLO as a multiple of what the fastest plan takes
 

@@ -7,23 +7,23 @@ from functools import partial
 from math import prod, sqrt
 from typing import NamedTuple
 
-from cluster.commands.plan_search import CANDIDATE_GAP
-from cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, why_not_simulated
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
-from deployments.dispatch.messages import Limits
 from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.pipelines.shortfalls import shortfalls
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from optimizer.search.exact import search
+from isobatch.cluster.commands.plan_search import CANDIDATE_GAP
+from isobatch.cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, why_not_simulated
+from isobatch.cluster.simulator.simulation import World
+from isobatch.cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import baselines
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.shortfalls import shortfalls
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
 
 SEEDS = 7, 8  # of inputs that no plan was chosen by
 INPUTS, SLOS = 10_000, 40  # of a run at least

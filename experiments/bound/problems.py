@@ -3,11 +3,11 @@
 import numpy as np
 
 from experiments.planner.settings import BERT_BASE, DISTILBERT, EIGHT_KINDS, RESNET50
-from optimizer.objective import Objective
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from profiles.devices import HOP_S, TURN_S, Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import HOP_S, TURN_S, Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 LARGEST = (4, 8, 16, 32)  # batches
 TIMES = (1.3, 6.0)  # the SLO, times what the fastest plan takes

@@ -20,11 +20,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deployments.progress import show
 from experiments.bridges.network import NUM_BLOCKS, Backbone, Costs, Exit
-from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable
-from profiles.losses import Floats, Indices
+from isobatch.deployments.progress import show
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.losses import Floats, Indices
 
 SIDE, MOST_DIGITS, NUM_LABELS, NOISE = 32, 6, 11, 0.15
 STEPS, EXIT_STEPS, BATCH, RATE = 900, 300, 32, 3e-3

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.dispatch.route import stops
-from deployments.models import TorchModel, load, load_served
-from deployments.models.checkpoint import label_names
-from deployments.models.ramps import ExitRules, Ramps
-from deployments.models.served_model import ServedModel
-from deployments.prepare.cascades import (
+from experiments.cascade import pruning
+from experiments.cascade.networks import LAYERS, SETS, PublicSet, classifier, large_network
+from isobatch.deployments.dispatch.route import stops
+from isobatch.deployments.models import TorchModel, load, load_served
+from isobatch.deployments.models.checkpoint import label_names
+from isobatch.deployments.models.ramps import ExitRules, Ramps
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.prepare.cascades import (
     CalibratedCombination,
     Combination,
     ComparisonTerms,
@@ -23,11 +25,9 @@ from deployments.prepare.cascades import (
     candidate,
     write_cascade,
 )
-from deployments.prepare.sample import Sample
-from deployments.prepare.thresholds import calibration_error, temperature
-from experiments.cascade import pruning
-from experiments.cascade.networks import LAYERS, SETS, PublicSet, classifier, large_network
-from profiles.model import Batch
+from isobatch.deployments.prepare.sample import Sample
+from isobatch.deployments.prepare.thresholds import calibration_error, temperature
+from isobatch.profiles.model import Batch
 
 BATCH = 16
 TIMED, ROUNDS = 320, 2  # texts, and how often they are run by each way

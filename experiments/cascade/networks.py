@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from deployments.folders import cache_directory, locked, replacing
-from deployments.models.loading import quietly
-from deployments.prepare.data import Columns, rows
-from deployments.prepare.measuring import PrepareOptions
-from deployments.prepare.pipeline import prepare
-from deployments.prepare.records import Layout
-from deployments.prepare.sample import LabelNames, Sample, draw
 from experiments.backend.minilm import fine_tune, prepared, source
 from experiments.shared.public_data import data
+from isobatch.deployments.folders import cache_directory, locked, replacing
+from isobatch.deployments.models.loading import quietly
+from isobatch.deployments.prepare.data import Columns, rows
+from isobatch.deployments.prepare.measuring import PrepareOptions
+from isobatch.deployments.prepare.pipeline import prepare
+from isobatch.deployments.prepare.records import Layout
+from isobatch.deployments.prepare.sample import LabelNames, Sample, draw
 
 LAYERS = (2, 6)
 LEARNT_ROWS, JUDGED_ROWS = 6000, 3000

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.models import TorchModel
-from deployments.models.loading import quietly
+from isobatch.deployments.models import TorchModel
+from isobatch.deployments.models.loading import quietly
 
 SHARES = (0.3, 0.5, 0.7, 0.9)  # of the mean attention that a text's tokens receive: what is below goes
 BATCH = 16

@@ -5,9 +5,9 @@ On virtual devices with Tabi's own latencies and shares; and really computed: Mi
 
 from rich.console import Console
 
-from deployments.progress import show
 from experiments.cascade import compute, tabi
-from profiles.errors import UserError
+from isobatch.deployments.progress import show
+from isobatch.profiles.errors import UserError
 
 console = Console(stderr=True)
 

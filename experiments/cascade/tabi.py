@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.simulation import World, simulate
-from cluster.simulator.sustained import sustained
-from optimizer import Objective, Plan, Problem, optimize, problem
-from profiles.devices import fleet, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable, cascade_table
+from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.cluster.simulator.sustained import sustained
+from isobatch.optimizer import Objective, Plan, Problem, optimize, problem
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable, cascade_table
 
 QUERIES, APART_S, SLO_S = 20_000, 0.1, 0.2
 TEXT_BYTES = 16 * 40  # of 40 tokens

@@ -9,11 +9,11 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from http.client import HTTPException
 
-from cluster.controller.application import RolloutError, RunningApplication
-from cluster.controller.decide import served_alike
 from experiments.chaos.suite import START
 from experiments.replan.suite import ROUNDS
 from experiments.shared.live import NAME, Live, named
+from isobatch.cluster.controller.application import RolloutError, RunningApplication
+from isobatch.cluster.controller.decide import served_alike
 
 SLOW, HANGS = 5.0, 1e6
 WITHIN_S = 60.0  # a fault that is not repaired within this time fails the run

@@ -19,14 +19,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cluster.load.generator import WRONG, LoadRecord
-from cluster.load.http_connection import BROKEN
-from cluster.load.workloads import arrivals
 from experiments.chaos.faults import FAULTS, Fault, restored
 from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.replan.suite import BATCH
 from experiments.replan.timeline import Timeline, timeline
 from experiments.shared.live import Live, application, bare, controller, kill_node, node
+from isobatch.cluster.load.generator import WRONG, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.workloads import arrivals
 
 ENOUGH = 0.9
 ROUNDS = 30

@@ -4,8 +4,8 @@ from experiments.replan import timeline
 from experiments.replan.suite import BATCH, FAST, profile
 from experiments.replan.timeline import PersistentLoad
 from experiments.serve.fleet import promise_per_s
-from optimizer import Objective, Plan, optimize
-from profiles.devices import Device, links_between
+from isobatch.optimizer import Objective, Plan, optimize
+from isobatch.profiles.devices import Device, links_between
 
 DEVICES = {FAST: 7}
 PROFILE = profile({FAST: 0.030})

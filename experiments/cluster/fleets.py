@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.load.generator import LoadGenerator
-from cluster.load.workloads import arrivals, exit_blocks
-from cluster.serving.serve_file import serve_file
-from cluster.simulator.simulation import World, simulate
-from deployments.config import AppConfig, checked
-from deployments.graph import read_graph
 from experiments.serve.servers import isobatch
-from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
-from profiles.devices import Link, fleet, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.graph import read_graph
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, optimize, problem
+from isobatch.profiles.devices import Link, fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 LOCAL = Path(__file__).parents[2] / "cluster" / "local.yaml"
 SECONDS, AT_ONCE_S, LOOK_S = 20.0, 16.0, 2.0

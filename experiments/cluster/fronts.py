@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from cluster.load.workloads import arrivals
 from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.serve import fleet, measures
 from experiments.shared.live import Live, application, bare, stats_at
-from optimizer.plan import Plan
-from profiles.files import Profile
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.files import Profile
 
 FRONTS = (1, 2, 4)
 TURNS, SECONDS, WARM_S = 3, 10.0, 4.0  # the median of several turns, as this machine may stall in one

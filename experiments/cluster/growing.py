@@ -12,16 +12,16 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from cluster.load.generator import WRONG, LoadRecord
-from cluster.load.http_connection import BROKEN
-from cluster.load.workloads import arrivals
 from experiments.chaos.suite import SLO_MS, load
 from experiments.cluster.started import Started, started
 from experiments.replan.suite import BATCH, profile
 from experiments.serve.fleet import promise_per_s
 from experiments.shared.live import application, controller, kill_node
-from optimizer import Objective, optimize
-from profiles.devices import fleet, links_between
+from isobatch.cluster.load.generator import WRONG, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.optimizer import Objective, optimize
+from isobatch.profiles.devices import fleet, links_between
 
 KIND, NEVER = "k80", "t4"  # what Ray can rent, and what it is asked for first, as it costs less: none of it ever comes
 MOST, RENTED = 2, 2  # devices of each that plans may use, and nodes that may be rented: one more while another ends

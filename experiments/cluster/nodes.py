@@ -17,11 +17,11 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cluster.serving.processes import descendants
 from experiments.chaos.faults import Fault
 from experiments.chaos.run import console, struck_under_load, table
 from experiments.chaos.suite import DEVICES, PROFILE, SLO_MS, START
 from experiments.shared.live import Live, application, bare, kill_node, node
+from isobatch.cluster.serving.processes import descendants
 
 FAR = "127.0.0.3"  # the node that is lost, and whose network is cut
 REMOTE = 2  # of the devices

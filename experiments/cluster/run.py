@@ -20,11 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from deployments.folders import cache_directory
 from experiments.chaos.run import Round, figures_of
 from experiments.cluster import fleets, fronts, growing
 from experiments.cluster.nodes import CUT
 from experiments.shared.version import code_behind
+from isobatch.deployments.folders import cache_directory
 
 FAULTS, TOGETHER = 100, 20  # so many faults hit one application, and then the next
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from cluster.serving.ports import free_port
-from cluster.serving.processes import bound_to_us, descendants
 from experiments.shared.live import kill_node
+from isobatch.cluster.serving.ports import free_port
+from isobatch.cluster.serving.processes import bound_to_us, descendants
 
 ROOT = Path(__file__).parents[2]
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
@@ -41,7 +41,7 @@ class Started:
         self._rents = ["--autoscaling-config", str(self._cloud(kinds, idle_s))] if kinds else []
 
     def _environment(self) -> dict[str, str]:
-        script = f'eval "$({sys.executable} -m cluster.cli environment --folder {self._folder}/node)"; env -0'
+        script = f'eval "$({sys.executable} -m isobatch.cluster.cli environment --folder {self._folder}/node)"; env -0'
         output = subprocess.check_output(["sh", "-c", script], cwd=ROOT, env=self.plain)
         return dict(line.split("=", 1) for line in output.decode().split("\0") if "=" in line)
 
@@ -114,7 +114,7 @@ class Started:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of ours on the head."""
-        return self.python("-m", "cluster.cli", *words)
+        return self.python("-m", "isobatch.cluster.cli", *words)
 
     def python(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from experiments.shared.public_data import data
-from profiles.curves import PUBLISHED_FILE
+from isobatch.profiles.curves import PUBLISHED_FILE
 
 FILES = ("tensorrt_demobert", "fastertransformer", "deeplearningexamples", "aitemplate", "pytorch_onnxruntime_misc")
 KINDS = {"A100": "a100", "A100-40GB": "a100", "A100-80GB": "a100", "L4": "l4", "RTX3090": "rtx3090", "T4": "t4"}

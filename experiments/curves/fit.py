@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from profiles.curves import FILE, Curve, Fitted, Published, estimated, peak, published
-from profiles.datasheet import Shape, published_shape
+from isobatch.profiles.curves import FILE, Curve, Fitted, Published, estimated, peak, published
+from isobatch.profiles.datasheet import Shape, published_shape
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, str, str]  # kind, backend, dtype, family

@@ -5,10 +5,10 @@ from itertools import product
 from rich.progress import track
 
 from experiments.planner.settings import BERT_BASE
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
-from optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 
 KINDS, BACKENDS = ("v100", "a100", "l4", "t4"), ("onnx", "torch", "tensorrt")
 MOST = Objective(slo_s=0.1, max_batch=16)

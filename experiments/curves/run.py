@@ -14,7 +14,7 @@ from rich.table import Table
 
 from experiments.curves.fit import errors, fit, key_of
 from experiments.curves.gains import gains
-from profiles.curves import BACKENDS, Published, curve_of, fitted, published
+from isobatch.profiles.curves import BACKENDS, Published, curve_of, fitted, published
 
 Errors = dict[str, list[float]]  # by backend
 

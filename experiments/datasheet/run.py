@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.shared.public_data import data
-from profiles.datasheet import Kernel, Shape, bert_large, datasheet_table, kernel_s, linear, resnet50
-from profiles.devices import CATALOGUE
-from profiles.sweep import whole_s
+from isobatch.profiles.datasheet import Kernel, Shape, bert_large, datasheet_table, kernel_s, linear, resnet50
+from isobatch.profiles.devices import CATALOGUE
+from isobatch.profiles.sweep import whole_s
 
 GAVEL, MLPERF = (
     "profiles/gavel/isolated_throughputs_derived.csv",

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.profiling.launch_estimates import estimated_table
-from cluster.simulator.text_choice import choose_plan, saturated, trial_at
-from optimizer.text_paces import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected_pace
-from optimizer.text_plans import plan_of, tokens_per_s
-from profiles.devices import fleet
-from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+from isobatch.cluster.profiling.launch_estimates import estimated_table
+from isobatch.cluster.simulator.text_choice import choose_plan, saturated, trial_at
+from isobatch.optimizer.text_paces import RHYTHMS, DecodingFacts, DecodingGoal, DecodingWay, expected_pace
+from isobatch.optimizer.text_plans import plan_of, tokens_per_s
+from isobatch.profiles.devices import fleet
+from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 RESIDENTS, PROMPT_ROWS = 32, 256
 WIDE = DecodingGoal(ttft_s=1e9, tpot_s=1e9)

@@ -17,17 +17,23 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
-from deployments.decoding.ramp_rules import DecoderRules, rules_of
-from deployments.decoding.sequences import TextRequest
-from deployments.demo import llm_demo_directory
-from deployments.demo.sums import answer_to, prompt_of, sums
-from deployments.folders import cache_directory, replacing
 from experiments.decoding import served
 from experiments.decoding.on_paper import measure_on_paper
 from experiments.demos.sums import add_ramps
 from experiments.demos.t5_sums import save, train
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine_setup import (
+    decoder_shape,
+    engine_of,
+    load_decoder,
+    load_tokenizer,
+    stop_tokens,
+)
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, rules_of
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.demo import llm_demo_directory
+from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
+from isobatch.deployments.folders import cache_directory, replacing
 
 MAX_TOKENS = 24
 RESIDENTS = 32

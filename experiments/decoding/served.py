@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from cluster.load.prompts import PromptLoad, WrittenText
-from cluster.load.workloads import arrivals
-from deployments.decoding.engine_setup import load_decoder, load_tokenizer
-from deployments.demo import llm_demo_directory
-from deployments.folders import cache_directory, locked, replacing
 from experiments.shared.live import NAME, Live, bare
 from experiments.shared.public_data import ROOT
-from optimizer.plan import Plan, read_plan
-from optimizer.text_plans import terms_of, tokens_per_s
+from isobatch.cluster.load.prompts import PromptLoad, WrittenText
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer
+from isobatch.deployments.demo import llm_demo_directory
+from isobatch.deployments.folders import cache_directory, locked, replacing
+from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.optimizer.text_plans import terms_of, tokens_per_s
 
 console = Console(stderr=True, width=140)
 BLOCKS, WIDTH, INNER, HEADS, KV_HEADS = 24, 576, 1536, 9, 3
@@ -87,7 +87,7 @@ def _make(folder: Path) -> None:
 
 
 def _isobatch(*arguments: str) -> None:
-    command = [sys.executable, "-m", "cluster.cli", *arguments]
+    command = [sys.executable, "-m", "isobatch.cluster.cli", *arguments]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=sys.stderr)
 
 
@@ -226,7 +226,7 @@ def _digits(draw: random.Random, count: int) -> str:
 
 def _application(network: Path, **fields: Any) -> dict[str, Any]:
     arguments = {"model": str(network), "name": "llama", **fields}
-    return {"name": NAME, "import_path": "deployments.decoding.app:build", "args": arguments}
+    return {"name": NAME, "import_path": "isobatch.deployments.decoding.app:build", "args": arguments}
 
 
 def _free(network: Path, threads: int, **fields: Any) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.demo import demo_directory
-from deployments.demo.digits import (
+from experiments.demos.quality import quality_of
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import (
     NOISE,
     NUM_CALIBRATE,
     NUM_TRAIN,
@@ -29,25 +30,24 @@ from deployments.demo.digits import (
     digits,
     distort,
 )
-from deployments.exits import entropy
-from deployments.models import load
-from deployments.models.backends import INT8, make_ready, on_backend
-from deployments.models.interface import BackedModel
-from deployments.models.loading import quietly
-from deployments.models.ramps import RampDtype, read_rules, write_rules
-from deployments.models.served_model import BlockRange
-from deployments.prepare.measuring import PrepareOptions, RampLogits, retuned
-from deployments.prepare.pipeline import PICTURE, prepare
-from deployments.prepare.report import draw_exits
-from deployments.prepare.sample import Parts, Sample
-from deployments.prepare.thresholds import replay
-from deployments.progress import show
-from experiments.demos.quality import quality_of
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.exit_table import ExitTable
-from profiles.model import SplitModel
-from profiles.promise import RULES
+from isobatch.deployments.exits import entropy
+from isobatch.deployments.models import load
+from isobatch.deployments.models.backends import INT8, make_ready, on_backend
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.loading import quietly
+from isobatch.deployments.models.ramps import RampDtype, read_rules, write_rules
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.prepare.measuring import PrepareOptions, RampLogits, retuned
+from isobatch.deployments.prepare.pipeline import PICTURE, prepare
+from isobatch.deployments.prepare.report import draw_exits
+from isobatch.deployments.prepare.sample import Parts, Sample
+from isobatch.deployments.prepare.thresholds import replay
+from isobatch.deployments.progress import show
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.model import SplitModel
+from isobatch.profiles.promise import RULES
 
 SEEDS = 8  # networks that are trained, at most, before giving up
 SHIPPED: tuple[RampDtype, ...] = ("float32", "int8")  # the precisions of the demos that are shipped

@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.demo.digits import NOISE, Images, demo_digits
-from profiles.model import Batch, Exits, SplitModel
+from isobatch.deployments.demo.digits import NOISE, Images, demo_digits
+from isobatch.profiles.model import Batch, Exits, SplitModel
 
 SIGMAS = 3.0  # standard errors by which every figure must pass
 MIN_ACCURACY = 0.95  # the full network's accuracy, at least

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deployments.decoding.engine_setup import load_decoder, stop_tokens
-from deployments.demo import llm_demo_directory
-from deployments.demo.sums import CHARACTERS, END, UNKNOWN, answer_to, prompt_of, sums
-from deployments.prepare.decoder import DecoderOptions, ramps_for
-from deployments.progress import show
-from profiles.promise import RULES
+from isobatch.deployments.decoding.engine_setup import load_decoder, stop_tokens
+from isobatch.deployments.demo import llm_demo_directory
+from isobatch.deployments.demo.sums import CHARACTERS, END, UNKNOWN, answer_to, prompt_of, sums
+from isobatch.deployments.prepare.decoder import DecoderOptions, ramps_for
+from isobatch.deployments.progress import show
+from isobatch.profiles.promise import RULES
 
 IGNORED = -100  # Torch ignores positions with this label in its losses
 CONTEXT = 64  # positions of the network, far more than a sum needs

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deployments.decoding.anatomy import anatomy_of
-from deployments.demo.sums import END, answer_to, prompt_of, sums
-from deployments.prepare.decoder import states_after
 from experiments.demos.sums import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, trained, vocabulary
+from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.demo.sums import END, answer_to, prompt_of, sums
+from isobatch.deployments.prepare.decoder import states_after
 
 RECIPE = SumsRecipe(num_blocks=6, steps=1500)
 ENCODER_BLOCKS = 2

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.controller.rehearsal import Replanned
-from cluster.load.workloads import Floats
-from cluster.simulator.report import Report
 from experiments.drift.suite import Suite
+from isobatch.cluster.controller.rehearsal import Replanned
+from isobatch.cluster.load.workloads import Floats
+from isobatch.cluster.simulator.report import Report
 
 COLOURS = {"best plan": "#333333", "first plan": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}
 

@@ -7,16 +7,16 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress, track
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.rehearsal import Replanned, replan
-from cluster.load.workloads import Floats, Ints, arrivals
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import World, simulate
 from experiments.drift.plot import draw
 from experiments.drift.suite import SUITE, Suite
-from optimizer import Plan, Problem
-from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.rehearsal import Replanned, replan
+from isobatch.cluster.load.workloads import Floats, Ints, arrivals
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.optimizer import Plan, Problem
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
 
 PICTURE = Path(__file__).parents[2] / "docs" / "drift.png"
 STEADY_S = 20.0  # enough for a plan that stays, since its goodput is steady while the mix is

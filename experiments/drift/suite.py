@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.load.workloads import Mix
 from experiments.planner.settings import Network
-from optimizer import Objective, Plan, Problem, evaluate
-from optimizer.pipelines.side_by_side import side_by_side
-from profiles import datasheet as shapes
-from profiles.datasheet import datasheet_table
-from profiles.devices import fleet
-from profiles.errors import UserError
-from profiles.files import Profile
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.load.workloads import Mix
+from isobatch.optimizer import Objective, Plan, Problem, evaluate
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.profiles import datasheet as shapes
+from isobatch.profiles.datasheet import datasheet_table
+from isobatch.profiles.devices import fleet
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile
 
 EASY = Network("easy", shapes.bert_base(), ((0.0, 1.0), (0.34, 0.2), (1.0, 0.05)))
 HARD = Network("hard", shapes.bert_base(), ((0.0, 1.0), (0.5, 0.97), (1.0, 0.8)))

@@ -9,21 +9,21 @@ from functools import cache
 
 import numpy as np
 
-from cluster.load.traces import trace
-from cluster.load.workloads import exit_blocks
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import World, simulate
-from cluster.simulator.sustained import run, run_if_sustained, sustained
-from deployments.dispatch.messages import Limits
 from experiments.planner.settings import Network, Survivors
 from experiments.shared.public_data import data
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines import baselines
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan, Split
-from optimizer.problem import Problem
+from isobatch.cluster.load.traces import trace
+from isobatch.cluster.load.workloads import exit_blocks
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.cluster.simulator.sustained import run, run_if_sustained, sustained
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines import baselines
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.problem import Problem
 
 OURS, EARLY, FULL = "isobatch", "early exit", "no exits"
 SERIAL, ALL_RAMPS = "one device at a time", "all ramps open"

@@ -9,8 +9,8 @@ from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
 from experiments.shared import gains
 from experiments.shared.gains import DOCS
-from optimizer.objective import Objective
-from optimizer.pipelines import shortfalls
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines import shortfalls
 
 PAGE = DOCS / "e3.md"
 COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}

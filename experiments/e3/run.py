@@ -20,7 +20,7 @@ from experiments.e3.measuring import MEASURES, OURS
 from experiments.e3.page import ratio, write
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
 from experiments.shared.version import code_behind
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 RESULTS = Path(__file__).with_name("results")
 MEASURING = "experiments/e3/measuring.py"

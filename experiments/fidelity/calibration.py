@@ -16,12 +16,12 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
-from cluster.load.generator import LoadGenerator
-from cluster.load.workloads import Floats, arrivals
-from cluster.simulator.conditions import HostCosts
 from experiments.serve import measures
-from optimizer.plan import Plan
-from profiles.files import Profile
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.cluster.load.workloads import Floats, arrivals
+from isobatch.cluster.simulator.conditions import HostCosts
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.files import Profile
 
 APART = 2.0  # times a request's time on its devices, between lone requests, so that none meets another
 LIGHT, HEAVY = 0.3, 0.8  # of what the plan promises

@@ -8,16 +8,16 @@ from statistics import median
 
 import numpy as np
 
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.workloads import Floats, Ints
-from cluster.simulator.conditions import Troubles
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import World, simulate
-from deployments.dispatch.messages import EARLY_S, Limits
 from experiments.fidelity.calibration import Calibration
 from experiments.fidelity.suite import SIMULATED, Case
-from optimizer.plan import Plan
-from optimizer.problem import Problem
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.workloads import Floats, Ints
+from isobatch.cluster.simulator.conditions import Troubles
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.deployments.dispatch.messages import EARLY_S, Limits
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
 
 TOLD = ("goodput_per_s", "p50_ms", "p99_ms")
 

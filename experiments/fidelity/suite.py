@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.load.traces import trace
-from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from experiments.serve.fleet import BLOCKS, KINDS, SURVIVAL, Part, plan
 from experiments.shared.public_data import data
-from optimizer.plan import Plan
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.cluster.load.traces import trace
+from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 BATCH = 8
 PASS_S = 0.120  # a full batch through the network takes so long that the devices are the limit, not the host

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.forecast.traces import Trace
-from profiles.forecast import Forecaster
-from profiles.forecast_methods import Last
+from isobatch.profiles.forecast import Forecaster
+from isobatch.profiles.forecast_methods import Last
 
 Floats = NDArray[np.float64]
 WARM_UP = 60  # windows before the first forecast counts: two hours

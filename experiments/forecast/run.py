@@ -12,8 +12,8 @@ from rich.progress import track
 from experiments.forecast.backtest import Backtest, backtest
 from experiments.forecast.picture import draw
 from experiments.forecast.traces import LOADS, traces
-from profiles.forecast import Forecaster
-from profiles.windows import Window
+from isobatch.profiles.forecast import Forecaster
+from isobatch.profiles.windows import Window
 
 SHOWN = 1  # the day in the picture: the first network, tenants, 300 inputs a window
 PICTURE = Path(__file__).parents[2] / "docs" / "forecast.png"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.shared.public_data import data
-from profiles.windows import Window
+from isobatch.profiles.windows import Window
 
 Floats = NDArray[np.float64]
 WINDOW_S = 120.0
@@ -84,9 +84,9 @@ def _elasticbert(exits: int, patience: int) -> tuple[NDArray[np.int64], NDArray[
 
 def demo() -> Floats:
     """Where each group leaves the demo model, whose inputs get harder with noise."""
-    from deployments.demo import demo_directory
-    from deployments.demo.digits import demo_inputs
-    from deployments.models import load as load_model
+    from isobatch.deployments.demo import demo_directory
+    from isobatch.deployments.demo.digits import demo_inputs
+    from isobatch.deployments.models import load as load_model
 
     model = load_model(demo_directory())
     rows = []

@@ -8,9 +8,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from deployments.models.interface import BackedModel
-from deployments.transport.packed import Packed, pack, unpack
-from profiles.model import Batch
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.transport.packed import Packed, pack, unpack
+from isobatch.profiles.model import Batch
 
 REPEATS = 15
 

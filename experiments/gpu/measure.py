@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
-from deployments.models.loading import resolve_device
 from experiments.backend.families import NAMES, own_cache
 from experiments.gpu import hops, systems, tables
-from profiles.errors import UserError
-from profiles.latency import LatencyTable
-from profiles.measure import device_name
+from isobatch.deployments.models.loading import resolve_device
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.measure import device_name
 
 console = Console(stderr=True)
 

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from cluster.bench.compare import Bench
-from cluster.bench.real_device import Source
-from cluster.bench.setup import drawn
-from deployments.models.backends import planned_block_ranges
 from experiments.gpu.tables import TableSetting, inputs, network
 from experiments.planner.settings import EARLY, HALF, exits_along
-from optimizer.plan import Plan
-from profiles.files import Profile
-from profiles.latency import LatencyTable
-from profiles.measure import stopwatch_for
+from isobatch.cluster.bench.compare import Bench
+from isobatch.cluster.bench.real_device import Source
+from isobatch.cluster.bench.setup import drawn
+from isobatch.deployments.models.backends import planned_block_ranges
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.measure import stopwatch_for
 
 SLOS_MS = (10.0, 25.0, 50.0, 100.0)
 DRAWN = 512

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from cluster.bench.setup import with_recorded_exits
-from cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
-from cluster.profiling.datasheets import shape_of
-from deployments.models.backends import served
-from deployments.models.interface import BackedModel
 from experiments.backend.families import NAMES, SIDE, batches, config, untrained
-from profiles.devices import CATALOGUE, kind_of
-from profiles.files import Profile, load, save
-from profiles.latency import LatencyTable
-from profiles.measure import device_name
-from profiles.model import Batch
-from profiles.sweep import whole_s
+from isobatch.cluster.bench.setup import with_recorded_exits
+from isobatch.cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
+from isobatch.cluster.profiling.datasheets import shape_of
+from isobatch.deployments.models.backends import served
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.profiles.devices import CATALOGUE, kind_of
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.measure import device_name
+from isobatch.profiles.model import Batch
+from isobatch.profiles.sweep import whole_s
 
 TEXTS = ("bert-base", "bert-large", "distilbert")
 

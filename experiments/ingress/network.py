@@ -4,9 +4,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from deployments.replica.virtual import VirtualModel
 from experiments.ingress.sampler import Sampler
-from profiles.files import load as load_profile
+from isobatch.deployments.replica.virtual import VirtualModel
+from isobatch.profiles.files import load as load_profile
 
 COSTS = "front.json"
 

@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from deployments.replica.virtual import VirtualModel
-from deployments.transport.orders import Order
-from deployments.transport.packed import pack
 from experiments.ingress.network import COSTS
 from experiments.ingress.sampler import TOLD_EVERY_S
 from experiments.serve import measures, servers
 from experiments.serve.fleet import BATCH, BLOCKS, PASS_S, Part, plan, profile, serve_file
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.deployments.replica.virtual import VirtualModel
+from isobatch.deployments.transport.orders import Order
+from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 CLIENTS, SECONDS = 64, 10.0
 LOADER = "experiments.ingress.network:load"

@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cluster.load.generator import Floats, LoadGenerator, LoadRecord
-from deployments.front.open_inference.messages import message
 from experiments.overload.calls import CALLS, CallLoad
+from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
+from isobatch.deployments.front.open_inference.messages import message
 
 AT_ONCE = 1024
 PATIENCE_S = 5.0

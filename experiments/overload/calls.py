@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from cluster.load.generator import LoadGenerator
-from cluster.load.http_connection import BROKEN
-from deployments.front.open_inference.messages import SERVICE
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.deployments.front.open_inference.messages import SERVICE
 
 CALLS = 128  # of one connection at once, as the front's HAProxy allows
 _FRAME = 16_384  # bytes of a frame, at most

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cluster.serving.ports import free_port, is_free
+from isobatch.cluster.serving.ports import free_port, is_free
 
 _CONFIGURATION = """global
     nbthread 2

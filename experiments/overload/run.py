@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from cluster.load.generator import Floats, LoadRecord
-from cluster.load.http_connection import run_noting_polls
-from cluster.load.workloads import arrivals
-from cluster.serving.ports import free_port
-from deployments.demo.digits import demo_inputs
 from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
 from experiments.serve import measures, servers
+from isobatch.cluster.load.generator import Floats, LoadRecord
+from isobatch.cluster.load.http_connection import run_noting_polls
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.demo.digits import demo_inputs
 
 SLO_MS = 500.0
 FLOODS = {"1_5x": 1.5, "3x": 3.0, "10x": 10.0}

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.models import load as load_checkpoint
-from deployments.models.onnx_export import OPSET
-from deployments.models.onnx_int8 import in_8_bits
-from deployments.models.onnx_session import Session
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.spans import Spans
-from deployments.models.torch_model import TorchModel
+from isobatch.deployments.models import load as load_checkpoint
+from isobatch.deployments.models.onnx_export import OPSET
+from isobatch.deployments.models.onnx_int8 import in_8_bits
+from isobatch.deployments.models.onnx_session import Session
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import Spans
+from isobatch.deployments.models.torch_model import TorchModel
 
 Logits = Callable[[Tensor, Tensor], Tensor]  # of tokens side by side, and which of them are real
 

@@ -16,14 +16,14 @@ import torch
 from rich.console import Console
 from scipy.optimize import nnls
 
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.served_model import BlockRange
-from deployments.models.torch_model import TorchModel
 from experiments.packing.padded import PaddedModel, on_onnx, on_torch
 from experiments.packing.texts import Integers, batch_of, cut, lengths_of, untrained_minilm
 from experiments.packing.waiting import Seconds, by_length, first_come, most_per_s
-from profiles.measure import stopwatch_for
-from profiles.model import Batch
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.measure import stopwatch_for
+from isobatch.profiles.model import Batch
 
 console = Console(stderr=True)
 Counted = Callable[[Sequence[int]], int]  # of a launch's texts: what its time follows

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.models.families import family_of
-from deployments.models.ramps import Ramps
-from deployments.models.torch_model import TorchModel
-from deployments.prepare.data import Columns, rows
-from deployments.prepare.records import Layout
 from experiments.backend.families import NoEncoder
 from experiments.shared.public_data import data
-from profiles.model import Batch
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.ramps import Ramps
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.prepare.data import Columns, rows
+from isobatch.deployments.prepare.records import Layout
+from isobatch.profiles.model import Batch
 
 ROWS = 800  # of each data set, the first ones
 POSITIONS, WORDS = 512, 30522

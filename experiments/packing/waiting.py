@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.load.workloads import arrivals
 from experiments.packing.texts import Integers
+from isobatch.cluster.load.workloads import arrivals
 
 Waiting = list[tuple[int, float]]  # tokens, and when it came; who came first is first
 Take = Callable[[Waiting], list[int]]  # places of those who are launched together

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.peers.network import BATCH, FullNetwork, options
 from experiments.peers.ready import say_when_ready
-from profiles.model import Label
+from isobatch.profiles.model import Label
 
 FOLDER = "ISOBATCH_PEER_FOLDER"
 LATENCY_MS = 60_000  # it refuses what it expects to take longer: nothing is refused here, lateness is counted outside

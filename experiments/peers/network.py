@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from profiles.model import Label
+from isobatch.profiles.model import Label
 
 BATCH, WAIT_S = 32, 0.002  # the largest batch, and how long a peer waits for it to fill
 READY = "ready"
@@ -19,9 +19,9 @@ class FullNetwork:
     def __init__(self, folder: str, exits_dtype: str = "") -> None:
         import torch
 
-        from deployments.models import load
-        from deployments.models.backends import make_ready, on_backend
-        from deployments.models.served_model import BlockRange
+        from isobatch.deployments.models import load
+        from isobatch.deployments.models.backends import make_ready, on_backend
+        from isobatch.deployments.models.served_model import BlockRange
 
         torch.set_num_threads(1)
         exact = load(folder, device="cpu", dtype=exits_dtype or "float32")
@@ -31,7 +31,7 @@ class FullNetwork:
             make_ready(self._model, folder, [BlockRange(0, self._model.num_blocks)])
 
     def labels(self, inputs: Sequence[Any]) -> list[Label]:
-        from deployments.models.predict import predict
+        from isobatch.deployments.models.predict import predict
 
         return [answer.label for answer in predict(self._model, list(inputs), self._exits)]
 

@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from cluster.load.generator import LoadGenerator
-from cluster.load.report import Summary, summary
-from cluster.load.workloads import arrivals
-from cluster.serving.ports import free_port
 from experiments.peers.network import BATCH, READY, FullNetwork
 from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.servers import isobatch, memory_mb, running
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.cluster.load.report import Summary, summary
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.serving.ports import free_port
 
 SLO_MS = 200.0
 CLIENTS = (16, 64, 256)
@@ -165,7 +165,7 @@ def running_peer(peer: Peer, folder: str, exits_dtype: str = "") -> Iterator[str
 
 def _serve_file(workload: PeerWorkload, folder: Path) -> Path:
     arguments = {"model": workload.folder, "backend": "onnx", "max_batch": BATCH, "slo_ms": SLO_MS}
-    application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
+    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
     path = folder / f"{workload.name}.yaml"
     path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     return path

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from deployments.demo import demo_directory
-from deployments.demo.digits import demo_inputs
 from experiments.backend import minilm
 from experiments.packing.texts import POSITIONS, lengths_of, untrained_minilm
-from profiles.errors import UserError
-from profiles.lengths import WORD, text_of
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.lengths import WORD, text_of
 
 INPUTS = 256
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.model.limits import memory_bytes
-from optimizer.model.work import work
-from optimizer.objective import Objective
-from optimizer.plan import Split
-from optimizer.problem import Problem
+from isobatch.optimizer.model.limits import memory_bytes
+from isobatch.optimizer.model.work import work
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Split
+from isobatch.optimizer.problem import Problem
 
 Floats = NDArray[np.float64]
 Groups = tuple[tuple[int, ...], ...]

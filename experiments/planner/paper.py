@@ -8,10 +8,10 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.planner.settings import BERT_BASE, DISTILBERT, RESNET50, Network
-from optimizer.model.evaluate import Score, evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import Baseline, baselines
-from optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.model.evaluate import Score, evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import Baseline, baselines
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 
 BATCH = 8  # the largest of E3's figures 7 to 15
 HOMOGENEOUS, MIXED = "v100=16", "v100=6,p100=8,k80=15"

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from optimizer.objective import Objective
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 # Blocks, kinds, largest batch: as much as brute force can do in a moment.
 SIZES = [

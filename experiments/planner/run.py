@@ -13,12 +13,12 @@ from experiments.planner.bruteforce import best_value, most_side_by_side
 from experiments.planner.paper import paper
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, FOUR_KINDS, ONE_KIND, RESNET50, Network, deep, evenly
-from optimizer.effort import EFFORT, Effort
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
-from optimizer.search.exact import search
+from isobatch.optimizer.effort import EFFORT, Effort
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.search.exact import search
 
 PROBLEMS = 3000
 SEVERAL_KINDS = 300  # problems, less those of one kind

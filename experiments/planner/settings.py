@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from optimizer.problem import Problem, problem
-from profiles import datasheet as shapes
-from profiles.curves import curve_table
-from profiles.datasheet import Shape, datasheet_table
-from profiles.devices import fleet, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.optimizer.problem import Problem, problem
+from isobatch.profiles import datasheet as shapes
+from isobatch.profiles.curves import curve_table
+from isobatch.profiles.datasheet import Shape, datasheet_table
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 Survivors = tuple[tuple[float, float], ...]  # depths as shares of the blocks, each with the share that is still inside
 

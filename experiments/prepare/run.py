@@ -5,11 +5,11 @@ What is shipped is run on digits that it has not seen. `make demo` makes it anew
 
 from pathlib import Path
 
-from deployments.demo import demo_directory
-from deployments.demo.digits import demo_digits, held_out_digits
-from deployments.models import TorchModel, load
-from deployments.models.ramps import read_rules
-from profiles.promise import RULES
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_digits, held_out_digits
+from isobatch.deployments.models import TorchModel, load
+from isobatch.deployments.models.ramps import read_rules
+from isobatch.profiles.promise import RULES
 
 NOISES = (0.0, 0.2, 0.4, 0.8)
 COUNT = 2000

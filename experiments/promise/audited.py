@@ -13,27 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
-from cluster.controller.rehearsal import Replanned, replan
-from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import Chunk, World, simulate
-from cluster.simulator.table_devices import TableDevices
-from deployments.dispatch.messages import Launch, Limits, Place
-from deployments.front.observed import Observed
 from experiments.promise.greedy import greedy
 from experiments.promise.plans import fleet_of
 from experiments.promise.tried import drawn
-from optimizer import Objective, Plan, optimize
-from optimizer.tuning import opened
-from profiles.devices import fleet, links_between
-from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable
-from profiles.exits import ExitProfile
-from profiles.losses import Floats, Indices
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
+from isobatch.cluster.controller.rehearsal import Replanned, replan
+from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import Chunk, World, simulate
+from isobatch.cluster.simulator.table_devices import TableDevices
+from isobatch.deployments.dispatch.messages import Launch, Limits, Place
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer import Objective, Plan, optimize
+from isobatch.optimizer.tuning import opened
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.losses import Floats, Indices
 
 SLO_S, MAX_BATCH = 0.1, 32
 SHARE, COST = 0.02, 0.01  # of audits: the product's own

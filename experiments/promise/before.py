@@ -7,8 +7,8 @@ spent, one ramp at a time.
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.exit_table import ExitTable, improved, outcome
-from profiles.losses import ROUNDING, Indices, Loss, Metric
+from isobatch.profiles.exit_table import ExitTable, improved, outcome
+from isobatch.profiles.losses import ROUNDING, Indices, Loss, Metric
 
 MULTIPLIERS = np.geomspace(0.5, 5000.0, 41)
 MARGIN = 2.0

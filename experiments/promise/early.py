@@ -14,22 +14,22 @@ from functools import partial
 
 import numpy as np
 
-from cluster.load.workloads import arrivals
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import Simulation, World
-from deployments.dispatch.messages import Limits
 from experiments.promise.audited import SHARE, RecordedDevices
 from experiments.promise.greedy import WINDOW, tuned
 from experiments.promise.tried import drawn
-from optimizer import Objective, Plan, Problem, problem
-from optimizer.early_answers import early_plan
-from optimizer.tuning import costs_of, opened
-from profiles.datasheet import bert_base, datasheet_table
-from profiles.devices import fleet, links_between
-from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, outcome
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer import Objective, Plan, Problem, problem
+from isobatch.optimizer.early_answers import early_plan
+from isobatch.optimizer.tuning import costs_of, opened
+from isobatch.profiles.datasheet import bert_base, datasheet_table
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 SLO_S, BUDGET, INPUTS = 2.0, 0.02, 20_000
 LOAD, BUSY = 0.1, 0.7  # of what the device can do

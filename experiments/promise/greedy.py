@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from profiles.exit_table import ExitTable
-from profiles.losses import Floats, Indices
+from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.losses import Floats, Indices
 
 WINDOW = 16  # records, which say whether to tune, and on which it is done
 BOUND = 0.01

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from cluster.controller.record import THRESHOLDS
-from cluster.load.generator import LoadGenerator
-from deployments.demo import demo_directory
-from deployments.demo.digits import NOISE, demo_inputs
-from deployments.models import load
-from deployments.models.predict import predict
-from deployments.models.served_model import ServedModel
 from experiments.serve import servers
-from profiles.losses import Labels
+from isobatch.cluster.controller.record import THRESHOLDS
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import NOISE, demo_inputs
+from isobatch.deployments.models import load
+from isobatch.deployments.models.predict import predict
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.profiles.losses import Labels
 
 MINUTES = 10
 REQUESTS_PER_S, TOGETHER = 25, 8  # so many digits in a request

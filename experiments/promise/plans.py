@@ -8,18 +8,18 @@ from statistics import geometric_mean
 
 import numpy as np
 
-import cluster
 from experiments.promise.recordings import Recorded
 from experiments.promise.tried import drawn
-from optimizer import Objective, Plan, Problem, evaluate, problem
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.tuning import Tuned, opened, tuned
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.devices import fleet, links_between
-from profiles.evidence import Evidence
-from profiles.exit_table import ExitTable, outcome
-from profiles.files import Profile, load
-from profiles.losses import Indices
+from isobatch import cluster
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.tuning import Tuned, opened, tuned
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.files import Profile, load
+from isobatch.profiles.losses import Indices
 
 SLO_S, BATCHES = 0.1, (4, 8, 16, 64)
 COUNTED = 0.1  # of the inputs survive at least: of fewer a table of thousands says little

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from deployments.folders import cache_directory
-from profiles.exit_table import ARRAYS, ExitTable
-from profiles.losses import Indices
+from isobatch.deployments.folders import cache_directory
+from isobatch.profiles.exit_table import ARRAYS, ExitTable
+from isobatch.profiles.losses import Indices
 
 ROWS = {"sst2": 10_000, "agnews": 5_000, "demo": 10_000}  # of a file; the demo's are digits, each distorted anew
 

@@ -21,8 +21,6 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from deployments.folders import cache_directory
-from deployments.progress import show
 from experiments.promise.audited import watched
 from experiments.promise.early import early
 from experiments.promise.live import MINUTES, live
@@ -33,7 +31,9 @@ from experiments.promise.tail import tail
 from experiments.promise.tried import summed, tried
 from experiments.shared.public_data import data
 from experiments.shared.version import code_behind
-from profiles.losses import Metric
+from isobatch.deployments.folders import cache_directory
+from isobatch.deployments.progress import show
+from isobatch.profiles.losses import Metric
 
 SPLITS = 200
 TOGETHER = 25  # splits in a part

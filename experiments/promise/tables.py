@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.demo import demo_directory
-from deployments.demo.digits import NOISE, demo_digits
-from deployments.exits import entropy
-from deployments.models import load
-from deployments.prepare.data import Columns, rows
-from deployments.prepare.measuring import RampLogits
-from deployments.prepare.records import Layout
-from deployments.prepare.thresholds import replay
 from experiments.demos.digits import ramp_logits
 from experiments.promise.recordings import Recorded, keep
 from experiments.shared.public_data import data
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import NOISE, demo_digits
+from isobatch.deployments.exits import entropy
+from isobatch.deployments.models import load
+from isobatch.deployments.prepare.data import Columns, rows
+from isobatch.deployments.prepare.measuring import RampLogits
+from isobatch.deployments.prepare.records import Layout
+from isobatch.deployments.prepare.thresholds import replay
 
 WORDS = (50, 200, 800, 3_000, 12_000, 48_000)  # that each block reads
 CALIBRATE = 2_000  # texts for the temperatures, used for nothing else

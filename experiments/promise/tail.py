@@ -9,16 +9,16 @@ from functools import partial
 
 import numpy as np
 
-from cluster.load.workloads import arrivals
-from cluster.simulator.simulation import Simulation, World
-from deployments.dispatch.messages import Limits
 from experiments.promise.audited import RecordedDevices
 from experiments.promise.plans import fleet_of
 from experiments.promise.tried import drawn
-from optimizer import Objective, Plan, Problem, evaluate
-from optimizer.pipelines.baselines import NO_EXITS, baseline_plan, no_later
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer import Objective, Plan, Problem, evaluate
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline_plan, no_later
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 
 MAX_BATCH, LOADS, INPUTS, SLO_S = 32, (0.7, 0.9), 12_000, 2.0
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from experiments.promise.before import searched
 from experiments.promise.recordings import ROWS, Recorded, read
-from profiles.evidence import Evidence
-from profiles.exit_table import highest, ladder, outcome
-from profiles.losses import OF_ALL, Floats, Indices, Metric
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import highest, ladder, outcome
+from isobatch.profiles.losses import OF_ALL, Floats, Indices, Metric
 
 MAX_LOSS, CONFIDENCE = 0.01, 0.95
 TEST_SHARE = 0.35  # of the rows: as `isobatch prepare` parts them

@@ -2,12 +2,12 @@
 
 import json
 
-from cluster.simulator.sustained import sustained
-from deployments.front.counts import BUSY_S
 from experiments.serve import measures
 from experiments.serve.fleet import BLOCKS, facts_for, profile
 from experiments.serve.servers import served
-from optimizer.plan import Placement, Plan, Split
+from isobatch.cluster.simulator.sustained import sustained
+from isobatch.deployments.front.counts import BUSY_S
+from isobatch.optimizer.plan import Placement, Plan, Split
 
 LAUNCH_S = 0.002  # of half the network
 BATCH = 4  # so few inputs that generator and front have time left on the same cores

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deployments.models import load
-from deployments.models.spans import Spans
-from deployments.models.torch_model import TorchModel
-from deployments.replica.split import SplitReplica
-from deployments.transport.connection import frame
-from deployments.transport.holdings import Claim, Share
-from deployments.transport.orders import NumberedReply, Order, Stayed
-from deployments.transport.packed import Packed, pack
 from experiments.shared.real_network import BLOCKS, LABELS, LARGEST_BATCH, WIDTH, WORDS, checkpoint, texts
-from profiles.model import Batch
+from isobatch.deployments.models import load
+from isobatch.deployments.models.spans import Spans
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.connection import frame
+from isobatch.deployments.transport.holdings import Claim, Share
+from isobatch.deployments.transport.orders import NumberedReply, Order, Stayed
+from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.profiles.model import Batch
 
 INPUTS = 31
 WARM, TIMES = 20, 300

@@ -17,16 +17,16 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from deployments.folders import cache_directory
 from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
 from experiments.shared.live import Live, bare
 from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
 from experiments.shared.version import code_of
-from optimizer import Plan
-from profiles.errors import UserError
-from profiles.files import Profile
+from isobatch.deployments.folders import cache_directory
+from isobatch.optimizer import Plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile
 
 SIX_LAYERS = 6
 PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.controller.application import RunningApplication
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.report import summary
-from cluster.load.workloads import arrivals
-from cluster.simulator.plan_choice import LIMITS, best_simulated
-from cluster.simulator.sustained import sustained
-from deployments.front.observed import LaunchShape
 from experiments.shared.live import NAME, Live, application, named, stats_at
 from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled_texts
-from optimizer import Objective, Plan, Problem
-from optimizer.model.work import work
-from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.problem import problem
-from profiles.devices import fleet, links_between
-from profiles.files import Profile
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.report import summary
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.simulator.plan_choice import LIMITS, best_simulated
+from isobatch.cluster.simulator.sustained import sustained
+from isobatch.deployments.front.observed import LaunchShape
+from isobatch.optimizer import Objective, Plan, Problem
+from isobatch.optimizer.model.work import work
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.problem import problem
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.files import Profile
 
 CONSTANT = "constant"
 NAMES = {NO_EXITS: "no_exits", EARLY_EXIT: "early_exit"}

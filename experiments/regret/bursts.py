@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.load.generator import LoadRecord
+from isobatch.cluster.load.generator import LoadRecord
 
 REFUSED = 503
 

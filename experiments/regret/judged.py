@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cluster.load.workloads import Floats, Ints
+from isobatch.cluster.load.workloads import Floats, Ints
 
 HARM = 0.02  # the goodput that a change may cost in a window
 ERRORS = 2.0  # standard errors that are chance

@@ -19,17 +19,17 @@ from urllib.error import HTTPError
 import numpy as np
 from rich.console import Console
 
-from cluster.controller.application import RunningApplication
-from cluster.controller.config import Patience
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.workloads import arrivals
 from experiments.regret.bursts import Burst, believed_error, reacted_s, share_of
 from experiments.shared.live import NAME, Live, application, bare, controller
 from experiments.shared.real_network import DTYPE, KIND, LARGEST_BATCH, checkpoint, profiled, survival_of, texts
-from optimizer import Objective, Plan, Problem, evaluate, optimize
-from optimizer.problem import problem
-from profiles.devices import fleet, links_between
-from profiles.files import Profile
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, optimize
+from isobatch.optimizer.problem import problem
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.files import Profile
 
 SLO_MS = 1000.0
 SLACK = 0.2

@@ -9,13 +9,13 @@ from itertools import repeat
 import numpy as np
 from rich.console import Console
 
-from cluster.controller.config import Patience
-from cluster.controller.rehearsal import replan
-from cluster.load.workloads import Ints
-from cluster.simulator.simulation import World, simulate
 from experiments.regret.judged import PlayedChange, Replay
 from experiments.regret.suite import SLO_S, ReplayedTrace, inputs, question, start
-from optimizer import Plan
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.rehearsal import replan
+from isobatch.cluster.load.workloads import Ints
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.optimizer import Plan
 
 HOLD_S = Patience().hold_windows * Patience().replan_every_s  # how long a plan is expected to stay right
 MOST_BESIDE = 6  # plans that never ran

@@ -6,20 +6,20 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.load.traces import trace
-from cluster.load.workloads import Floats, Ints, Mix, following
 from experiments.planner.settings import Network
 from experiments.regret.judged import scaled
 from experiments.shared.public_data import data
-from optimizer import Objective, Plan, Problem, evaluate
-from profiles import datasheet as shapes
-from profiles.datasheet import datasheet_table
-from profiles.devices import fleet
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.load.traces import trace
+from isobatch.cluster.load.workloads import Floats, Ints, Mix, following
+from isobatch.optimizer import Objective, Plan, Problem, evaluate
+from isobatch.profiles import datasheet as shapes
+from isobatch.profiles.datasheet import datasheet_table
+from isobatch.profiles.devices import fleet
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 TRACES = {
     "twitter": "arrivals/twitter/twitter_2021-08_per_second.tbz2",

@@ -8,14 +8,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cluster.controller.application import RunningApplication
-from cluster.load.generator import WRONG, LoadGenerator, LoadRecord
-from cluster.load.http_connection import BROKEN
-from cluster.load.workloads import Floats, arrivals
 from experiments.replan.suite import NO_ROOM, offered_per_s, steps
 from experiments.replan.timeline import Timeline, load, timeline
 from experiments.shared.live import NAME
-from optimizer.plan import Plan
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.load.generator import WRONG, LoadGenerator, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.workloads import Floats, arrivals
+from isobatch.optimizer.plan import Plan
 
 SLO_MS = 1000.0
 SHARE = 0.6  # of what the weakest of the plans sustains

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from cluster.load.generator import LoadGenerator
 from experiments.shared.live import Live, application, controller
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 BLOCKS, BATCH, KIND = 2, 16, "v100"
 BLOCK_S = 0.001  # fast enough that the front is the limit

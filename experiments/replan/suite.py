@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from experiments.serve.fleet import promise_per_s
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 8
 BATCH = 4

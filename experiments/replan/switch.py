@@ -18,22 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from cluster.controller.application import RunningApplication
-from cluster.controller.record import Event, Events
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.workloads import Floats, arrivals, exit_blocks
-from deployments.planning import summary
 from experiments.drift.plot import COLOURS
 from experiments.drift.suite import SUITE
 from experiments.shared.live import NAME, Live, application, controller
-from optimizer import Plan, Problem
-from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.problem import problem
-from profiles.devices import links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable, Rows
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.controller.record import Event, Events
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.workloads import Floats, arrivals, exit_blocks
+from isobatch.deployments.planning import summary
+from isobatch.optimizer import Plan, Problem
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.problem import problem
+from isobatch.profiles.devices import links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable, Rows
 
 SHARES = SUITE.easy_shares
 STRETCH = 8.0

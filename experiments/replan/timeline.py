@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.load.generator import Floats, LoadGenerator, LoadRecord
-from cluster.load.http_connection import BROKEN, Carrier, HttpConnection
-from cluster.load.workloads import exit_blocks
 from experiments.replan.suite import SURVIVAL, leaves_after
-from profiles.exits import ExitProfile
+from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN, Carrier, HttpConnection
+from isobatch.cluster.load.workloads import exit_blocks
+from isobatch.profiles.exits import ExitProfile
 
 WINDOW_S = 1.0
 STEP_S = 0.1

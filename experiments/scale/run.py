@@ -12,22 +12,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from cluster.controller.available_devices import Inventory
-from cluster.controller.config import Patience
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.rehearsal import replan
-from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import run
-from deployments.config import INSIDE_A_FRONT, AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits
-from deployments.graph import Graph
-from deployments.resources import Resources, replica_needs
 from experiments.planner.settings import BERT_BASE, evenly
-from optimizer import Objective, Plan, Problem, evaluate, optimize, problem
-from profiles.devices import Device, fleet, links_between
-from profiles.exits import ExitProfile
+from isobatch.cluster.controller.available_devices import Inventory
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.controller.rehearsal import replan
+from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
+from isobatch.cluster.simulator.simulation import World
+from isobatch.cluster.simulator.sustained import run
+from isobatch.deployments.config import INSIDE_A_FRONT, AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.graph import Graph
+from isobatch.deployments.resources import Resources, replica_needs
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, optimize, problem
+from isobatch.profiles.devices import Device, fleet, links_between
+from isobatch.profiles.exits import ExitProfile
 
 KINDS, GPUS_OF_A_NODE, DTYPE = 4, 8, "float32"
 OBJECTIVE = Objective(slo_s=0.1, max_batch=32)

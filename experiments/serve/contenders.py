@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from experiments.planner.settings import BERT_BASE
 from experiments.serve.fleet import BATCH, PASS_S, profile
-from optimizer import optimize
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import Baseline, baselines
-from optimizer.plan import Plan
-from optimizer.problem import problem
-from profiles.devices import fleet, links_between
-from profiles.files import Profile
+from isobatch.optimizer import optimize
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import Baseline, baselines
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import problem
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.files import Profile
 
 
 @dataclass(frozen=True)

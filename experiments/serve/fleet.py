@@ -7,13 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from optimizer.model.evaluate import evaluate
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem, problem
-from profiles.devices import Device, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem, problem
+from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 8
 BATCH = 16
@@ -64,7 +64,7 @@ def serve_file(
         "slo_ms": slo_ms,
         **fields,
     }
-    application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
+    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
     file = folder / "serve.yaml"
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     return file

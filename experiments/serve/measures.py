@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.report import summary
-from cluster.load.workloads import arrivals
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.report import summary
+from isobatch.cluster.load.workloads import arrivals
 
 DRAWN = json.dumps({"inputs": None}).encode()  # an input that leaves as drawn from the profile
 

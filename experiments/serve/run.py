@@ -13,15 +13,15 @@ from statistics import median
 import numpy as np
 from rich.console import Console
 
-from cluster.load.report import summary
-from cluster.load.workloads import arrivals
-from cluster.simulator.simulation import World, simulate
 from experiments.serve import measures, servers
 from experiments.serve.contenders import CASES, Contest, contenders
 from experiments.serve.fleet import BLOCKS, PASS_S, Part, facts_for, plan, profile, promise_per_s
 from experiments.serve.hops import hops
 from experiments.serve.servers import served
-from optimizer.plan import Plan
+from isobatch.cluster.load.report import summary
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.optimizer.plan import Plan
 
 ROUNDS, CLIENTS, SECONDS = 3, 256, 5.0
 SLO_MS = 250.0

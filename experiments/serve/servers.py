@@ -15,13 +15,13 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 from uuid import uuid4
 
-from cluster.serving.local import ROOT
-from cluster.serving.ports import free_port
-from deployments.ray_settings import SETTINGS
 from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY
-from optimizer.plan import Plan
-from profiles.files import Profile
+from isobatch.cluster.serving.local import ROOT
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.ray_settings import SETTINGS
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.files import Profile
 
 PATIENCE_S = 600.0  # a busy machine takes its time
 MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
@@ -33,7 +33,7 @@ SAID = 2000  # how many of the last letters of its log are shown if a server doe
 def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str] = _NONE) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
     port = free_port(0)
-    command = [sys.executable, "-m", "cluster.cli", "serve", str(serve_file), "--port", str(port)]
+    command = [sys.executable, "-m", "isobatch.cluster.cli", "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
     with running(command, "ready at", environment=environment):
         yield f"http://127.0.0.1:{port}/predict"
@@ -54,13 +54,13 @@ def demo(
     args = {"cpus_per_replica": 0, "replan": steering is not None, **files, **settings}
     with TemporaryDirectory() as folder:
         applications: list[dict[str, object]] = [
-            {"name": "isobatch", "import_path": "deployments.app:build", "route_prefix": "/", "args": args}
+            {"name": "isobatch", "import_path": "isobatch.deployments.app:build", "route_prefix": "/", "args": args}
         ]
         if steering is not None:
             applications.append(
                 {
                     "name": "controller",
-                    "import_path": "cluster.controller.app:build",
+                    "import_path": "isobatch.cluster.controller.app:build",
                     "route_prefix": "/controller",
                     "args": {"memory": folder, **steering},
                 }

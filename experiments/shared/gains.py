@@ -11,15 +11,15 @@ from pathlib import Path
 
 from rich.progress import track
 
-from cluster.simulator.sustained import sustained
 from experiments.planner.settings import Network
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.cluster.simulator.sustained import sustained
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 
 COLOURS = {"isobatch": "#1b6ca8", "serial": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}  # of each system
 BASELINES = {"serial": SERIAL, "early exit": EARLY_EXIT, "no exits": NO_EXITS}

@@ -16,14 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.serving.applications import deploy
-from cluster.serving.local import LocalRay, local_ray
-from cluster.serving.ports import free_port
-from cluster.serving.processes import descendants
-from deployments.ray_facts import serve_client
-from deployments.replica.virtual import FAULTS
-from optimizer.plan import Plan
-from profiles.files import Profile, save
+from isobatch.cluster.serving.applications import deploy
+from isobatch.cluster.serving.local import LocalRay, local_ray
+from isobatch.cluster.serving.ports import free_port
+from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments.ray_facts import serve_client
+from isobatch.deployments.replica.virtual import FAULTS
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.files import Profile, save
 
 NAME = "live"
 NODE_WITHIN_S, NODE_ATTEMPTS = 120.0, 3
@@ -92,13 +92,13 @@ def application(plan: Plan, facts: Profile, folder: Path, **fields: Any) -> dict
         "drain_s": 10.0,
         **fields,
     }
-    return {"name": NAME, "import_path": "deployments.app:build", "args": arguments}
+    return {"name": NAME, "import_path": "isobatch.deployments.app:build", "args": arguments}
 
 
 def controller(folder: Path, **fields: Any) -> dict[str, Any]:
     """The controller's entry in a Serve file; what it remembers is kept in the folder."""
     arguments = {"application": NAME, "memory": str(folder / "memory"), **fields}
-    path = "cluster.controller.app:build"
+    path = "isobatch.cluster.controller.app:build"
     return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}
 
 

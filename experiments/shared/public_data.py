@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments import load as load_network
-from deployments.exits import Decision, Range, takes
-from deployments.folders import cache_directory, locked, replacing
-from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from experiments.shared.public_data import ROOT
-from profiles.files import Profile, load
+from isobatch import load as load_network
+from isobatch.deployments.exits import Decision, Range, takes
+from isobatch.deployments.folders import cache_directory, locked, replacing
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.profiles.files import Profile, load
 
 # Entering each block.
 SURVIVAL = (1.0, 0.95, 0.85, 0.7, 0.55, 0.42, 0.33, 0.26, 0.21, 0.17, 0.14, 0.12)
@@ -108,7 +108,17 @@ def profiled(network: Path, folder: Path, budget_s: float = 30.0, dtype: str = D
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([each] for each in profiled_texts())])
-    command = [sys.executable, "-m", "cluster.cli", "profile", str(network), "--data", str(data), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "isobatch.cluster.cli",
+        "profile",
+        str(network),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
     command += [
         "--dtype",
         dtype,

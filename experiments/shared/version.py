@@ -1,7 +1,7 @@
 """Which code a figure was measured on: a hash of every module that its benchmark reaches by imports.
 
 Comments, docstrings and layout do not count, as they change no figure. A module that is named as text
-("deployments.app:build") is reached, too, and so is a file of facts that a module names beside itself.
+("isobatch.deployments.app:build") is reached, too, and so is a file of facts that a module names beside itself.
 """
 
 import ast

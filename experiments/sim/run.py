@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
-from cluster.simulator.simulation import World, simulate
 from experiments.fidelity import run as fidelity
 from experiments.heterogeneous.run import FIGURE as MIXED
 from experiments.homogeneous.run import FIGURE as ONE_KIND
 from experiments.shared import gains
 from experiments.shared.gains import PaperFigure
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import NO_EXITS, baseline_plan
-from profiles.exits import ExitProfile
+from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline_plan
+from isobatch.profiles.exits import ExitProfile
 
 BATCH = 8
 LOAD = 0.9  # of what the plan promises

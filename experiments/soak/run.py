@@ -21,16 +21,16 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from cluster.controller.application import RunningApplication
-from cluster.controller.decide import served_alike
-from cluster.serving.ports import free_port
 from experiments.chaos.faults import FAULTS
 from experiments.chaos.suite import DEVICES, START
 from experiments.replan.suite import BATCH, FAST, profile
 from experiments.shared.live import NAME, Live, application, bare, controller
 from experiments.soak.traffic import DEADLINE_MS, OUTCOMES, Traffic
 from experiments.soak.watch import Life, Watch
-from optimizer.plan import Plan
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.controller.decide import served_alike
+from isobatch.cluster.serving.ports import free_port
+from isobatch.optimizer.plan import Plan
 
 REQUESTS, MINUTES = 10_000_000, 60.0
 CLIENTS = 24

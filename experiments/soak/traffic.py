@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
-from cluster.load.http_connection import BROKEN, HttpConnection
-from deployments.front.open_inference.messages import SERVICE, message
 from experiments.replan.suite import BLOCKS
 from experiments.shared.live import NAME
+from isobatch.cluster.load.http_connection import BROKEN, HttpConnection
+from isobatch.deployments.front.open_inference.messages import SERVICE, message
 
 AGAIN_S = 10.0  # how long a client repeats what got no answer
 PAUSE_S = 0.1  # before it repeats, and after a refusal

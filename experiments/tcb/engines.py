@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from cluster.simulator.event_loop import Departure, LaunchSchedule
-from deployments.dispatch.messages import Launch
-from profiles.datasheet import datasheet_table, encoder
-from profiles.sweep import whole_s
+from isobatch.cluster.simulator.event_loop import Departure, LaunchSchedule
+from isobatch.deployments.dispatch.messages import Launch
+from isobatch.profiles.datasheet import datasheet_table, encoder
+from isobatch.profiles.sweep import whole_s
 
 HIDDEN, LAYERS = 3072, 6  # the paper's model: three encoders and three decoders of that width
 Engine = Callable[[Sequence[int]], float]  # seconds of a launch of texts with so many tokens

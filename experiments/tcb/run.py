@@ -13,12 +13,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cluster.load.workloads import Floats, Ints, arrivals
-from cluster.simulator.event_loop import Departure, EventLoop
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Ending, Launch, Limits, Place
-from deployments.dispatch.orders import QueueOrder
-from deployments.dispatch.route import Route, Stage
 from experiments.tcb import engines
 from experiments.tcb.engines import Engine, OneDevice, seconds
 from experiments.tcb.schedulers import (
@@ -32,6 +26,12 @@ from experiments.tcb.schedulers import (
     first_come,
     in_rows,
 )
+from isobatch.cluster.load.workloads import Floats, Ints, arrivals
+from isobatch.cluster.simulator.event_loop import Departure, EventLoop
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Ending, Launch, Limits, Place
+from isobatch.deployments.dispatch.orders import QueueOrder
+from isobatch.deployments.dispatch.route import Route, Stage
 
 console = Console(stderr=True)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from deployments.dispatch.batching import Queue, StageQueues, Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import Limits, Place, Refusal
-from deployments.dispatch.orders import QueueOrder, das_row, fitting
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.batching import Queue, StageQueues, Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.lanes import Lane
+from isobatch.deployments.dispatch.messages import Limits, Place, Refusal
+from isobatch.deployments.dispatch.orders import QueueOrder, das_row, fitting
+from isobatch.deployments.dispatch.route import Route
 
 
 class Arrival(NamedTuple):

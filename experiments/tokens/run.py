@@ -18,15 +18,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from cluster.load.generator import LoadGenerator
-from cluster.load.report import Summary, summary
-from cluster.load.workloads import arrivals
 from experiments.packing.texts import POSITIONS, lengths_of, untrained_minilm
 from experiments.serve import servers
-from optimizer import Objective, Plan, optimize
-from profiles.devices import fleet, links_between
-from profiles.files import Profile, load, save
-from profiles.lengths import WORD, text_of
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.cluster.load.report import Summary, summary
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.optimizer import Objective, Plan, optimize
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.lengths import WORD, text_of
 
 SETS = ("sst2", "agnews", "qnli")
 SLO_MS = 400.0
@@ -96,7 +96,7 @@ def _profiled(folder: Path, tokens: Sequence[int], layers: int, budget: int) -> 
     )
     lines = [json.dumps({"text": text_of(count)}) for count in tokens]
     (folder / "texts.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "cluster.cli", "profile", str(model), "--device", "cpu", "--kind", KIND]
+    command = [sys.executable, "-m", "isobatch.cluster.cli", "profile", str(model), "--device", "cpu", "--kind", KIND]
     command += ["--data", str(folder / "texts.jsonl"), "--largest", str(MAX_BATCH), "--budget", str(budget)]
     subprocess.run([*command, "--out", str(folder / "profile.json")], check=True, stdout=sys.stderr)
     return load(folder / "profile.json")
@@ -132,6 +132,6 @@ def _serve_file(way: Way, folder: Path) -> Path:
     }
     if way.loader:
         arguments["loader"] = way.loader
-    application = {"name": "bench", "import_path": "deployments.app:build", "args": arguments}
+    application = {"name": "bench", "import_path": "isobatch.deployments.app:build", "args": arguments}
     (where / "serve.yaml").write_text(json.dumps({"applications": [application]}))  # JSON is YAML
     return where / "serve.yaml"

@@ -34,11 +34,11 @@ from statistics import median
 
 from rich.console import Console
 
-from cluster.load.generator import LoadGenerator
-from cluster.load.report import summary
-from deployments.demo.digits import demo_inputs
-from deployments.tracing import DEFAULT_SHARE, EXPORTER, PARENT, SHARE
 from experiments.serve import servers
+from isobatch.cluster.load.generator import LoadGenerator
+from isobatch.cluster.load.report import summary
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.deployments.tracing import DEFAULT_SHARE, EXPORTER, PARENT, SHARE
 
 CLIENTS, BODIES, TURN_S, WARM_S = 16, 32, 2.0, 10.0
 PAGE_EVERY_S, SCRAPE_EVERY_S = 1.0, 15.0  # by default

@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from optimizer.goals.goal import GOALS, Goal, register
+from isobatch.optimizer.goals.goal import GOALS, Goal, register
 
 for _file in iter_modules(__path__):
     import_module(f"{__name__}.{_file.name}")

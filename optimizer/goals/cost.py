@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from optimizer.arrays import Floats, Number
-from optimizer.goals.goal import Goal, register
-from optimizer.goals.relaxation import Cut, Relaxation, at_least_0
+from isobatch.optimizer.arrays import Floats, Number
+from isobatch.optimizer.goals.goal import Goal, register
+from isobatch.optimizer.goals.relaxation import Cut, Relaxation, at_least_0
 
 
 @register

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from optimizer.arrays import Floats, Number
-from optimizer.goals.relaxation import Cut, Relaxation
+from isobatch.optimizer.arrays import Floats, Number
+from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 
 
 class Goal(ABC):

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from optimizer.arrays import Floats
-from optimizer.effort import EFFORT, Effort
+from isobatch.optimizer.arrays import Floats
+from isobatch.optimizer.effort import EFFORT, Effort
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from optimizer.arrays import Bools, Floats, Ints
-from optimizer.problem import Problem
+from isobatch.optimizer.arrays import Bools, Floats, Ints
+from isobatch.optimizer.problem import Problem
 
 
 @dataclass(frozen=True)

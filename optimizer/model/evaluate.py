@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from optimizer.model import split_costs
-from optimizer.model.limits import broken_counts, broken_facts, broken_objective
-from optimizer.model.work import Work, local_waits_s, works
-from optimizer.objective import Objective
-from optimizer.plan import Plan, Split
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.optimizer.model import split_costs
+from isobatch.optimizer.model.limits import broken_counts, broken_facts, broken_objective
+from isobatch.optimizer.model.work import Work, local_waits_s, works
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from optimizer.objective import Objective
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem
 
 
 def memory_bytes(split: Split, facts: Problem, kind: str) -> int:

@@ -7,11 +7,11 @@ from math import inf
 
 import numpy as np
 
-from optimizer.arrays import Floats, Ints
-from optimizer.effort import LAST_BITS
-from optimizer.model import split_costs
-from optimizer.objective import Objective
-from optimizer.problem import Problem
+from isobatch.optimizer.arrays import Floats, Ints
+from isobatch.optimizer.effort import LAST_BITS
+from isobatch.optimizer.model import split_costs
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.problem import Problem
 
 
 @dataclass(frozen=True)

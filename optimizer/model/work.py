@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from optimizer.arrays import Floats
-from optimizer.model import split_costs
-from optimizer.plan import Plan, Split
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.optimizer.arrays import Floats
+from isobatch.optimizer.model import split_costs
+from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from optimizer.arrays import Floats
-from optimizer.effort import SAME
-from optimizer.model.evaluate import Score, evaluate
-from optimizer.model.valuation import Valuation
-from optimizer.objective import Objective
-from optimizer.pipelines.spread import Planner, spread
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem, split_with_ramps
-from optimizer.search.options import Builder
-from profiles.errors import UserError
+from isobatch.optimizer.arrays import Floats
+from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.model.evaluate import Score, evaluate
+from isobatch.optimizer.model.valuation import Valuation
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.spread import Planner, spread
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem, split_with_ramps
+from isobatch.optimizer.search.options import Builder
+from isobatch.profiles.errors import UserError
 
 
 @dataclass(frozen=True)

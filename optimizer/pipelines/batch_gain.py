@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import EARLY_EXIT, baseline
-from optimizer.pipelines.shortfalls import MANY, without_hand_overs
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from profiles.sweep import rate_per_s
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, baseline
+from isobatch.optimizer.pipelines.shortfalls import MANY, without_hand_overs
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.sweep import rate_per_s
 
 SMALL_GAIN = 1.1  # constant batches that gain less than this factor are not worth splits
 

@@ -12,15 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from optimizer.arrays import Bools, Floats
-from optimizer.effort import EFFORT, SAME, Effort
-from optimizer.goals.relaxation import Cut
-from optimizer.objective import Objective
-from optimizer.problem import Problem
-from optimizer.search.bounds import cut
-from optimizer.search.exact import cheapest_blocks_s, least_without_exits
-from optimizer.search.local_placements import LocalSearch
-from optimizer.search.sweeps import Search
+from isobatch.optimizer.arrays import Bools, Floats
+from isobatch.optimizer.effort import EFFORT, SAME, Effort
+from isobatch.optimizer.goals.relaxation import Cut
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.bounds import cut
+from isobatch.optimizer.search.exact import cheapest_blocks_s, least_without_exits
+from isobatch.optimizer.search.local_placements import LocalSearch
+from isobatch.optimizer.search.sweeps import Search
 
 
 @dataclass(frozen=True)

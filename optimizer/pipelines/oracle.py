@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.optimize import linprog
 
-from optimizer.problem import Problem
+from isobatch.optimizer.problem import Problem
 
 
 def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from optimizer.pipelines.spread import joined
-from optimizer.plan import Placement, Plan
-from optimizer.problem import Problem
-from profiles.devices import Device
+from isobatch.optimizer.pipelines.spread import joined
+from isobatch.optimizer.plan import Placement, Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device
 
 Names = dict[str, list[str]]  # the names of each kind, by the first one
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from optimizer.effort import MOST_GAP, Effort
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.plan import Plan, Promise
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from profiles.devices import Device
+from isobatch.optimizer.effort import MOST_GAP, Effort
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Device
 
 # The assumed worth of a device whose kind can do nothing alone, as multiples of the largest worth.
 GUESSES = (0.1, 0.3, 1.0)

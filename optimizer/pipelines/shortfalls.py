@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Plan
-from optimizer.problem import Problem
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
 
 # The restrictions, in the order in which they are lifted.
 WAITING = "bursts and queues"

@@ -19,19 +19,19 @@ from math import comb
 
 import numpy as np
 
-from optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines
-from optimizer.pipelines.ceiling import Ceiling
-from optimizer.pipelines.same_kinds import merged_by_kind, split_by_name
-from optimizer.pipelines.sharing import Sharing, promised_per_s
-from optimizer.pipelines.spread import best_of, joined, spread, value
-from optimizer.plan import Plan, Promise
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from profiles.devices import Device
-from profiles.errors import UserError
+from isobatch.optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import baselines
+from isobatch.optimizer.pipelines.ceiling import Ceiling
+from isobatch.optimizer.pipelines.same_kinds import merged_by_kind, split_by_name
+from isobatch.optimizer.pipelines.sharing import Sharing, promised_per_s
+from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
+from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Device
+from isobatch.profiles.errors import UserError
 
 Kinds = frozenset[int]
 Find = Callable[[Problem, Objective, float], Plan | None]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from optimizer.effort import EFFORT, SAME, Effort
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.plan import Plan
-from optimizer.problem import Problem
+from isobatch.optimizer.effort import EFFORT, SAME, Effort
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
 
 # Plans a problem of one kind; None if there is no plan.
 Planner = Callable[[Problem, Objective], Plan | None]

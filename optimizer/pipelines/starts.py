@@ -7,13 +7,13 @@ every kind of devices apart with one cut.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from optimizer.effort import never
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines
-from optimizer.pipelines.spread import best_of, spread
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from optimizer.search.exact import search
+from isobatch.optimizer.effort import never
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import baselines
+from isobatch.optimizer.pipelines.spread import best_of, spread
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
 
 MOST_CUTS = 12  # blocks before which one cut is tried, evenly spaced
 GAP = 0.03  # of the plans with one cut

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from optimizer.arrays import Floats, Ints
-from optimizer.goals.relaxation import Cut, Path
-from optimizer.search.options import Options
+from isobatch.optimizer.arrays import Floats, Ints
+from isobatch.optimizer.goals.relaxation import Cut, Path
+from isobatch.optimizer.search.options import Options
 
 
 def through(by: Cut, options: Options, row: int | slice = slice(None), late: Floats | None = None) -> Floats:

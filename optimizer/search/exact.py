@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from optimizer.arrays import Floats
-from optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
-from optimizer.goals.relaxation import Cut
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.plan import Plan, Promise
-from optimizer.problem import Problem
-from optimizer.search.sweeps import Search, ValuedPlan
+from isobatch.optimizer.arrays import Floats
+from isobatch.optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
+from isobatch.optimizer.goals.relaxation import Cut
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.sweeps import Search, ValuedPlan
 
 
 def search(

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optimizer.arrays import Bools, Floats, Ints
-from optimizer.effort import EFFORT, SAME, SPARE_BITS, Effort
-from optimizer.goals.relaxation import Cut
-from optimizer.search.bounds import through
-from optimizer.search.options import Options
+from isobatch.optimizer.arrays import Bools, Floats, Ints
+from isobatch.optimizer.effort import EFFORT, SAME, SPARE_BITS, Effort
+from isobatch.optimizer.goals.relaxation import Cut
+from isobatch.optimizer.search.bounds import through
+from isobatch.optimizer.search.options import Options
 
 
 @dataclass(frozen=True)

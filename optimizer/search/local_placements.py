@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.arrays import Floats, Ints
-from optimizer.effort import SAME
-from optimizer.search.options import Builder
+from isobatch.optimizer.arrays import Floats, Ints
+from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.search.options import Builder
 
 
 class Chain(NamedTuple):

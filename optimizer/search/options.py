@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from optimizer.arrays import Bools, Floats, Ints
-from optimizer.effort import TIE_BREAK
-from optimizer.model import split_costs
-from optimizer.model.device_memory import DeviceMemory
-from optimizer.problem import Problem
+from isobatch.optimizer.arrays import Bools, Floats, Ints
+from isobatch.optimizer.effort import TIE_BREAK
+from isobatch.optimizer.model import split_costs
+from isobatch.optimizer.model.device_memory import DeviceMemory
+from isobatch.optimizer.problem import Problem
 
 
 @dataclass(frozen=True)

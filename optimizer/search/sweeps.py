@@ -7,17 +7,17 @@ from itertools import product
 
 import numpy as np
 
-from optimizer.arrays import Floats
-from optimizer.effort import EFFORT, LAST_BITS, SAME, Effort
-from optimizer.goals.relaxation import Cut, Path, Relaxation
-from optimizer.model.valuation import Staffing, Valuation
-from optimizer.objective import Objective
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem, split_with_ramps
-from optimizer.search.bounds import cut, fixed
-from optimizer.search.labels import LabelSet, LabelSweep, PlacementColumns
-from optimizer.search.local_placements import Chain, LocalSearch
-from optimizer.search.options import Builder, Options
+from isobatch.optimizer.arrays import Floats
+from isobatch.optimizer.effort import EFFORT, LAST_BITS, SAME, Effort
+from isobatch.optimizer.goals.relaxation import Cut, Path, Relaxation
+from isobatch.optimizer.model.valuation import Staffing, Valuation
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem, split_with_ramps
+from isobatch.optimizer.search.bounds import cut, fixed
+from isobatch.optimizer.search.labels import LabelSet, LabelSweep, PlacementColumns
+from isobatch.optimizer.search.local_placements import Chain, LocalSearch
+from isobatch.optimizer.search.options import Builder, Options
 
 NEVER_S = 1e9  # seconds: longer than any latency that matters
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from deployments.front.open_inference.messages import message
-from deployments.transport.connection import frame
-from deployments.transport.exchange import Drop, Fetch
-from deployments.transport.replica_connection import EndIfStuck, Key
+from isobatch.deployments.front.open_inference.messages import message
+from isobatch.deployments.transport.connection import frame
+from isobatch.deployments.transport.exchange import Drop, Fetch
+from isobatch.deployments.transport.replica_connection import EndIfStuck, Key
 
 T = TypeVar("T")
 Case = Callable[[Random], T]

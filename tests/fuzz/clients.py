@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.front.open_inference.messages import SERVICE, message
+from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from tests.fuzz.attack import COUNTS, refused_share, within_s
 from tests.fuzz.cases import Headers
 

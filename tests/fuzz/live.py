@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.serving.ports import free_port
-from cluster.serving.processes import bound_to_us, descendants
+from isobatch.cluster.serving.ports import free_port
+from isobatch.cluster.serving.processes import bound_to_us, descendants
 from tests.fuzz.attack import rss_mib
 from tests.fuzz.cases import PREDICT, as_json
 from tests.fuzz.clients import Honest, post
@@ -104,7 +104,7 @@ def live_server(folder: Path) -> Iterator[Live]:
     (folder / "serve.yaml").write_text(json.dumps({"applications": [served]}))  # JSON is YAML
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment |= bound_to_us(folder)
-    line = [sys.executable, "-m", "cluster.cli", "serve", str(folder / "serve.yaml")]
+    line = [sys.executable, "-m", "isobatch.cluster.cli", "serve", str(folder / "serve.yaml")]
     with subprocess.Popen(
         [*line, "--port", str(port), "--grpc-port", str(grpc_port)],
         cwd=ROOT,

@@ -11,16 +11,16 @@ from typing import Any
 import grpc
 import uvicorn
 
-from cluster.serving.ports import free_port
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.service import Service
-from deployments.transport.exchange import Exchange
-from deployments.transport.holdings import Holdings
-from deployments.transport.replica_connection import OrderServer
-from deployments.transport.wire import Wire
-from profiles.errors import UserError
-from profiles.model import Batch
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.transport.exchange import Exchange
+from isobatch.deployments.transport.holdings import Holdings
+from isobatch.deployments.transport.replica_connection import OrderServer
+from isobatch.deployments.transport.wire import Wire
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch
 from tests.fuzz.cases import PREDICT, Headers, as_json
 from tests.fuzz.clients import HOST, Grpc, Honest, Reply, without_socket
 from tests.helpers.toy_model import Toy

@@ -16,12 +16,12 @@ import grpc
 import pytest
 import uvicorn
 
-from cluster.serving.ports import free_port
-from deployments.config import AppConfig
-from deployments.front import bodies, grpc_proxy
-from deployments.front.http import create_api
-from deployments.front.open_inference.messages import SERVICE
-from deployments.front.service import Service
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front import bodies, grpc_proxy
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.open_inference.messages import SERVICE
+from isobatch.deployments.front.service import Service
 from tests.fuzz.cases import COMPLETION, PREDICT, TEXT_INFER, as_json
 from tests.fuzz.clients import HOST
 from tests.helpers.grpc_proxy import REQUEST, frame, headers
@@ -149,8 +149,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, D
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Door]]:
-    from deployments.decoding.openai_api import create_decoder_api
     from experiments.demos.sums import tokenizer
+    from isobatch.deployments.decoding.openai_api import create_decoder_api
     from tests.helpers.decoder_world import CONFIG, World
     from tests.helpers.tiny_decoders import decoder
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.serving.serve_file import serve_file
-from deployments.models.ramps import read_rules
-from optimizer.plan import read_plan
-from profiles import files
-from profiles.errors import UserError
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.deployments.models.ramps import read_rules
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles import files
+from isobatch.profiles.errors import UserError
 from tests.fuzz import cases
 from tests.fuzz.attack import attack, within_memory
 

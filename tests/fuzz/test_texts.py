@@ -7,10 +7,10 @@ from random import Random
 import grpc
 import pytest
 
-from cluster.serving.ports import free_port
-from deployments.decoding.grpc_texts import serving
-from deployments.decoding.openai_api import create_decoder_api
 from experiments.demos.sums import tokenizer
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.decoding.grpc_texts import serving
+from isobatch.deployments.decoding.openai_api import create_decoder_api
 from tests.fuzz import cases
 from tests.fuzz.attack import AT_ONCE, attack, within_memory
 from tests.fuzz.clients import HOST, Grpc, judged, without_socket

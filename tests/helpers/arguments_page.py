@@ -11,14 +11,14 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from cluster.controller.config import ControllerConfig
-from deployments.config import AppConfig
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.ramp_rules import DecoderRules
-from deployments.models.ramps import ExitRules
-from optimizer.plan import Plan
-from profiles.files import Profile
-from profiles.text_profile import DecoderProfile
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.models.ramps import ExitRules
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.files import Profile
+from isobatch.profiles.text_profile import DecoderProfile
 
 PAGE = Path(__file__).parents[2] / "docs" / "arguments.md"
 SCHEMAS = Path(__file__).parents[2] / "cluster" / "schemas"
@@ -39,9 +39,9 @@ Schemas in `cluster/schemas/` of Serve files, plans, profiles and exits. Editors
 `# yaml-language-server: $schema=PATH/cluster/schemas/serve.json` is its first line then.
 """
 APPLICATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
-    ("A network that classifies", "deployments.app:build", AppConfig),
-    ("The controller", "cluster.controller.app:build", ControllerConfig),
-    ("A decoder", "deployments.decoding.app:build", DecoderConfig),
+    ("A network that classifies", "isobatch.deployments.app:build", AppConfig),
+    ("The controller", "isobatch.cluster.controller.app:build", ControllerConfig),
+    ("A decoder", "isobatch.deployments.decoding.app:build", DecoderConfig),
 )
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "none"}

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from deployments.models import TorchModel
-from deployments.models.served_model import BlockRange
-from profiles.model import Batch, Launched
+from isobatch.deployments.models import TorchModel
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import random_inputs, with_memory
 
 

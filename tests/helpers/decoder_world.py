@@ -6,18 +6,18 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from deployments.decoding.anatomy import shape_of
-from deployments.decoding.client_meter import ClientMeter
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.front import DecoderFront, summed
-from deployments.decoding.loop import EngineLoop
-from deployments.decoding.openai_api import create_decoder_api
-from deployments.decoding.replica import ReplicaState
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import TextRequest
-from deployments.decoding.texts import TextTokens
-from deployments.metrics import DECODER_FRONT, MetricSeries
 from experiments.demos.sums import tokenizer
+from isobatch.deployments.decoding.anatomy import shape_of
+from isobatch.deployments.decoding.client_meter import ClientMeter
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.front import DecoderFront, summed
+from isobatch.deployments.decoding.loop import EngineLoop
+from isobatch.deployments.decoding.openai_api import create_decoder_api
+from isobatch.deployments.decoding.replica import ReplicaState
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.metrics import DECODER_FRONT, MetricSeries
 from tests.helpers.documented import DocumentedClient
 from tests.helpers.noted_metrics import NotedMetrics
 from tests.helpers.tiny_decoders import engine, plainly

@@ -8,10 +8,10 @@ from itertools import count
 from math import inf
 from random import Random
 
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.dispatcher import Dispatcher, Limits
-from deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, RowKind
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher, Limits
+from isobatch.deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, RowKind
+from isobatch.deployments.dispatch.route import Route, Stage
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """A dispatcher that lets everybody in."""
 
-from deployments.dispatch.admission import soonest
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Place, Refusal
+from isobatch.deployments.dispatch.admission import soonest
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Place, Refusal
 
 
 class EverybodyDispatcher(Dispatcher):

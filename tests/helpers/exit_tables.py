@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from profiles.exit_table import ExitTable
+from isobatch.profiles.exit_table import ExitTable
 
 CANDIDATES = 30
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.controller.application import RolloutError
-from cluster.controller.config import Patience
-from cluster.controller.control_loop import ControlLoop, Offload, at_once
-from cluster.controller.core import Controller
-from cluster.controller.corrections import Corrections
-from cluster.controller.decide import lost_devices, plan_change
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.record import Event, Events
-from deployments.front.observed import LaunchShape, LaunchTimes, Observed
-from optimizer import Objective, Plan, evaluate
-from optimizer.model.work import work
-from profiles.devices import Device
-from profiles.exits import ExitProfile, carried
-from profiles.files import Profile
-from profiles.latency import LatencyTable
-from profiles.windows import History
+from isobatch.cluster.controller.application import RolloutError
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.control_loop import ControlLoop, Offload, at_once
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.decide import lost_devices, plan_change
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.controller.record import Event, Events
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from isobatch.optimizer import Objective, Plan, evaluate
+from isobatch.optimizer.model.work import work
+from isobatch.profiles.devices import Device
+from isobatch.profiles.exits import ExitProfile, carried
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.windows import History
 
 BLOCKS = 4
 EASY, MEDIUM, HARD = (1.0, 0.3, 0.2, 0.1), (1.0, 0.7, 0.5, 0.3), (1.0, 1.0, 0.95, 0.9)

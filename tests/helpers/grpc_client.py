@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from cluster.serving.ports import free_port
-from deployments.config import AppConfig
-from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.open_inference.rpc import serving
-from deployments.front.service import Service
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.open_inference.messages import SERVICE, message
+from isobatch.deployments.front.open_inference.rpc import serving
+from isobatch.deployments.front.service import Service
 
 
 class Client:

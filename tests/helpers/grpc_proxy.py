@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.config import AppConfig
-from deployments.front.grpc_proxy import GrpcProxy
-from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.open_inference.rpc import serving
-from deployments.front.proxy import Burden
-from deployments.front.service import Service
-from deployments.ray_settings import haproxy_program
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
+from isobatch.deployments.front.open_inference.messages import SERVICE, message
+from isobatch.deployments.front.open_inference.rpc import serving
+from isobatch.deployments.front.proxy import Burden
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.ray_settings import haproxy_program
 
 INFER, LIVE, STATISTICS, STREAM = (
     f"/{SERVICE}/{method}" for method in ("ModelInfer", "ServerLive", "ModelStatistics", "ModelStreamInfer")

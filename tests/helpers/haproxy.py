@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving import haproxy as haproxy_module
-from cluster.serving.haproxy import ready, write_script
-from cluster.serving.ports import free_port, is_free
-from deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S
+from isobatch.cluster.serving import haproxy as haproxy_module
+from isobatch.cluster.serving.haproxy import ready, write_script
+from isobatch.cluster.serving.ports import free_port, is_free
+from isobatch.deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S
 
 CONFIGURATION = """global
     stats socket {folder}/node/admin.sock level admin

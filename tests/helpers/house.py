@@ -69,7 +69,8 @@ def circles(packages: Iterable[str]) -> list[list[str]]:
 
 
 def _module(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return f"isobatch.{name}" if name.startswith(PRODUCT) else name
 
 
 def _imports(path: Path) -> Iterable[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, linear
 
 BLOCKS = 8

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.prepare.cascades import Candidate, ComparisonTerms
-from deployments.prepare.sample import Parts
+from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms
+from isobatch.deployments.prepare.sample import Parts
 
-POLICY = "deployments.exits:confidence"
+POLICY = "isobatch.deployments.exits:confidence"
 
 
 def believed(sure: torch.Tensor, right: torch.Tensor, labels: int = 2) -> torch.Tensor:

@@ -5,19 +5,19 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from cluster.controller.config import Patience
-from cluster.controller.control_loop import ControlLoop
-from cluster.controller.core import Controller
-from cluster.controller.record import Events
-from cluster.controller.text_planning import DecoderPlanningProblem
-from cluster.simulator.text_simulation import SimulatedReplica, TextArrival
-from deployments.decoding.client_meter import ClientMeter, SequenceMeter
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.scheduler import NewTokens
-from deployments.front.observed import Observed, since
-from deployments.metrics import DECODER_FRONT, MetricSeries
-from optimizer.plan import Plan
-from profiles.windows import History
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.record import Events
+from isobatch.cluster.controller.text_planning import DecoderPlanningProblem
+from isobatch.cluster.simulator.text_simulation import SimulatedReplica, TextArrival
+from isobatch.deployments.decoding.client_meter import ClientMeter, SequenceMeter
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.front.observed import Observed, since
+from isobatch.deployments.metrics import DECODER_FRONT, MetricSeries
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.windows import History
 from tests.helpers.noted_metrics import NotedMetrics
 
 

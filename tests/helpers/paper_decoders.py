@@ -1,7 +1,7 @@
 """Decoders of which only the times are known."""
 
-from profiles.devices import Device
-from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
+from isobatch.profiles.devices import Device
+from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 WEIGHTS_BIND = LaunchSize(blocks=1e-3)
 BOTH = LaunchSize(launches=2e-4, pieces=1e-6, blocks=2e-4, rows=1e-5, read=2e-8, heads=1e-4, asked=5e-6)

@@ -3,7 +3,7 @@
 import urllib.request
 from typing import Any
 
-from deployments.metrics import MetricFamily
+from isobatch.deployments.metrics import MetricFamily
 
 OF_SERVE = ("application", "deployment", "replica")  # labels that Serve adds to each series
 ENDS = {"Counter": ("_total",), "Gauge": ("",), "Histogram": ("_bucket", "_sum", "_count")}

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.serving.ports import free_port
-from cluster.serving.processes import bound_to_us
+from isobatch.cluster.serving.ports import free_port
+from isobatch.cluster.serving.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
-SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
+SERVE = [sys.executable, "-m", "isobatch.cluster.cli", "serve"]
 
 
 def temporary(folder: Path) -> Path:

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import World, simulate
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 4
 SLO_S = 0.2

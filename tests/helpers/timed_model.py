@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.model import Batch, Exits, Launched
+from isobatch.profiles.model import Batch, Exits, Launched
 
 LAUNCH_S = 0.002
 RAMP_S = 0.0005

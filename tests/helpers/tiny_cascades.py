@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.exits import confidence
-from deployments.models.cascade import Cascade, Level
-from deployments.models.encode import Encoded
-from deployments.models.ramps import ExitRules, RampRule, Ramps
-from deployments.models.torch_model import TorchModel
-from profiles.model import Batch
+from isobatch.deployments.exits import confidence
+from isobatch.deployments.models.cascade import Cascade, Level
+from isobatch.deployments.models.encode import Encoded
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.model import Batch
 from tests.helpers.tiny_networks import network, random_inputs
 
 ORDERS = ((0, 1, 2), (2, 0, 1), (1, 0, 2))
@@ -49,7 +49,7 @@ def cascade(names: Sequence[str], threshold: float, weights: Sequence[float], in
     ]
     rules += [RampRule(block=level.stop - 1, threshold=threshold) for level in levels[:-1]]
     ordered = tuple(sorted(rules, key=lambda rule: rule.block))
-    ramps = Ramps(ExitRules(policy="deployments.exits:confidence", ramps=ordered))
+    ramps = Ramps(ExitRules(policy="isobatch.deployments.exits:confidence", ramps=ordered))
     return Cascade(levels, ramps, LABELS, torch.device("cpu"), torch.float32)
 
 

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import torch
 
-from deployments.decoding.anatomy import anatomy_of
-from deployments.decoding.engine import Engine
-from deployments.decoding.network import CutDecoder, DecoderRamps
-from deployments.decoding.pages import PagePool
-from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
-from deployments.decoding.sampling import Draw, at_least_float32, ban, choose
-from deployments.decoding.scheduler import DecodingLimits, Scheduler
-from deployments.decoding.sequences import Splits, TextRequest
+from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
+from isobatch.deployments.decoding.pages import PagePool
+from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
+from isobatch.deployments.decoding.sampling import Draw, at_least_float32, ban, choose
+from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
+from isobatch.deployments.decoding.sequences import Splits, TextRequest
 
 Thresholds = dict[int, float]
 VOCABULARY = 23

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.models.encode import Encoded
-from deployments.models.families import family_of
-from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
-from deployments.models.torch_model import TorchModel
-from profiles.model import Batch
+from isobatch.deployments.models.encode import Encoded
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.model import Batch
 
 TEXT = (
     "bert",
@@ -144,7 +144,7 @@ def _random_ramps(name: str, policy: str, thresholds: Sequence[float]) -> Ramps:
         RampRule(block=block, threshold=thresholds[block % len(thresholds)], temperature=1.0 + 0.1 * block)
         for block in heads
     ]
-    return Ramps(ExitRules(policy=f"deployments.exits:{policy}", ramps=tuple(rules)), heads)
+    return Ramps(ExitRules(policy=f"isobatch.deployments.exits:{policy}", ramps=tuple(rules)), heads)
 
 
 class _NoEncoder:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from deployments.models import TorchModel
-from deployments.models.interface import Backend
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.spans import Spans
+from isobatch.deployments.models import TorchModel
+from isobatch.deployments.models.interface import Backend
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import Spans
 
 
 class ToyModel(TorchModel):

@@ -4,10 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.toy_model import BLOCKS, RAMPS
 
 
@@ -40,7 +40,7 @@ def application(
         "slo_ms": 20_000,
         **told,
     }
-    return {"name": "toy", "import_path": "deployments.app:build", "args": arguments}
+    return {"name": "toy", "import_path": "isobatch.deployments.app:build", "args": arguments}
 
 
 def fleets() -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.errors import UserError
-from profiles.model import NOBODY, Batch, Exits, Launched
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 BLOCKS = 4
 RAMPS = (0, 2)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from deployments.transport.packed import Packed
-from profiles.model import Batch
+from isobatch.deployments.transport.packed import Packed
+from isobatch.profiles.model import Batch
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from deployments.models import load_served
-from deployments.replica.split import SplitReplica
-from deployments.transport.orders import Departed, Order
-from deployments.transport.packed import pack
-from profiles.model import SplitModel
+from isobatch.deployments.models import load_served
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order
+from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.model import SplitModel
 from tests.helpers.asking import predict
 
 Answer = tuple[int, int, float]  # label, exit block, score

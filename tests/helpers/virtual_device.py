@@ -1,6 +1,6 @@
 """The latency table and the survival of a virtual device of four blocks."""
 
-from profiles.latency import LatencyTable
+from isobatch.profiles.latency import LatencyTable
 
 SURVIVAL = (1.0, 0.8, 0.5, 0.5)
 BLOCKS = len(SURVIVAL)

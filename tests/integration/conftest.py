@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.application import RunningApplication
-from cluster.serving.applications import deploy
-from cluster.serving.local import LocalRay, local_ray
-from cluster.serving.ports import free_port, held_ports
-from deployments.replica.virtual import FAULTS
-from optimizer.plan import Plan
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.serving.applications import deploy
+from isobatch.cluster.serving.local import LocalRay, local_ray
+from isobatch.cluster.serving.ports import free_port, held_ports
+from isobatch.deployments.replica.virtual import FAULTS
+from isobatch.optimizer.plan import Plan
 from tests.helpers.toy_graph import application, cut_at
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -141,5 +141,5 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "react_every_s": 0.5,
         "enough_inputs": 20,
     }
-    path = "cluster.controller.app:build"
+    path = "isobatch.cluster.controller.app:build"
     return {"name": "controller", "import_path": path, "route_prefix": "/controller", "args": arguments}

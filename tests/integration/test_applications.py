@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deployments import ray_facts
+from isobatch.deployments import ray_facts
 from tests.helpers.asking import Load, ask, eventually
 from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.integration.conftest import Put

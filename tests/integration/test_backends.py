@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.controller.application import RunningApplication
-from deployments.demo import demo_directory
-from deployments.demo.digits import demo_inputs
-from deployments.folders import cache_directory
-from deployments.models import load
-from deployments.models.onnx_ranges import GRAPH, GraphSource, fingerprint
-from deployments.models.served_model import BlockRange
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.deployments.folders import cache_directory
+from isobatch.deployments.models import load
+from isobatch.deployments.models.onnx_ranges import GRAPH, GraphSource, fingerprint
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.uncut import answers_as_uncut, assert_same, uncut
 from tests.integration.conftest import Run
@@ -69,7 +69,7 @@ def base(deployed: Callable[..., str], demo: Path, tmp_path: Path) -> str:
         "cpus_per_replica": 0.1,
         "slo_ms": 60_000,
     }
-    return deployed({"name": "demo", "import_path": "deployments.app:build", "args": arguments})
+    return deployed({"name": "demo", "import_path": "isobatch.deployments.app:build", "args": arguments})
 
 
 Answers = list[tuple[int, dict[str, Any]]]
@@ -116,6 +116,6 @@ def test_the_demo_on_onnx_answers_as_uncut_while_a_cut_moves(
 def test_auto_answers_as_uncut_whichever_it_takes(deployed: Callable[..., str], demo: Path) -> None:
     """What many clients get at once is what each input gets alone."""
     arguments = {"model": str(demo), "backend": "auto", "slo_ms": 60_000}  # so that a busy machine refuses nothing
-    base = deployed({"name": "demo", "import_path": "deployments.app:build", "args": arguments})
+    base = deployed({"name": "demo", "import_path": "isobatch.deployments.app:build", "args": arguments})
     answers = answers_as_uncut(base, demo, demo_inputs(120, seed=7).tolist(), 16)
     assert len({answer["exit_block"] for answer in answers}) > 1

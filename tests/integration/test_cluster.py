@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving.serve_file import serve_file
 from experiments.cluster import growing
 from experiments.cluster.started import OTHER, Started, started
+from isobatch.cluster.serving.serve_file import serve_file
 from tests.helpers.asking import ask, eventually
 from tests.helpers.serving import ROOT, marked, serving
 

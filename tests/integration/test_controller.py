@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.application import RunningApplication
-from deployments.metrics import CONTROLLER
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.deployments.metrics import CONTROLLER
 from tests.helpers.asking import Load, ask, eventually, predict
 from tests.helpers.scraping import check_family, scraped
 from tests.helpers.toy_graph import cut_at

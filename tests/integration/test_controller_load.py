@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.application import RunningApplication
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.workloads import arrivals
-from deployments.config import LOADER
-from deployments.named import VIRTUAL
-from deployments.planning import summary
-from optimizer import Objective, Plan, optimize
-from profiles.devices import Device, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.deployments.config import LOADER
+from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.planning import summary
+from isobatch.optimizer import Objective, Plan, optimize
+from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.asking import ask, eventually
 from tests.helpers.toy_graph import application
 from tests.integration.conftest import Put, Run

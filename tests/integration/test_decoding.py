@@ -11,20 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.controller.application import RunningApplication
-from cluster.serving.ports import free_port
-from deployments.decoding.config import FRONT, DecoderConfig
-from deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder, load_tokenizer, stop_tokens
-from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, rules_of
-from deployments.demo import llm_demo_directory
-from deployments.demo.sums import answer_to, prompt_of, sums
-from deployments.deployer.steps import Moved
-from deployments.metrics import DECODER_FRONT, DECODER_REPLICA
 from experiments.demos import t5_sums
 from experiments.demos.sums import SumsRecipe
-from optimizer.plan import DecodingTerms, Placement, Plan, Split
-from profiles.promise import RULES
-from profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize, save_text_profile
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.decoding.config import FRONT, DecoderConfig
+from isobatch.deployments.decoding.engine_setup import (
+    decoder_shape,
+    engine_of,
+    load_decoder,
+    load_tokenizer,
+    stop_tokens,
+)
+from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, rules_of
+from isobatch.deployments.demo import llm_demo_directory
+from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
+from isobatch.deployments.deployer.steps import Moved
+from isobatch.deployments.metrics import DECODER_FRONT, DECODER_REPLICA
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
+from isobatch.profiles.promise import RULES
+from isobatch.profiles.text_profile import (
+    DecoderProfile,
+    DecodingTable,
+    DecodingWorkload,
+    LaunchSize,
+    save_text_profile,
+)
 from tests.helpers.asking import ask, eventually
 from tests.helpers.scraping import check_family, scraped
 
@@ -88,7 +100,11 @@ def decoder(
     memory = str(tmp_path_factory.mktemp("memory"))
     # It decides only when a test asks it.
     watching = {"application": "decoder", "memory": memory, "replan_every_s": 3600.0, "look_every_s": 0.5}
-    controller = {"name": "controller", "import_path": "cluster.controller.app:build", "route_prefix": "/controller"}
+    controller = {
+        "name": "controller",
+        "import_path": "isobatch.cluster.controller.app:build",
+        "route_prefix": "/controller",
+    }
     told = {
         "model": str(llm_demo_directory()),
         "name": "llm-demo",
@@ -98,7 +114,7 @@ def decoder(
     }
     told |= {"plan": str(side_by_side), "replan": True, "grpc_port": grpc_port, "profile": str(profile)}
     planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
-    path = "deployments.decoding.app:build"
+    path = "isobatch.deployments.decoding.app:build"
     address: str = deployed(
         {"name": "decoder", "import_path": path, "route_prefix": "/", "args": told},
         {"name": "t5", "import_path": path, "route_prefix": "/t5", "args": planned},

@@ -2,10 +2,10 @@
 
 import pytest
 
-from deployments.demo import demo_directory
-from deployments.demo.digits import held_out_digits
-from deployments.models import TorchModel, load
 from experiments.demos.quality import Quality, quality_of
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import held_out_digits
+from isobatch.deployments.models import TorchModel, load
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.integration.conftest import Put
 
 UNPLANNED = {
     "name": "toy",
-    "import_path": "deployments.app:build",
+    "import_path": "isobatch.deployments.app:build",
     "args": {
         "model": "/models/toy",
         "loader": "tests.helpers.toy_model:load",

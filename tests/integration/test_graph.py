@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deployments.metrics import FRONT
-from profiles.errors import UserError
+from isobatch.deployments.metrics import FRONT
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.scraping import check_family, scraped
 from tests.helpers.toy_graph import application, cut_at, fleets

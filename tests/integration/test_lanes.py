@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan
 from tests.helpers.asking import ask, predict
 from tests.helpers.toy_graph import cut_at
 from tests.helpers.toy_model import RAMPS, left_at

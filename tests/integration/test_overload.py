@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.workloads import arrivals
-from cluster.serving.local import ROOT
-from deployments.demo.digits import demo_inputs
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.serving.local import ROOT
+from isobatch.deployments.demo.digits import demo_inputs
 from tests.helpers.asking import ask
 
 SLO_S = 1.0
@@ -21,7 +21,7 @@ INPUTS = 16  # a request, so that the front is the limit
 def demo(deployed: Callable[..., str]) -> str:
     plan = {name: str(ROOT / "cluster" / "demo" / f"{name}.json") for name in ("plan", "profile")}
     arguments = {"name": "demo", "cpus_per_replica": 0, **plan}
-    return deployed({"name": "isobatch", "import_path": "deployments.app:build", "args": arguments})
+    return deployed({"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": arguments})
 
 
 def generator(demo: str) -> LoadGenerator:

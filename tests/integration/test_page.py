@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from cluster.controller.application import RunningApplication
-from cluster.serving.local import ROOT
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.service import Service
-from optimizer.plan import Placement, Plan, Split
+from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.serving.local import ROOT
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.optimizer.plan import Placement, Plan, Split
 from tests.helpers.asking import ask, eventually
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.tiny_words import word_network
@@ -59,10 +59,10 @@ def shown(deployed: Put, tmp_path_factory: pytest.TempPathFactory) -> str:
     memory = str(tmp_path_factory.mktemp("controller"))
     steering = {"application": "demo", "memory": memory, "replan_every_s": 3600.0, "max_batch": 32}
     return deployed(
-        {"name": "demo", "import_path": "deployments.app:build", "route_prefix": "/", "args": content},
+        {"name": "demo", "import_path": "isobatch.deployments.app:build", "route_prefix": "/", "args": content},
         {
             "name": "controller",
-            "import_path": "cluster.controller.app:build",
+            "import_path": "isobatch.cluster.controller.app:build",
             "route_prefix": "/controller",
             "args": steering,
         },

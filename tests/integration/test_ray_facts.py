@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from cluster.serving.local import LocalRay
-from cluster.serving.processes import descendants
-from deployments import ray_facts, resources
+from isobatch.cluster.serving.local import LocalRay
+from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments import ray_facts, resources
 
 Local = tuple[LocalRay, str]
 

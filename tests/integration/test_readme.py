@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cluster.cli import app
-from cluster.serving.serve_file import serve_file
-from profiles.errors import UserError
+from isobatch.cluster.cli import app
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 from tests.helpers.command_lines import readme_lines
 from tests.integration.conftest import Put
@@ -42,7 +42,7 @@ def test_load_and_status_of_the_readme_run_against_what_its_deploy_line_deploys(
     assert loaded.exit_code == 0, loaded.output
     assert json.loads(Path("load.json").read_text())["good_share"] == 1.0
 
-    monkeypatch.setattr("cluster.commands.status.time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr("isobatch.cluster.commands.status.time", SimpleNamespace(sleep=interrupt))
     assert eventually(lambda: not isinstance(ran(lines["status"]).exception, UserError)), "no controller"
     watched = ran(lines["status"])
     assert watched.exit_code == 130

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.controller.application import RolloutError, RunningApplication
-from cluster.serving.local import LocalRay
-from deployments.replica.virtual import FAULTS
 from experiments.replan.suite import BLOCK_S, BLOCKS, leaves_after, plan, profile
 from experiments.shared.live import NAME, Live, application, kill_node, named, node
-from optimizer.plan import Plan
+from isobatch.cluster.controller.application import RolloutError, RunningApplication
+from isobatch.cluster.serving.local import LocalRay
+from isobatch.deployments.replica.virtual import FAULTS
+from isobatch.optimizer.plan import Plan
 from tests.helpers.asking import ask, eventually
 from tests.integration.conftest import Run
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-from cluster.serving.processes import descendants
+from isobatch.cluster.serving.processes import descendants
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import ROOT, SERVE, marked, serving, temporary
 
@@ -22,7 +22,7 @@ END_S = 60.0  # how long the end may take that a signal asks for, on however bus
 @contextmanager
 def served(folder: Path, loader: str, **told: object) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The command at work on a toy network."""
-    application = {"name": "isobatch", "import_path": "deployments.app:build"}
+    application = {"name": "isobatch", "import_path": "isobatch.deployments.app:build"}
     application |= {"args": {"model": str(folder), "loader": loader, "slo_ms": 60_000, **told}}
     file = folder / "serve.yaml"
     file.write_text(json.dumps({"applications": [application]}))  # JSON is YAML

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from cluster.cli import app
+from isobatch.cluster.cli import app
 from tests.helpers.asking import ask
 from tests.helpers.command_lines import material
 from tests.integration.conftest import Put
@@ -19,7 +19,7 @@ from tests.integration.conftest import Put
 
 def application(name: str, folder: Path, prefix: str = "/", **fields: Any) -> dict[str, Any]:
     arguments = {"model": str(folder), "slo_ms": 60_000, **fields}
-    return {"name": name, "import_path": "deployments.app:build", "route_prefix": prefix, "args": arguments}
+    return {"name": name, "import_path": "isobatch.deployments.app:build", "route_prefix": prefix, "args": arguments}
 
 
 def test_every_interface_answers_and_a_file_is_answered_through_the_server(

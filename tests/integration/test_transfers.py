@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan import Placement, Plan, Split
-from profiles.files import save
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.files import save
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.tiny_tokenizers import WORDS
@@ -80,7 +80,7 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real(deployed: Put, cascade: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Networks on torch, whose survivors all wait where they were computed."""
     folder = tmp_path_factory.mktemp("real")
-    told = application(folder, APART, "deployments.models:load_served", model=str(cascade), **TOLD)
+    told = application(folder, APART, "isobatch.deployments.models:load_served", model=str(cascade), **TOLD)
     save(replace(toy_profile(BLOCKS), edges=(EDGE,)), folder / "profile.json")
     return deployed(told)
 

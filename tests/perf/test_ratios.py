@@ -7,11 +7,11 @@ from itertools import count
 
 import numpy as np
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Place, Refusal
-from deployments.dispatch.route import Route
-from deployments.transport.packed import join, pack
-from profiles.model import Batch
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Launch, Limits, Place, Refusal
+from isobatch.deployments.dispatch.route import Route
+from isobatch.deployments.transport.packed import join, pack
+from isobatch.profiles.model import Batch
 from tests.helpers.dispatcher_world import linear
 
 BATCH = 16

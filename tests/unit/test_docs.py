@@ -12,11 +12,11 @@ from experiments.shared import results_page
 from tests.helpers import arguments_page
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("profiles", "optimizer", "deployments", "cluster", "experiments")
+PARTS = [f"isobatch/{part}" for part in ("profiles", "optimizer", "deployments", "cluster")]
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for package in PACKAGES
-    for path in (ROOT / package).rglob("*.py")
+    for folder in (*PARTS, "experiments")
+    for path in (ROOT / folder).rglob("*.py")
 )
 
 
@@ -34,10 +34,9 @@ def test_the_examples_in_docstrings_run(module: str, monkeypatch: pytest.MonkeyP
 
 
 def test_each_package_is_found_inside_the_checkout_from_anywhere() -> None:
-    names = ", ".join(PACKAGES)
-    code = f"import {names}; print(*(package.__path__[0] for package in ({names})), sep='\\n')"
+    code = "import isobatch, experiments; print(isobatch.__path__[0], experiments.__path__[0], sep='\\n')"
     found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout
-    assert [Path(line).resolve() for line in found.splitlines()] == [ROOT / package for package in PACKAGES]
+    assert [Path(line).resolve() for line in found.splitlines()] == [ROOT / "isobatch", ROOT / "experiments"]
 
 
 def test_the_page_of_arguments_has_every_field_as_it_is() -> None:

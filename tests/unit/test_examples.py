@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.models.ramps import policy_at
+from isobatch.deployments.models.ramps import policy_at
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,13 +12,13 @@ import jsonschema
 import pytest
 import yaml
 
-from cluster.serving.serve_file import serve_file
-from deployments.decoding.ramp_rules import DecoderRules
-from deployments.models.ramps import Ramps, read_rules
-from optimizer.plan import read_plan
-from profiles.errors import read_model
-from profiles.files import load
-from profiles.text_profile import load_text_profile
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.models.ramps import Ramps, read_rules
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import read_model
+from isobatch.profiles.files import load
+from isobatch.profiles.text_profile import load_text_profile
 from tests.helpers.arguments_page import SCHEMAS
 
 ROOT = Path(__file__).parents[2]

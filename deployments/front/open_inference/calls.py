@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from deployments.front.answers import RefusedError
-from deployments.front.bodies import ARRIVING
-from deployments.front.headers import FULL, STARTED
-from deployments.front.open_inference.messages import has_few_fields, message
-from deployments.tracing import PARENT
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.bodies import ARRIVING
+from isobatch.deployments.front.headers import FULL, STARTED
+from isobatch.deployments.front.open_inference.messages import has_few_fields, message
+from isobatch.deployments.tracing import PARENT
 
 log = logging.getLogger(__name__)
 Fields = dict[str, Any]

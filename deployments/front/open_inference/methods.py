@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from deployments.front.answers import RefusedError
-from deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from deployments.front.grpc_server import Methods
-from deployments.front.open_inference import protocol
-from deployments.front.open_inference.calls import Fields, read_message, unary
-from deployments.front.open_inference.protocol import DescribedModel
-from deployments.front.open_inference.tensors import Values, check_outputs, described, to_bytes
-from deployments.front.served import GuardedNetwork
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
+from isobatch.deployments.front.grpc_server import Methods
+from isobatch.deployments.front.open_inference import protocol
+from isobatch.deployments.front.open_inference.calls import Fields, read_message, unary
+from isobatch.deployments.front.open_inference.protocol import DescribedModel
+from isobatch.deployments.front.open_inference.tensors import Values, check_outputs, described, to_bytes
+from isobatch.deployments.front.served import GuardedNetwork
 
 Answering = Callable[[Any], Awaitable[Fields]]  # the fields of the response to a message
 

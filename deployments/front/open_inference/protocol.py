@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from deployments.front.answers import Answer, RefusedError, shown
-from deployments.front.counts import together
-from deployments.front.open_inference.requests import BYTES
-from deployments.front.predict import WINNER
-from deployments.front.service import Service
+from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.counts import together
+from isobatch.deployments.front.open_inference.requests import BYTES
+from isobatch.deployments.front.predict import WINNER
+from isobatch.deployments.front.service import Service
 
 VERSION = "1"
 Tensors = Mapping[str, tuple[str, Sequence[int]]]  # kind and shape, by name

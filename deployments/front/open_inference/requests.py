@@ -5,9 +5,9 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from deployments.front.answers import RefusedError, shown
-from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
-from profiles.errors import first_wrong
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
+from isobatch.profiles.errors import first_wrong
 
 BYTES = "BYTES"
 NUMBERS = {

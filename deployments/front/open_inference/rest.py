@@ -5,13 +5,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from deployments.front.answers import Answer
-from deployments.front.bodies import body_of, size_of
-from deployments.front.headers import DEADLINE_HEADER, deadline_s
-from deployments.front.open_inference import protocol
-from deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
-from deployments.front.open_inference.requests import InferResponse
-from deployments.front.open_inference.schemas import (
+from isobatch.deployments.front.answers import Answer
+from isobatch.deployments.front.bodies import body_of, size_of
+from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
+from isobatch.deployments.front.open_inference import protocol
+from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
+from isobatch.deployments.front.open_inference.requests import InferResponse
+from isobatch.deployments.front.open_inference.schemas import (
     AS_BYTES,
     ModelConfiguration,
     ModelMetadata,
@@ -19,9 +19,9 @@ from deployments.front.open_inference.schemas import (
     ServerStatistics,
     infer_body,
 )
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
-from deployments.front.openapi import READING, WITH_INPUTS, documented, problems
-from deployments.front.service import Content, Service
+from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
+from isobatch.deployments.front.openapi import READING, WITH_INPUTS, documented, problems
+from isobatch.deployments.front.service import Content, Service
 
 _EMPTY: dict[int | str, dict[str, Any]] = {
     200: {"description": "Yes.", "content": {}},

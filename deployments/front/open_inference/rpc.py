@@ -12,20 +12,28 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.front import grpc_server
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
-from deployments.front.grpc_server import Methods
-from deployments.front.headers import CLIENT, DEADLINE_HEADER, STARTED, TIMEOUT, deadline_s, timeout_s_by, waited_s_by
-from deployments.front.open_inference import protocol
-from deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
-from deployments.front.open_inference.messages import message
-from deployments.front.open_inference.methods import Questions, check_infer, infer_fields, outputs_of
-from deployments.front.open_inference.places import Places
-from deployments.front.open_inference.protocol import DescribedModel, check, model_of
-from deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
-from deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, rows, timeout_s
-from deployments.front.service import Content, Format, IncomingRequest, Service
+from isobatch.deployments.front import grpc_server
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
+from isobatch.deployments.front.grpc_server import Methods
+from isobatch.deployments.front.headers import (
+    CLIENT,
+    DEADLINE_HEADER,
+    STARTED,
+    TIMEOUT,
+    deadline_s,
+    timeout_s_by,
+    waited_s_by,
+)
+from isobatch.deployments.front.open_inference import protocol
+from isobatch.deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
+from isobatch.deployments.front.open_inference.messages import message
+from isobatch.deployments.front.open_inference.methods import Questions, check_infer, infer_fields, outputs_of
+from isobatch.deployments.front.open_inference.places import Places
+from isobatch.deployments.front.open_inference.protocol import DescribedModel, check, model_of
+from isobatch.deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
+from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, rows, timeout_s
+from isobatch.deployments.front.service import Content, Format, IncomingRequest, Service
 
 # Requests of one stream that run at once.
 _MOST_RUNNING = 64

@@ -5,9 +5,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from deployments.front.open_inference.requests import BYTES, InferRequest
-from deployments.front.openapi import examples, fits, schema_of
-from deployments.front.schemas import Schema
+from isobatch.deployments.front.open_inference.requests import BYTES, InferRequest
+from isobatch.deployments.front.openapi import examples, fits, schema_of
+from isobatch.deployments.front.schemas import Schema
 
 _OCTETS = {"schema": {"type": "string", "format": "binary"}}
 

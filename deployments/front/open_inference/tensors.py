@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.front.answers import RefusedError, shown
-from deployments.front.bodies import Sizes, json_in, number
-from deployments.front.headers import LONGEST_MS
-from deployments.front.open_inference.requests import BYTES, NUMBERS, InferRequest, InputTensor, checked, dtype_of
+from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.deployments.front.bodies import Sizes, json_in, number
+from isobatch.deployments.front.headers import LONGEST_MS
+from isobatch.deployments.front.open_inference.requests import (
+    BYTES,
+    NUMBERS,
+    InferRequest,
+    InputTensor,
+    checked,
+    dtype_of,
+)
 
 Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import numpy as np
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from deployments.front.answers import Answer, RefusedError, shown
-from deployments.front.predict import encode
-from deployments.front.service import Content, Service
-from deployments.tasks import logits_of
-from deployments.transport.packed import Packed
-from profiles.errors import first_wrong
-from profiles.model import probabilities_in
+from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.predict import encode
+from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.tasks import logits_of
+from isobatch.deployments.transport.packed import Packed
+from isobatch.profiles.errors import first_wrong
+from isobatch.profiles.model import probabilities_in
 
 
 class Body(BaseModel):

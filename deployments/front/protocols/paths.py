@@ -8,10 +8,10 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import ASGIApp
 
-from deployments.front.answers import RefusedError
-from deployments.front.api import Api
-from deployments.front.bodies import body_of, json_in
-from deployments.front.openapi import (
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.api import Api
+from isobatch.deployments.front.bodies import body_of, json_in
+from isobatch.deployments.front.openapi import (
     PROBLEMS,
     READING,
     WITH_INPUTS,
@@ -22,12 +22,12 @@ from deployments.front.openapi import (
     problems,
     schema_of,
 )
-from deployments.front.predict import Form, OwnForm, Predict
-from deployments.front.protocols import tei, vllm
-from deployments.front.protocols.forms import Body
-from deployments.front.schemas import PREDICTIONS
-from deployments.front.service import Service
-from deployments.tasks import CLASSIFICATION
+from isobatch.deployments.front.predict import Form, OwnForm, Predict
+from isobatch.deployments.front.protocols import tei, vllm
+from isobatch.deployments.front.protocols.forms import Body
+from isobatch.deployments.front.schemas import PREDICTIONS
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.tasks import CLASSIFICATION
 
 _PROBLEMS = PROBLEMS | {
     424: "The network failed, or it cannot answer such requests.",

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.protocols.forms import Body, Style, TextForm, Texts, check_relevant, ranked, relevances
-from deployments.front.schemas import Schema
-from deployments.front.service import Service
-from deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
-from deployments.tasks import logits_of
-from deployments.transport.packed import Packed
-from profiles.model import probabilities_in
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.protocols.forms import Body, Style, TextForm, Texts, check_relevant, ranked, relevances
+from isobatch.deployments.front.schemas import Schema
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
+from isobatch.deployments.tasks import logits_of
+from isobatch.deployments.transport.packed import Packed
+from isobatch.profiles.model import probabilities_in
 
 _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
 

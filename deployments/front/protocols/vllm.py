@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from deployments.front.answers import Answer, RefusedError, shown
-from deployments.front.protocols.forms import (
+from isobatch.deployments.front.answers import Answer, RefusedError, shown
+from isobatch.deployments.front.protocols.forms import (
     Body,
     Style,
     TextForm,
@@ -18,9 +18,9 @@ from deployments.front.protocols.forms import (
     relevances,
     tokens_in,
 )
-from deployments.front.schemas import Schema
-from deployments.tasks import logits_of
-from deployments.transport.packed import Packed
+from isobatch.deployments.front.schemas import Schema
+from isobatch.deployments.tasks import logits_of
+from isobatch.deployments.transport.packed import Packed
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 

@@ -4,8 +4,8 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from deployments.models.anatomy import Family
-from profiles.errors import UserError
+from isobatch.deployments.models.anatomy import Family
+from isobatch.profiles.errors import UserError
 
 
 @cache

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
-from deployments.models.attention import replace_attention
+from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
+from isobatch.deployments.models.attention import replace_attention
 
 
 def dissect(model: Any) -> Anatomy:

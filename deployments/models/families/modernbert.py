@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from deployments.models.anatomy import Anatomy, Family, first_tokens, pool_tokens
-from deployments.models.attention import replace_attention
-from deployments.models.spans import Spans
+from isobatch.deployments.models.anatomy import Anatomy, Family, first_tokens, pool_tokens
+from isobatch.deployments.models.attention import replace_attention
+from isobatch.deployments.models.spans import Spans
 
 
 def dissect(model: Any) -> Anatomy:

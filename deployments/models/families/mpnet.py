@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deployments.models.anatomy import Anatomy, Family, pool_tokens
-from deployments.models.attention import packed_attention
-from deployments.models.families.encoder import embedding
-from deployments.models.spans import Spans
+from isobatch.deployments.models.anatomy import Anatomy, Family, pool_tokens
+from isobatch.deployments.models.attention import packed_attention
+from isobatch.deployments.models.families.encoder import embedding
+from isobatch.deployments.models.spans import Spans
 
 
 def dissect(model: Any) -> Anatomy:

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deployments.models.anatomy import Anatomy, Family
-from deployments.models.spans import Spans
+from isobatch.deployments.models.anatomy import Anatomy, Family
+from isobatch.deployments.models.spans import Spans
 
 Size = tuple[int, int]
 SwinBlock = Callable[[Tensor, Spans | None], Tensor]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
+from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
 
 
 def dissect(model: Any) -> Anatomy:

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster.bench import compare
-from cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone, sustained
-from cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
-from cluster.bench.setup import drawn, with_recorded_exits
-from cluster.cli import app
-from cluster.load.workloads import arrivals
-from deployments.dispatch.route import route_of
-from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from experiments.backend.exits import ratios
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
-from profiles.model import Batch, Launched
+from isobatch.cluster.bench import compare
+from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone, sustained
+from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
+from isobatch.cluster.bench.setup import drawn, with_recorded_exits
+from isobatch.cluster.cli import app
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.deployments.dispatch.route import route_of
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
 from tests.helpers.toy_model import BLOCKS, RAMPS, Toy
 

@@ -9,11 +9,11 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from deployments import load
-from deployments.models.predict import BATCH, predict
-from deployments.models.ramps import save_ramps
-from deployments.models.torch_model import TorchModel
+from isobatch import load
+from isobatch.cluster.cli import app
+from isobatch.deployments.models.predict import BATCH, predict
+from isobatch.deployments.models.ramps import save_ramps
+from isobatch.deployments.models.torch_model import TorchModel
 from tests.helpers.command_lines import material
 from tests.helpers.tiny_networks import network
 from tests.helpers.tiny_words import word_network
@@ -81,7 +81,7 @@ def test_answers_have_the_number_of_their_row_in_every_format(here: Path, alone:
 def test_an_interrupted_run_goes_on_and_computes_nothing_twice(
     here: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.models.predict.AT_ONCE", BATCH)
+    monkeypatch.setattr("isobatch.deployments.models.predict.AT_ONCE", BATCH)
     encode, encoded = TorchModel.encode, list[int]()
 
     def interrupted(model: TorchModel, inputs: Any) -> Any:
@@ -113,9 +113,9 @@ def test_an_interrupted_run_goes_on_and_computes_nothing_twice(
     ],
 )
 def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[str, ...], sentence: str) -> None:
-    from cluster.bulk import answer_rows, part_of
-    from deployments.folders import content_of
-    from deployments.prepare.data import Row
+    from isobatch.cluster.bulk import answer_rows, part_of
+    from isobatch.deployments.folders import content_of
+    from isobatch.deployments.prepare.data import Row
 
     job = {"file": "others.csv", "network": content_of(here / "my-bert"), "scores": "winner", "full": False}
     others = [Row(number, f"another {number}", None) for number in range(1, 33)]

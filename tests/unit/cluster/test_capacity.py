@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from cluster.serving.capacity import check_capacity, check_gpus, check_processors
-from cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
-from deployments.decoding.config import DecoderConfig
-from optimizer.plan import DecodingTerms, Placement, Plan, Split
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
+from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
+from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 
 
 def content(folder: Path, kind: str, replicas: int, **more: Any) -> dict[str, Any]:

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cascades.contenders import Tryout, best
-from cluster.cascades.report import table
-from cluster.cascades.timing import Timed
-from cluster.cli import app
-from cluster.simulator.plan_choice import DEFAULT_EFFORT, best_simulated
-from cluster.simulator.sustained import sustained
-from deployments.models import load_served
-from deployments.models.encode import Encoded
-from deployments.prepare.cascades import Combination
-from optimizer import problem
-from optimizer.plan import read_plan
-from profiles.devices import fleet, links_between
-from profiles.errors import UserError
-from profiles.files import load as load_profile
-from profiles.latency import LatencyTable
+from isobatch.cluster.cascades.contenders import Tryout, best
+from isobatch.cluster.cascades.report import table
+from isobatch.cluster.cascades.timing import Timed
+from isobatch.cluster.cli import app
+from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT, best_simulated
+from isobatch.cluster.simulator.sustained import sustained
+from isobatch.deployments.models import load_served
+from isobatch.deployments.models.encode import Encoded
+from isobatch.deployments.prepare.cascades import Combination
+from isobatch.optimizer import problem
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import load as load_profile
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.command_lines import material
 from tests.helpers.made_up_candidates import made_up
@@ -72,7 +72,7 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
 
 def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
-    monkeypatch.setattr("cluster.cascades.rows.best_simulated", partial(best_simulated, effort=hasty))
+    monkeypatch.setattr("isobatch.cluster.cascades.rows.best_simulated", partial(best_simulated, effort=hasty))
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)

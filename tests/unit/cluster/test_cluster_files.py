@@ -17,13 +17,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands.environment import environment
-from cluster.controller.config import ControllerConfig
-from cluster.serving.capacity import check_capacity
-from cluster.serving.haproxy import MAX_CONNECTIONS
-from cluster.serving.local import local_nodes
-from cluster.serving.serve_file import (
+from experiments.planner.settings import BERT_BASE
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.environment import environment
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.serving.capacity import check_capacity
+from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS
+from isobatch.cluster.serving.local import local_nodes
+from isobatch.cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
     NODES,
@@ -32,14 +33,13 @@ from cluster.serving.serve_file import (
     controllers,
     serve_file,
 )
-from deployments.config import parse
-from deployments.ray_settings import PROXY_PROGRAM, node_settings
-from deployments.resources import KIND, Resources
-from experiments.planner.settings import BERT_BASE
-from profiles import datasheet as shapes
-from profiles.devices import CATALOGUE
-from profiles.errors import UserError
-from profiles.files import load
+from isobatch.deployments.config import parse
+from isobatch.deployments.ray_settings import PROXY_PROGRAM, node_settings
+from isobatch.deployments.resources import KIND, Resources
+from isobatch.profiles import datasheet as shapes
+from isobatch.profiles.devices import CATALOGUE
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import load
 from tests.helpers.ray_service import RayService
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
@@ -105,7 +105,7 @@ def test_isobatch_serve_takes_them(name: str) -> None:
 def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three() -> None:
     told = taken("local.yaml")
     config = parse(told["applications"][0]["args"])
-    from deployments.graph import read_graph
+    from isobatch.deployments.graph import read_graph
 
     there: dict[str, int] = {}
     for node in local_nodes(told):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from cluster.cli import app
+from isobatch.cluster.cli import app
 from tests.helpers.command_lines import ROOT, SMALL, lines
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,7 +36,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     """Of the command and of all its commands, in one fresh process."""
     script = f"""
 import contextlib, io, sys
-from cluster.cli import main
+from isobatch.cluster.cli import main
 for words in [[], *[[name] for name in {sorted(SMALL)!r}]]:
     sys.argv = ["isobatch", *words, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):

@@ -6,9 +6,9 @@ from pathlib import Path
 from threading import Event as Signal
 from typing import Any
 
-from cluster.controller.input_planning import ClassifierPlanningProblem
-from cluster.controller.record import Events
-from optimizer.plan import Plan
+from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
+from isobatch.cluster.controller.record import Events
+from isobatch.optimizer.plan import Plan
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
 PATIENCE_S = 10.0

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.config import Patience
-from cluster.controller.core import Controller
-from cluster.controller.corrections import Corrections
-from cluster.controller.peeks import PEEKS_PER_HOLD
-from cluster.controller.record import Events
-from deployments.front.observed import Observed
-from optimizer import Objective
-from profiles.exits import carried
-from profiles.lengths import Lengths, rescaled
-from profiles.windows import History
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.peeks import PEEKS_PER_HOLD
+from isobatch.cluster.controller.record import Events
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer import Objective
+from isobatch.profiles.exits import carried
+from isobatch.profiles.lengths import Lengths, rescaled
+from isobatch.profiles.windows import History
 from tests.helpers.fluid_application import (
     EASY,
     HARD,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.controller.corrections import Corrections
-from optimizer import evaluate
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.optimizer import evaluate
 from tests.helpers.fluid_application import EASY, HARD, MEDIUM, Fluid, control_loop, first_plan, moves, question, run
 
 

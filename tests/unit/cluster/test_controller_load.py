@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.config import Patience
-from cluster.controller.core import Controller
-from cluster.controller.corrections import Corrections
-from cluster.controller.record import Events, TrackRecord
-from deployments.front.observed import LaunchShape, LaunchTimes, Observed
-from optimizer import Plan
-from optimizer.goals import GOALS
-from profiles.windows import History
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.record import Events, TrackRecord
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from isobatch.optimizer import Plan
+from isobatch.optimizer.goals import GOALS
+from isobatch.profiles.windows import History
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
 
 

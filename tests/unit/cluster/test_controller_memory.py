@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.config import ControllerConfig
-from cluster.controller.memory import KEEP, SHOWN, Memory, configuration_of, deployment_of
-from deployments import ray_facts
-from deployments.config import AppConfig
-from deployments.decoding.config import DecoderConfig
-from profiles.errors import UserError
-from profiles.windows import Window
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.memory import KEEP, SHOWN, Memory, configuration_of, deployment_of
+from isobatch.deployments import ray_facts
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.windows import Window
 from tests.helpers.fluid_application import Fluid, control_loop, first_plan, question, run
 
 CONTROLLER = ControllerConfig()

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from cluster.controller.control_loop import ControlLoop
-from cluster.controller.decide import served_alike
+from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.decide import served_alike
 from tests.helpers.fluid_application import (
     EASY,
     HARD,

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.controller.corrections import Corrections
-from deployments.front.observed import LaunchShape, LaunchTimes, Observed
-from optimizer.model.work import work
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed
+from isobatch.optimizer.model.work import work
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 from tests.helpers.simulated_fleet import FAST
 
 HALVES = (Split(0, 2, 8, (0, 1)), Split(2, 4, 8))

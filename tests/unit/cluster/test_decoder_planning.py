@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands.profile_texts import workload_of
-from cluster.serving.serve_file import serve_file
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine_setup import usual_dtype
-from deployments.decoding.ramp_rules import DecoderRules
-from deployments.demo import llm_demo_directory
-from deployments.folders import weights_of
-from optimizer.plan import read_plan
-from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
-from optimizer.text_plans import plan_of
-from profiles.errors import UserError
-from profiles.text_profile import load_text_profile, save_text_profile
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.profile_texts import workload_of
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine_setup import usual_dtype
+from isobatch.deployments.decoding.ramp_rules import DecoderRules
+from isobatch.deployments.demo import llm_demo_directory
+from isobatch.deployments.folders import weights_of
+from isobatch.optimizer.plan import read_plan
+from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
+from isobatch.optimizer.text_plans import plan_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import load_text_profile, save_text_profile
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
 DEMO = llm_demo_directory()
@@ -59,7 +59,9 @@ def test_a_plan_is_made_played_and_served(call: Called, profile: Path, tmp_path:
     assert "TPOT 20 ms for" in told
     prompts.write_text("1+1=\n22+33=\n")
     arguments = {"model": str(DEMO), "profile": str(profile)}
-    content = {"applications": [{"name": "a", "import_path": "deployments.decoding.app:build", "args": arguments}]}
+    content = {
+        "applications": [{"name": "a", "import_path": "isobatch.deployments.decoding.app:build", "args": arguments}]
+    }
     (tmp_path / "serve.yaml").write_text(json.dumps(content))
     rehearsal = ("simulate", "--config", tmp_path / "serve.yaml", "--plan", plan, "--rate", 20, "--hours", 0.002)
     assert "tokens per second" in call(*rehearsal, "--prompts", prompts)
@@ -120,7 +122,9 @@ def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
 def test_a_profile_of_another_network_is_refused_before_anything_is_timed(
     call: Called, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.profiling.launch_prices.measured", lambda *_: pytest.fail("something was timed"))
+    monkeypatch.setattr(
+        "isobatch.cluster.profiling.launch_prices.measured", lambda *_: pytest.fail("something was timed")
+    )
     assert "cannot add a profile of demo-llama to one of paper" in call("profile", DEMO, "--out", profile)
 
 

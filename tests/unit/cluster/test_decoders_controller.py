@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.controller.corrections import Corrections
-from cluster.controller.decide import served_alike
-from cluster.controller.survival import SurvivalEstimate
-from cluster.controller.text_planning import DecoderPlanningProblem
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.scheduler import DecodingLimits
-from deployments.decoding.sequences import Splits
-from deployments.front.observed import Observed, since
-from optimizer.plan import Plan
-from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
-from optimizer.text_plans import plan_of, terms_of
-from profiles.text_profile import LaunchSize
-from profiles.windows import History
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.decide import served_alike
+from isobatch.cluster.controller.survival import SurvivalEstimate
+from isobatch.cluster.controller.text_planning import DecoderPlanningProblem
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.scheduler import DecodingLimits
+from isobatch.deployments.decoding.sequences import Splits
+from isobatch.deployments.front.observed import Observed, since
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
+from isobatch.optimizer.text_plans import plan_of, terms_of
+from isobatch.profiles.text_profile import LaunchSize
+from isobatch.profiles.windows import History
 from tests.helpers.paper_application import PaperApplication, watched
 from tests.helpers.paper_decoders import CPU, paper_decoder
 

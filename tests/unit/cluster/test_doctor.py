@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands import doctor
-from cluster.serving.ports import free_port
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands import doctor
+from isobatch.cluster.serving.ports import free_port
 from tests.helpers.asking import eventually
 
 

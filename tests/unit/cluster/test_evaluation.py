@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import client, evaluation
-from cluster.cli import app
-from cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
-from deployments.demo import demo_directory
-from deployments.demo.digits import demo_inputs
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.predict import PredictedAnswer
-from deployments.models.ramps import save_ramps
-from profiles.errors import UserError
-from profiles.model import Words
-from profiles.promise import ExitPromise
+from isobatch.cluster import client, evaluation
+from isobatch.cluster.cli import app
+from isobatch.cluster.evaluation import Interval, evaluated, evaluated_words, promise_kept
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.predict import PredictedAnswer
+from isobatch.deployments.models.ramps import save_ramps
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Words
+from isobatch.profiles.promise import ExitPromise
 from tests.helpers.command_lines import ROOT, material
 from tests.helpers.tiny_networks import network
 
@@ -42,7 +42,7 @@ def run(*arguments: object) -> Any:
 
 
 def test_predict_answers_as_the_network_does_whoever_leaves_first(place: Path) -> None:
-    from deployments import load
+    from isobatch import load
 
     model, texts = load(place / "my-bert-ee"), ["a good film", "bad", "the film was not dull but not great"] * 20
     alone = [model.predict([text])[0] for text in texts[:3]]
@@ -98,7 +98,7 @@ def test_the_command_measures_what_the_network_answers(place: Path) -> None:
 def test_the_network_runs_in_the_precision_that_its_ramps_were_made_for(
     place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from deployments import load
+    from isobatch import load
 
     folder, told = tmp_path / "halves", ("--data", place / "others.csv", "--device", "cpu", "--json")
     shutil.copytree(place / "my-bert-ee", folder)
@@ -148,7 +148,7 @@ def test_a_server_of_another_network_is_not_measured(
 def test_a_server_that_is_none_is_noticed_before_anything_is_computed(
     place: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
 ) -> None:
-    monkeypatch.setattr("deployments.models.predict.predict", lambda *_, **__: pytest.fail("it computes"))
+    monkeypatch.setattr("isobatch.deployments.models.predict.predict", lambda *_, **__: pytest.fail("it computes"))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", url)
     with pytest.raises(UserError, match=said):
         run(*told)

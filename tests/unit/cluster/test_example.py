@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster.commands.serve import example
-from cluster.serving import serve_file as files
-from cluster.serving.serve_file import serve_file, with_demo
+from isobatch.cluster.commands.serve import example
+from isobatch.cluster.serving import serve_file as files
+from isobatch.cluster.serving.serve_file import serve_file, with_demo
 
 
 def body_for(folder: Path, config: dict[str, Any]) -> Any:

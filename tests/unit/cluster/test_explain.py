@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.simulator import explained
-from optimizer import Objective
-from optimizer.plan import Placement, Plan, Split, read_plan
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
+from isobatch.cluster.cli import app
+from isobatch.cluster.simulator import explained
+from isobatch.optimizer import Objective
+from isobatch.optimizer.plan import Placement, Plan, Split, read_plan
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
 from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8, (0, 1, 2, 3, 4)),)),), slo_s=0.1)

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands.dashboards import FILES
-from deployments.metrics import METRICS
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.dashboards import FILES
+from isobatch.deployments.metrics import METRICS
 from tests.helpers.scraping import OF_SERVE, scraped_names
 
 ROOT = Path(__file__).parents[3]

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.available_devices import DeviceRequests
-from cluster.controller.config import ControllerConfig
-from cluster.controller.corrections import Corrections
-from cluster.controller.decide import lost_devices
-from cluster.controller.status import status_of
-from deployments.config import checked
-from profiles.errors import UserError
+from isobatch.cluster.controller.available_devices import DeviceRequests
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.decide import lost_devices
+from isobatch.cluster.controller.status import status_of
+from isobatch.deployments.config import checked
+from isobatch.profiles.errors import UserError
 from tests.helpers.fluid_application import MEDIUM, Cloud, Fluid, control_loop, moves, question, run
 
 OWN, GROW_TO = {"k80": 1}, {"k80": 5}

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving.haproxy import (
+from isobatch.cluster.serving.haproxy import (
     REQUEST_S,
     RETRY_S,
     ready,
     stopping,
     write_script,
 )
-from deployments.front.headers import waited_s_by
-from deployments.front.proxy import (
+from isobatch.deployments.front.headers import waited_s_by
+from isobatch.deployments.front.proxy import (
     FEW,
     FEW_LONG,
     LONG,

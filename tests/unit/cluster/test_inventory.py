@@ -1,4 +1,4 @@
-from cluster.controller.available_devices import Inventory, fitting
+from isobatch.cluster.controller.available_devices import Inventory, fitting
 
 CPU = {"CPU": 1.0, "GPU": 0.0}
 

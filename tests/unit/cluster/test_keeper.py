@@ -7,17 +7,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cluster.controller.config import Patience
-from cluster.controller.control_loop import ControlLoop
-from cluster.controller.core import Controller, NextStep
-from cluster.controller.corrections import Corrections
-from cluster.controller.peeks import with_all_ramps
-from cluster.controller.promise_keeper import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
-from cluster.controller.record import Event, Events
-from deployments.front.observed import Observed
-from optimizer.plan import Plan
-from profiles.evidence import Evidence
-from profiles.windows import History
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.control_loop import ControlLoop
+from isobatch.cluster.controller.core import Controller, NextStep
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.peeks import with_all_ramps
+from isobatch.cluster.controller.promise_keeper import STEP, AgreementTerms, PromiseKeeper, ThresholdChange
+from isobatch.cluster.controller.record import Event, Events
+from isobatch.deployments.front.observed import Observed
+from isobatch.optimizer.plan import Plan
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.windows import History
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, Fluid, first_plan, question
 

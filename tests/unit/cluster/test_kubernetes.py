@@ -8,12 +8,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from cluster.cli import app
-from cluster.serving.kubernetes import GKE
-from deployments.resources import KIND
-from optimizer.plan import Placement, Plan, Split
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
+from isobatch.cluster.cli import app
+from isobatch.cluster.serving.kubernetes import GKE
+from isobatch.deployments.resources import KIND
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.ray_service import RayService
 from tests.helpers.tiny_networks import hugging_face
 
@@ -35,8 +35,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "plan.json").write_text(plan.to_json())
     save(Profile("my-bert", (table("t4"), table("l4"))), tmp_path / "profile.json")
     files = {"model": "my-bert", "plan": "plan.json", "profile": "profile.json"}
-    served = {"name": "shop", "import_path": "deployments.app:build", "args": files}
-    path = "cluster.controller.app:build"
+    served = {"name": "shop", "import_path": "isobatch.deployments.app:build", "args": files}
+    path = "isobatch.cluster.controller.app:build"
     controller = {"name": "c", "import_path": path, "route_prefix": "/c", "args": {"application": "shop"}}
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump({"applications": [served, controller]}))
     return tmp_path / "serve.yaml"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from cluster.profiling.launch_estimates import estimated_table
-from cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, fitted, measured, weights_bytes
-from profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
+from isobatch.cluster.profiling.launch_estimates import estimated_table
+from isobatch.cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, fitted, measured, weights_bytes
+from isobatch.profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
 from tests.helpers.tiny_decoders import decoder, t5
 
 WORKLOAD = DecodingWorkload(((1, 0.5),), (6, 3), (5, 8))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving import ports
-from cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
-from cluster.serving.ports import check_port, free_port, held_ports, is_free
-from profiles.errors import UserError
+from isobatch.cluster.serving import ports
+from isobatch.cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
+from isobatch.cluster.serving.ports import check_port, free_port, held_ports, is_free
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 
 
@@ -108,7 +108,7 @@ def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from cluster.serving.processes import adopt_orphans, descendants, end_descendants
+from isobatch.cluster.serving.processes import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 # A shell that starts a sleeper which ignores SIGTERM, tells its number, and goes away.
 told = subprocess.check_output(["sh", "-c", "trap '' TERM; sleep 60 >/dev/null & echo $!"], text=True)
@@ -136,7 +136,7 @@ import subprocess, sys, time
 from concurrent.futures import Future
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from cluster.serving.processes import adopt_orphans, is_running, reap
+from isobatch.cluster.serving.processes import adopt_orphans, is_running, reap
 adopt_orphans()
 own = subprocess.Popen(["sleep", "0"])
 orphan = int(subprocess.check_output(["sh", "-c", "{tmp_path}/haproxy 0 >/dev/null & echo $!"], text=True))

@@ -10,18 +10,18 @@ from shutil import copytree
 
 import pytest
 
-from cluster.controller.config import ControllerConfig
-from deployments.config import checked
-from optimizer import Plan
-from optimizer.arrays import Number
-from optimizer.goals import GOALS, Goal, register
-from optimizer.model.evaluate import evaluate
-from profiles.files import save
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.deployments.config import checked
+from isobatch.optimizer import Plan
+from isobatch.optimizer.arrays import Number
+from isobatch.optimizer.goals import GOALS, Goal, register
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.profiles.files import save
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
 
 ROOT = Path(__file__).parents[3]
 NEW_FILE = """
-from optimizer.goals.goal import Goal, register
+from isobatch.optimizer.goals.goal import Goal, register
 
 
 @register
@@ -35,8 +35,8 @@ class Thrift(Goal):
 """
 USE = """
 import contextlib, sys
-from cluster.cli import app
-from cluster.controller.config import ControllerConfig
+from isobatch.cluster.cli import app
+from isobatch.cluster.controller.config import ControllerConfig
 assert ControllerConfig(goal="thrift").goal == "thrift"
 assert "thrift: few dollars for quick answers" in ControllerConfig.model_fields["goal"].description
 for goal in ("goodput", "thrift"):
@@ -46,8 +46,8 @@ for goal in ("goodput", "thrift"):
 
 
 def test_a_file_in_the_folder_of_goals_is_enough(tmp_path: Path) -> None:
-    copytree(ROOT / "optimizer", tmp_path / "optimizer")
-    (tmp_path / "optimizer" / "goals" / "thrift.py").write_text(NEW_FILE)
+    copytree(ROOT / "isobatch", tmp_path / "isobatch")  # with copies of what the links lead to
+    (tmp_path / "isobatch" / "optimizer" / "goals" / "thrift.py").write_text(NEW_FILE)
     save(question(MEDIUM).profile, tmp_path / "profile.json")
     arguments = ["plan", "--profile", "profile.json", "--devices", "v100=4@2,k80=4@1", "--picture", "", "--json"]
     command = [sys.executable, "-c", USE, *arguments, "--believed"]

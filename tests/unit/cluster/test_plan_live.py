@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from cluster.commands.plan_live import CHOOSING, SEARCHING, LivePlan
-from optimizer import Placement, Plan, Split
+from isobatch.cluster.commands.plan_live import CHOOSING, SEARCHING, LivePlan
+from isobatch.optimizer import Placement, Plan, Split
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8), Split(6, 12, 4))),))
 

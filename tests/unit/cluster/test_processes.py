@@ -12,7 +12,7 @@ from tests.helpers.serving import marked
 STARTS_ONE_THAT_LEAVES = """
 import os, subprocess, sys, time
 from pathlib import Path
-from cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants
+from isobatch.cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants
 adopt_orphans()
 os.environ |= bound_to_us(Path(sys.argv[1]))
 if "again" in sys.argv:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from profiles.curves import curve_table
-from profiles.datasheet import bert_base
-from profiles.errors import UserError
-from profiles.files import Profile, save
+from isobatch.cluster.cli import app
+from isobatch.profiles.curves import curve_table
+from isobatch.profiles.datasheet import bert_base
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile, save
 
 
 def said(*arguments: str, columns: int = 200) -> str:

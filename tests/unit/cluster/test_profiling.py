@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app, main
-from cluster.profiling.block_times import (
+from isobatch.cluster.cli import app, main
+from isobatch.cluster.profiling.block_times import (
     exits_from_rules,
     replica_adds_s,
     report,
@@ -21,19 +21,19 @@ from cluster.profiling.block_times import (
     uncatalogued,
     with_sure,
 )
-from deployments.demo import demo_directory
-from deployments.models import load
-from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from deployments.prepare.sample import sampled
-from profiles.curves import BACKENDS, DTYPES
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.devices import kind_of
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.files import load as load_profile
-from profiles.lengths import Lengths
-from profiles.model import Batch, Launched, SplitModel
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.models import load
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.deployments.prepare.sample import sampled
+from isobatch.profiles.curves import BACKENDS, DTYPES
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.devices import kind_of
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.files import load as load_profile
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.model import Batch, Launched, SplitModel
 from tests.helpers.tiny_networks import hugging_face
 
 RUNNER = CliRunner()
@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than all the rest on so small a network."""
-    monkeypatch.setattr("cluster.commands.profile_inputs.draw", lambda *_: None)
+    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.draw", lambda *_: None)
 
 
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
@@ -81,7 +81,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*_: object) -> None:
         raise AssertionError("the clock was started")
 
-    monkeypatch.setattr("cluster.commands.profile_inputs.timed", timed)
+    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.timed", timed)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_two_profiles_at_once_are_both_in_the_file(
         copy(measured[0], out)
         return timed(*told)
 
-    monkeypatch.setattr("cluster.commands.profile_inputs.timed", while_another_ends)
+    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.timed", while_another_ends)
     profiled(checkpoint, out, "--lengths", "6", "--kind", "slow-cpu")
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
@@ -175,7 +175,7 @@ def test_an_interrupted_count_says_how_many_it_has_counted(
         yield model.encode(values[:2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cluster.commands.profile_inputs.in_batches", interrupted)
+    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.in_batches", interrupted)
     told = ["profile", str(checkpoint), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--lengths", "6"]
     few = ["--budget", "0.1", "--largest", "2", "--data", str(checkpoint / "inputs.jsonl")]
     assert RUNNER.invoke(app, [*told, *few], catch_exceptions=False).exit_code == 130

@@ -5,14 +5,14 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.corrections import Corrections
-from cluster.controller.peeks import with_all_ramps
-from cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
-from deployments.dispatch.route import Route, Stage
-from deployments.front.counts import AUDIT_WINDOW_S, Counts
-from deployments.front.observed import Observed
-from profiles.agreement import recent_agreement
-from profiles.evidence import Evidence
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.peeks import with_all_ramps
+from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.counts import AUDIT_WINDOW_S, Counts
+from isobatch.deployments.front.observed import Observed
+from isobatch.profiles.agreement import recent_agreement
+from isobatch.profiles.evidence import Evidence
 from tests.helpers.exit_tables import exit_table
 from tests.helpers.fluid_application import MEDIUM, first_plan, question
 

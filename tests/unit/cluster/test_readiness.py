@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving import readiness
-from cluster.serving.readiness import NodeHas, NodeNeeds, look, missing
-from cluster.serving.serve_file import DECODER
-from deployments.ray_settings import NODE_SETTINGS
-from profiles.errors import UserError
+from isobatch.cluster.serving import readiness
+from isobatch.cluster.serving.readiness import NodeHas, NodeNeeds, look, missing
+from isobatch.cluster.serving.serve_file import DECODER
+from isobatch.deployments.ray_settings import NODE_SETTINGS
+from isobatch.profiles.errors import UserError
 
 HERE = NodeHas({"ray": "2.60.0"}, "c0de", {"/models/plan.json": "a1"}, dict(NODE_SETTINGS))
 SET = "RAY_SERVE_ENABLE_HA_PROXY"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import evaluate
+from isobatch.optimizer import evaluate
 from tests.helpers.fluid_application import HARD, MEDIUM, Fluid, batches, control_loop, first_plan, moves, question, run
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.controller.config import ControllerConfig
-from cluster.serving.serve_file import (
+from isobatch.cluster.cli import app
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.serving.serve_file import (
     APPLICATION,
     CONTROLLER,
     LONGEST,
@@ -22,16 +22,16 @@ from cluster.serving.serve_file import (
     serve_file,
     with_grpc,
 )
-from deployments.config import parse
-from deployments.decoding.ramp_rules import read_decoder_rules
-from deployments.folders import weights_of
-from deployments.models.checkpoint import check_index
-from deployments.models.ramps import read_rules
-from deployments.named import VIRTUAL
-from optimizer.plan import read_plan
-from profiles.errors import UserError
-from profiles.files import load, save
-from profiles.text_profile import load_text_profile
+from isobatch.deployments.config import parse
+from isobatch.deployments.decoding.ramp_rules import read_decoder_rules
+from isobatch.deployments.folders import weights_of
+from isobatch.deployments.models.checkpoint import check_index
+from isobatch.deployments.models.ramps import read_rules
+from isobatch.deployments.named import VIRTUAL
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import load, save
+from isobatch.profiles.text_profile import load_text_profile
 
 
 def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
          lambda path: check_index(path.parent), "'../../etc/passwd', which is no file of this directory"),
         ("serve.yaml", "applications: [{import_path: 5}]", lambda path: serve_file(path, {}), "import_path = 5: every"),
-        ("serve.yaml", "applications: [{import_path: 'deployments.app:build', args: {slo_ms: .inf}}]",
+        ("serve.yaml", "applications: [{import_path: 'isobatch.deployments.app:build', args: {slo_ms: .inf}}]",
          lambda path: serve_file(path, {}), "slo_ms = inf: Input should be a finite number"),
-        ("serve.yaml", "applications: [{import_path: 'deployments.app:build', args: {max_batch: 1000000000000}}]",
+        ("serve.yaml", f"applications: [{{import_path: '{APPLICATION}', args: {{max_batch: 1000000000000}}}}]",
          lambda path: serve_file(path, {}), "max_batch = 1000000000000: Input should be less than or equal to 1048576"),
     ],
 )  # fmt: skip
@@ -155,7 +155,7 @@ def test_what_is_written_as_a_file_is_served_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("free", [True, False])
 def test_a_file_says_of_grpc_only_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: bool) -> None:
-    monkeypatch.setattr("cluster.serving.ports.is_free", lambda *_: free)
+    monkeypatch.setattr("isobatch.cluster.serving.ports.is_free", lambda *_: free)
     out, told = tmp_path / "serve.yaml", {"--grpc-port": "9001", "--host": "10.0.0.1"}
     for options, port in (([], None), ([each for one in told.items() for each in one], 9001)):
         done = CliRunner().invoke(app, ["serve", "demo", *options, "--out", str(out)])
@@ -228,7 +228,7 @@ def test_ports_that_are_written_as_texts_are_numbers(tmp_path: Path) -> None:
 
 def test_a_misspelt_import_path_of_ours_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    for misspelt in ("deployments.app:biuld", "deployment.app:build", "deployments.apps:build"):
+    for misspelt in ("isobatch.deployments.app:biuld", "deployment.app:build", "deployments.apps:build"):
         file.write_text(f"applications: [{{name: a, import_path: '{misspelt}'}}]")
         with pytest.raises(UserError, match=f"import_path = '{misspelt}': .* is '{APPLICATION}' meant"):
             serve_file(file, {})
@@ -302,7 +302,9 @@ def test_grpc_listens_where_it_was_told_or_where_nobody_does(
 
 def test_a_misspelt_field_of_the_controller_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text("applications: [{name: c, import_path: 'cluster.controller.app:build', args: {replan_evry_s: 1}}]")
+    file.write_text(
+        "applications: [{name: c, import_path: 'isobatch.cluster.controller.app:build', args: {replan_evry_s: 1}}]"
+    )
     with pytest.raises(UserError, match="there is no field 'replan_evry_s'; there are: replan_every_s, "):
         serve_file(file, {})
 

@@ -5,9 +5,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from cluster.commands.serve import progress_printer
-from cluster.serving import applications
-from profiles.errors import UserError
+from isobatch.cluster.commands.serve import progress_printer
+from isobatch.cluster.serving import applications
+from isobatch.profiles.errors import UserError
 
 STEPS = ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 0/1", "Starting isobatch 1/1"]
 

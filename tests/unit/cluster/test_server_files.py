@@ -11,8 +11,8 @@ import pytest
 import typer.main
 import yaml
 
-from cluster.cli import app
-from cluster.commands.dashboards import FILES
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.dashboards import FILES
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 COMMAND = typer.main.get_command(app)

@@ -16,19 +16,19 @@ import uvicorn
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands.status import ask, tables
-from cluster.commands.status_picture import sparkline
-from cluster.controller.memory import Earlier
-from cluster.controller.service import create_api
-from deployments.config import AppConfig
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.front import ReplicaState, summed
-from deployments.decoding.openai_api import create_decoder_api
-from deployments.front.http import create_api as create_front
-from deployments.front.service import Service
-from optimizer.plan import Promise, SimulatedTimes
-from profiles.errors import UserError
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.status import ask, tables
+from isobatch.cluster.commands.status_picture import sparkline
+from isobatch.cluster.controller.memory import Earlier
+from isobatch.cluster.controller.service import create_api
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.front import ReplicaState, summed
+from isobatch.deployments.decoding.openai_api import create_decoder_api
+from isobatch.deployments.front.http import create_api as create_front
+from isobatch.deployments.front.service import Service
+from isobatch.optimizer.plan import Promise, SimulatedTimes
+from isobatch.profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.fluid_application import MEDIUM, Fluid, batches, control_loop, first_plan, question, run
 
@@ -204,7 +204,7 @@ def test_while_the_application_starts_one_line_says_so(toy: Toy, url: str) -> No
 def test_an_address_where_nobody_is_or_somebody_else(url: str) -> None:
     with pytest.raises(UserError, match=r"nobody answers at http://127.0.0.1:9/status \(Connection refused\)"):
         asked("http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"no controller runs at .*: add cluster.controller.app:build"):
+    with pytest.raises(UserError, match=r"no controller runs at .*: add isobatch.cluster.controller.app:build"):
         asked(f"{url}/elsewhere")
     with pytest.raises(UserError, match="'nonsense' must look like http://"):
         asked("nonsense")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands import up as command
-from cluster.serving.serve_file import serve_file
-from profiles.errors import UserError
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands import up as command
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 
 SMALL = ("--devices", "cpu=1", "--max-rows", "60")

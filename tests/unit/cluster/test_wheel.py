@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.status import status_of
+from isobatch.cluster.controller.status import status_of
 from tests.helpers.command_lines import ROOT, SMALL, material, readme_lines
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, question
 
@@ -27,16 +27,16 @@ PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
 # it has shown everything once.
 DRIVER = """
 import contextlib, io, json, sys, types
-import cluster.commands.deploy, cluster.commands.serve, cluster.commands.status
-from cluster.cli import main
-from cluster.serving.serve_file import serve_file
+import isobatch.cluster.commands.deploy, isobatch.cluster.commands.serve, isobatch.cluster.commands.status
+from isobatch.cluster.cli import main
+from isobatch.cluster.serving.serve_file import serve_file
 
 def interrupt(seconds):
     raise KeyboardInterrupt
 
-cluster.commands.serve.run = lambda content, *_: print("would serve", json.dumps(content))
-cluster.commands.deploy.run = lambda content, *_: print("would deploy", json.dumps(content))
-cluster.commands.status.time = types.SimpleNamespace(sleep=interrupt)
+isobatch.cluster.commands.serve.run = lambda content, *_: print("would serve", json.dumps(content))
+isobatch.cluster.commands.deploy.run = lambda content, *_: print("would deploy", json.dumps(content))
+isobatch.cluster.commands.status.time = types.SimpleNamespace(sleep=interrupt)
 ended = []
 for line in json.load(sys.stdin):
     sys.argv, said = ["isobatch", *line], io.StringIO()
@@ -49,9 +49,9 @@ for line in json.load(sys.stdin):
         except BaseException as error:
             code = repr(error)
     ended.append({"code": code, "said": said.getvalue()})
-ours = [module for name, module in sys.modules.items() if name.partition(".")[0] in %r]
+ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "isobatch"]
 print(json.dumps({"ended": ended, "files": [module.__file__ for module in ours if module.__file__]}))
-""" % (PACKAGES,)  # noqa: UP031
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "isobatch", copy / "isobatch", symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     _pip("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(out), str(copy))
@@ -142,7 +143,10 @@ def run(installed: Path, folder: Path, lines: list[list[str]]) -> dict[str, Any]
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     there = set(zipfile.ZipFile(wheel).namelist())
     files = {
-        str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()
+        f"isobatch/{path.relative_to(ROOT)}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file()
     }
     assert {name for name in files if "__pycache__" not in name} <= there
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deployments.decoding.scheduler import DecodingLimits
-from deployments.decoding.sequences import Sampling, Splits, TextRequest
+from isobatch.deployments.decoding.scheduler import DecodingLimits
+from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest
 from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plainly, t5, written_by
 
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.serving.ports import free_port
-from deployments.decoding.grpc_texts import serving
-from deployments.front.open_inference.messages import message
 from experiments.demos.sums import tokenizer
+from isobatch.cluster.serving.ports import free_port
+from isobatch.deployments.decoding.grpc_texts import serving
+from isobatch.deployments.front.open_inference.messages import message
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.grpc_proxy import STREAM, frame, headers
 from tests.helpers.tiny_decoders import decoder

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from deployments.decoding import front
-from deployments.decoding.engine import Engine
-from deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, whole_texts
-from deployments.decoding.ramp_rules import check_decoder, generation_defaults
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import Finish, TextRequest, TextTerms
-from deployments.front.answers import RefusedError
 from experiments.demos.sums import characters, tokenizer
-from profiles.errors import UserError
+from isobatch.deployments.decoding import front
+from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, whole_texts
+from isobatch.deployments.decoding.ramp_rules import check_decoder, generation_defaults
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.profiles.errors import UserError
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.documented import ask_examples, check_document
 from tests.helpers.tiny_decoders import decoder, t5

@@ -8,19 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments import ray_facts
-from deployments.decoding import front, plan_switch
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
-from deployments.decoding.plan_switch import PlanSwitch
-from deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import Finish, TextRequest
-from deployments.decoding.token_wire import TokenAddress, TokenInbox
-from deployments.deployer.steps import Moved, Undone
-from deployments.ray_facts import StoredPlan
-from optimizer.plan import DecodingTerms, Placement, Plan, Split
-from profiles.errors import UserError
+from isobatch.deployments import ray_facts
+from isobatch.deployments.decoding import front, plan_switch
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
+from isobatch.deployments.decoding.plan_switch import PlanSwitch
+from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.decoding.token_wire import TokenAddress, TokenInbox
+from isobatch.deployments.deployer.steps import Moved, Undone
+from isobatch.deployments.ray_facts import StoredPlan
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
+from isobatch.profiles.errors import UserError
 
 KNOWN = ProjectedTexts(survival=0.1, same_tokens=1.0, same_texts=1.0, deep_share=0.5, gain=2.0)
 RULES = DecoderRules(

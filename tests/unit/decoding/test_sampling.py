@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from deployments.decoding.sampling import Draw, choose
-from deployments.decoding.sequences import Sampling
+from isobatch.deployments.decoding.sampling import Draw, choose
+from isobatch.deployments.decoding.sequences import Sampling
 
 
 @dataclass(frozen=True)

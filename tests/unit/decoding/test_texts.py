@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.decoding.texts import TextTokens
-from deployments.front.answers import RefusedError
+from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.front.answers import RefusedError
 
 
 class Bytes:

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from deployments.decoding.scheduler import NewTokens
-from deployments.decoding.sequences import Finish
-from deployments.decoding.token_wire import TokenAddress, TokenInbox, TokenOutlets
-from deployments.transport.wire import Wire
+from isobatch.deployments.decoding.scheduler import NewTokens
+from isobatch.deployments.decoding.sequences import Finish
+from isobatch.deployments.decoding.token_wire import TokenAddress, TokenInbox, TokenOutlets
+from isobatch.deployments.transport.wire import Wire
 
 HERE = Wire("127.0.0.1")
 FIRST, LAST = NewTokens(7, (1, 2), (0, 3)), NewTokens(7, (3,), (3,), Finish.STOP)

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.sequences import TextRequest
-from deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
-from profiles.text_profile import LaunchSize
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
+from isobatch.profiles.text_profile import LaunchSize
 from tests.helpers.paper_decoders import paper_decoder
 
 PATIENT = {"model": "", "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}

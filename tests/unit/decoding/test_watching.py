@@ -9,19 +9,19 @@ import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from deployments.decoding.anatomy import DecoderShape
-from deployments.decoding.client_meter import ClientMeter
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.front import DecoderFront
-from deployments.decoding.openai_api import create_decoder_api
-from deployments.decoding.replica import ReplicaState, export, traced
-from deployments.decoding.scheduler import NewTokens, ReplicaFull
-from deployments.decoding.sequences import Finish, TextRequest
-from deployments.decoding.texts import TextTokens
-from deployments.front.proxy import Burden
-from deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
-from deployments.tracing import TraceSampling, Tracing, current
 from experiments.demos.sums import tokenizer
+from isobatch.deployments.decoding.anatomy import DecoderShape
+from isobatch.deployments.decoding.client_meter import ClientMeter
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.front import DecoderFront
+from isobatch.deployments.decoding.openai_api import create_decoder_api
+from isobatch.deployments.decoding.replica import ReplicaState, export, traced
+from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
+from isobatch.deployments.front.proxy import Burden
+from isobatch.deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
+from isobatch.deployments.tracing import TraceSampling, Tracing, current
 from tests.helpers.noted_metrics import NotedMetrics
 
 TRACE, CALLER = "1" * 32, "2" * 16

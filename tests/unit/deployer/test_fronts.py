@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from deployments.deployer import fronts as module
-from deployments.deployer.fronts import Fronts
-from deployments.front.messages import FrontMessage, ReplicaShare
+from isobatch.deployments.deployer import fronts as module
+from isobatch.deployments.deployer.fronts import Fronts
+from isobatch.deployments.front.messages import FrontMessage, ReplicaShare
 
 
 async def listen(fronts: Fronts, name: str, answer: Callable[[FrontMessage], object], heard: list[object]) -> None:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.deployer import steps
-from deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, ReplicaStates, move
-from optimizer.plan import Placement, Plan, Split
+from isobatch.deployments.deployer import steps
+from isobatch.deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, ReplicaStates, move
+from isobatch.optimizer.plan import Placement, Plan, Split
 
 
 @dataclass
@@ -139,7 +139,7 @@ def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None
 def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from deployments.deployer import fleet  # it imports Ray
+    from isobatch.deployments.deployer import fleet  # it imports Ray
 
     monkeypatch.setattr(fleet.ray_facts, "nodes", lambda: [{"CPU": 2.0, "v100": 1.0}, {"CPU": 2.0, "k80": 4.0}])
     ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
@@ -147,7 +147,7 @@ def test_devices_that_no_node_has_are_missing_and_used_ones_are_not(
 
 
 def test_the_application_of_a_kind_that_could_not_start_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.deployer import fleet  # it imports Ray
+    from isobatch.deployments.deployer import fleet  # it imports Ray
 
     states = {"shop.000001.v100": "DEPLOY_FAILED", "shop.000001.k80": "RUNNING", "shop.000001.p100": "DELETING"}
     found = {name: SimpleNamespace(status=SimpleNamespace(value=state)) for name, state in states.items()}

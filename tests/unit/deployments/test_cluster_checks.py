@@ -2,9 +2,9 @@
 
 import pytest
 
-from deployments.cluster_checks import ClusterState, check_cluster
-from deployments.config import AppConfig, parse
-from profiles.errors import UserError
+from isobatch.deployments.cluster_checks import ClusterState, check_cluster
+from isobatch.deployments.config import AppConfig, parse
+from isobatch.profiles.errors import UserError
 
 ONE, TWO = ("10.0.0.1",), ("10.0.0.1", "10.0.0.2")
 FINE = AppConfig(model="/models/it")

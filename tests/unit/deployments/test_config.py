@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import AppConfig, parse
-from deployments.named import function_at
-from optimizer import Placement, Plan, Split
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.named import function_at
+from isobatch.optimizer import Placement, Plan, Split
+from isobatch.profiles.errors import UserError
 
 
 def test_every_field_is_described_and_has_a_default() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.folders import content_of
+from isobatch.deployments.folders import content_of
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config import AppConfig
-from deployments.graph import (
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.graph import (
     OF_FRONTS,
     OF_PLANS,
     OF_PLANS_AND_REPLICAS,
@@ -18,11 +18,11 @@ from deployments.graph import (
     mark_of,
     origin_of,
 )
-from optimizer import Placement, Plan, Split, problem
-from profiles.devices import Device, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.optimizer import Placement, Plan, Split, problem
+from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 
 replicas = st.sets(st.text("abcdef0123456789", min_size=4, max_size=4), max_size=12)
 wanted = st.dictionaries(st.sampled_from(["v100-0", "v100-1", "v100-2", "v100-3"]), st.integers(1, 6), min_size=1)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.controller.service import _log
-from deployments import serve_process
-from deployments.config import AppConfig
-from deployments.serve_process import (
+from isobatch.cluster.controller.service import _log
+from isobatch.deployments import serve_process
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.serve_process import (
     LINES_PER_KIND,
     OWN_LOGGERS,
     PERIOD_S,
@@ -54,7 +54,7 @@ def test_repeated_lines_are_counted() -> None:
     limit = RateLimit(lambda: now_s)
 
     def passes(sentence: str, *values: object) -> str | None:
-        record = logging.LogRecord("deployments.front", logging.WARNING, "", 0, sentence, values, None)
+        record = logging.LogRecord("isobatch.deployments.front", logging.WARNING, "", 0, sentence, values, None)
         return record.getMessage() if limit.filter(record) else None
 
     assert [bool(passes("launch %d failed", number)) for number in range(1000)] == [True] * LINES_PER_KIND + [
@@ -70,8 +70,8 @@ def test_repeated_lines_are_counted() -> None:
 def test_lines_of_all_modules_go_to_serves_log_once(lines: Lines) -> None:
     join_serves_log()  # again, as by another deployment in the same process
     for number in range(100):
-        logging.getLogger("deployments.front.service").warning("inputs could not be encoded: %d", number)
-    logging.getLogger("cluster.controller.control_loop").warning("the controller could not look")
+        logging.getLogger("isobatch.deployments.front.service").warning("inputs could not be encoded: %d", number)
+    logging.getLogger("isobatch.cluster.controller.control_loop").warning("the controller could not look")
     assert len(lines.said) == LINES_PER_KIND + 1
     assert lines.said[-1] == "the controller could not look"
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.controller.config import ControllerConfig
-from cluster.controller.input_planning import classifier_problem
-from deployments.config import AppConfig, parse
-from deployments.graph import read_graph
-from deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
-from optimizer import Placement, Plan, Split
-from optimizer.plan import DecodingTerms, Promise, SimulatedTimes
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, load, save
-from profiles.latency import LatencyTable
+from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.input_planning import classifier_problem
+from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.graph import read_graph
+from isobatch.deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
+from isobatch.optimizer import Placement, Plan, Split
+from isobatch.optimizer.plan import DecodingTerms, Promise, SimulatedTimes
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 4
 CUT = (Placement("v100", 2, (Split(0, 1, 8, ramps=(0,)), Split(1, BLOCKS, 8))),)

@@ -5,7 +5,7 @@ from threading import Event
 
 import pytest
 
-from deployments.progress import busy, show
+from isobatch.deployments.progress import busy, show
 
 
 def told(capsys: pytest.CaptureFixture[str], *moments_s: float, total: int | None = None) -> list[str]:

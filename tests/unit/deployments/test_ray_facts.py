@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import deployments
-from deployments import ray_facts
+from isobatch import deployments
+from isobatch.deployments import ray_facts
 
 RAY = Path(importlib.util.find_spec("ray").origin).parent  # type: ignore[union-attr, arg-type]  # imported in tests only
 ROOT = Path(deployments.__file__).parents[1]
@@ -38,12 +38,12 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
         ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.spare_start"),
         ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
         ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
-        ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "cluster.serving.applications"),
+        ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "isobatch.cluster.serving.applications"),
         (
             "ray.serve._private.client",
             "ServeControllerClient.wait_for_proxies_serving",
             ("wait_for_applications_running",),
-            "cluster.serving.applications",
+            "isobatch.cluster.serving.applications",
         ),
         ("ray.serve._private.client", "ServeControllerClient.get_serve_details", (), "ray_facts.nodes_beside_others"),
         ("ray.serve._private.common", "DeploymentID", ("name", "app_name"), "ray_facts.scale"),
@@ -134,7 +134,7 @@ def test_states_of_replicas_still_have_their_names() -> None:
     for name in ("RUNNING", "STOPPING"):
         assert ReplicaState[name].value == name, "mend deployer.fleet"
     for name in ("DEPLOY_FAILED", "UNHEALTHY", "NOT_STARTED", "DELETING", "RUNNING"):
-        assert ApplicationStatus[name].value == name, "mend deployer.fleet and cluster.serving.applications"
+        assert ApplicationStatus[name].value == name, "mend deployer.fleet and isobatch.cluster.serving.applications"
 
 
 PRIVATE = re.compile(r"\bray\._|serve\._private|serve\.context|_internal_kv|_get_global_client|\b_blocking")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deployments import ray_settings
+from isobatch.deployments import ray_settings
 from tests.helpers.toy_graph import application, cut_at
 
 RAY = Path(importlib.util.find_spec("ray").origin).parent  # type: ignore[union-attr, arg-type]  # imported in tests only
@@ -28,23 +28,23 @@ def test_every_setting_is_still_read() -> None:
 def test_the_processes_of_an_application_import_nothing_heavy_and_may_import_it_later(tmp_path: Path) -> None:
     script = """
 import json, sys
-from deployments.ray_settings import SETTINGS
+from isobatch.deployments.ray_settings import SETTINGS
 module, _, name = SETTINGS["__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"].rpartition(".")
 getattr(sys.modules[module], name)()
 import ray.serve
 from ray._private.serialization import SerializationContext, serialization_addons
 serialization_addons.apply(object.__new__(SerializationContext))  # as each process does that sends anything
-import deployments.app, deployments.replica.serve_replica  # a front, a deployer, a replica
-import deployments.replica.virtual
-from deployments.config import AppConfig
-from deployments.front.examples import example_of
-from deployments.replica import loading
+import isobatch.deployments.app, isobatch.deployments.replica.serve_replica  # a front, a deployer, a replica
+import isobatch.deployments.replica.virtual
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.examples import example_of
+from isobatch.deployments.replica import loading
 config = AppConfig.model_validate(json.loads(sys.argv[1]))
 print(example_of(config.model).value or "")
 for load in (loading.load_front_model, lambda config, at: loading.load_model(config, "cpu", at)):
     load(config, config.model).run  # a network of a user's own, which needs numpy only
 print(*[name for name in ("pandas", "pyarrow", "pydantic.v1", "torch", "transformers", "scipy") if name in sys.modules])
-import cluster.controller.app
+import isobatch.cluster.controller.app
 print(*[name for name in ("torch", "transformers", "statsmodels", "sklearn") if name in sys.modules])
 import pandas
 """

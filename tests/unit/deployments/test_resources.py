@@ -6,9 +6,9 @@ from itertools import product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deployments import resources
-from deployments.config import AppConfig
-from deployments.resources import Resources, first_fit
+from isobatch.deployments import resources
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.resources import Resources, first_fit
 
 amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])
 some_resources = st.dictionaries(st.sampled_from(["CPU", "GPU"]), amounts, max_size=2)

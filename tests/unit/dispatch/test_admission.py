@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.dispatch.admission import Admission, soonest
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.lanes import MAX_LATE, Estimates, ExpectedTimes
-from deployments.dispatch.messages import Limits, Outcome, Place, Refusal
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.admission import Admission, soonest
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.lanes import MAX_LATE, Estimates, ExpectedTimes
+from isobatch.deployments.dispatch.messages import Limits, Outcome, Place, Refusal
+from isobatch.deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
 
 # 10 ms, a hop of 1.8 ms, 2 ms, whatever the batch: who meets a launch that has just begun is through after 23.8 ms.

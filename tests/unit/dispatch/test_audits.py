@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.dispatch.audits import MOST_SHADOWS, OLDEST_S
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, RowKind
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.audits import MOST_SHADOWS, OLDEST_S
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Audit, Fault, Launch, Limits, Outcome, Place, RowKind
+from isobatch.deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear, numbers
 from tests.helpers.layouts import BLOCKS, Layout, arrivals, layouts
 

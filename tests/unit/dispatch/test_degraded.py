@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits, Outcome, Place
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits, Outcome, Place
+from isobatch.deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
 EDGE = 4

@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place, Refusal
+from isobatch.deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import Input, World, linear
 
 TWO_SPLITS = Route((linear(0, 6, 8, "front"), linear(6, 12, 8, "back", survival=0.5)))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Place
-from deployments.dispatch.route import Route, Stage
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Launch, Limits, Place
+from isobatch.deployments.dispatch.route import Route, Stage
 from tests.helpers.dispatcher_world import numbers
 
 PASS_S, EARLY_S = 0.010, 0.002

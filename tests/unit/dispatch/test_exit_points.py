@@ -2,11 +2,11 @@
 
 import pytest
 
-from deployments.dispatch.admission import soonest
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.lanes import Lane
-from deployments.dispatch.messages import Limits, Place
-from deployments.dispatch.route import ExitPoint, Route, Stage
+from isobatch.deployments.dispatch.admission import soonest
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.lanes import Lane
+from isobatch.deployments.dispatch.messages import Limits, Place
+from isobatch.deployments.dispatch.route import ExitPoint, Route, Stage
 
 RAMP_S, END_S, MEAN_S = 0.001, 0.010, 0.0046  # of a launch until its ramp behind block 0, until its end, in the mean
 GOES_ON = 0.4

@@ -5,9 +5,9 @@ from math import inf
 
 import pytest
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Outcome, Place
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Outcome, Place
+from isobatch.deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
 FAST = Route((linear(0, 6, 8, "f1"), linear(6, 12, 8, "f2", survival=0.5)))

@@ -3,9 +3,9 @@
 from collections import Counter
 from statistics import mean
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Fault, Launch, Limits, Outcome, Place
+from isobatch.deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
 LOCAL = Route((linear(0, 6, 8, "gpu"), linear(6, 12, 8, "gpu", survival=0.5, local=True)))

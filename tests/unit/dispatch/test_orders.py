@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.config import AppConfig
-from deployments.dispatch.batching import Ticket
-from deployments.dispatch.messages import Limits, Outcome, Place
-from deployments.dispatch.orders import ORDERS, order_named
-from deployments.dispatch.route import Route, Stage
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.batching import Ticket
+from isobatch.deployments.dispatch.messages import Limits, Outcome, Place
+from isobatch.deployments.dispatch.orders import ORDERS, order_named
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.profiles.errors import UserError
 from tests.helpers.dispatcher_world import Input, World, linear
 
 TEXTS = Route((Stage(0, 1, 2, "gpu", (0.01, 0.02), length=10),))

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.dispatch.route import route_of
-from optimizer.model.evaluate import evaluate
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import problem
-from profiles.devices import fleet, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.deployments.dispatch.route import route_of
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import problem
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 from tests.helpers.virtual_device import SURVIVAL, table
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.dispatch.messages import Limits, Outcome
-from deployments.dispatch.route import Stage
+from isobatch.deployments.dispatch.messages import Limits, Outcome
+from isobatch.deployments.dispatch.route import Stage
 from tests.helpers.dispatcher_world import Input, World
 from tests.helpers.layouts import FLEET, Layout, arrivals, layouts
 

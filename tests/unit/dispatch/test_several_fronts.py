@@ -9,10 +9,10 @@ from itertools import count
 import numpy as np
 import pytest
 
-from deployments.deployer.fronts import shares
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Launch, Limits, Place, Refusal
-from deployments.dispatch.route import Route
+from isobatch.deployments.deployer.fronts import shares
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Launch, Limits, Place, Refusal
+from isobatch.deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import linear
 
 ROUTE = Route((linear(0, 4, 8, "a", launch_s=0.02),))

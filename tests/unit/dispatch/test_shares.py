@@ -4,10 +4,10 @@ import heapq
 import random
 from math import inf
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.groups import Group
-from deployments.dispatch.messages import Launch, Limits, Place, Refusal
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.groups import Group
+from isobatch.deployments.dispatch.messages import Launch, Limits, Place, Refusal
+from isobatch.deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import linear
 
 ROUTE = Route((linear(0, 4, 8, "a", launch_s=0.02),))

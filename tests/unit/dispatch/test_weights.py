@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.dispatch.batching import Queue, Ticket
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.groups import Group
-from deployments.dispatch.lanes import MAX_LATE, Lane
-from deployments.dispatch.messages import Limits, Place, Refusal
-from deployments.dispatch.route import Route
+from isobatch.deployments.dispatch.batching import Queue, Ticket
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.groups import Group
+from isobatch.deployments.dispatch.lanes import MAX_LATE, Lane
+from isobatch.deployments.dispatch.messages import Limits, Place, Refusal
+from isobatch.deployments.dispatch.route import Route
 from tests.helpers.dispatcher_world import Input, World, linear
 
 LENGTH = 10

@@ -2,14 +2,14 @@
 
 import pytest
 
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import run
 from experiments.bound.problems import playable
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.spread import joined
-from optimizer.plan import Placement, Plan, Split
-from optimizer.search.exact import search
+from isobatch.cluster.simulator.simulation import World
+from isobatch.cluster.simulator.sustained import run
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.spread import joined
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.search.exact import search
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

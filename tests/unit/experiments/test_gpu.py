@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bench import compare
 from experiments.gpu import measure, systems
-from profiles.files import load
+from isobatch.cluster.bench import compare
+from isobatch.profiles.files import load
 
 ROOT = Path(__file__).parents[3]
 WITHOUT = """
@@ -19,8 +19,8 @@ sys.modules.update(dict.fromkeys(serving + planning))
 import experiments.gpu.measure
 for name in planning:
     del sys.modules[name]
-import optimizer, deployments.front.in_process
-import deployments.models.onnx_model, cluster.bench.setup
+import isobatch.optimizer, isobatch.deployments.front.in_process
+import isobatch.deployments.models.onnx_model, isobatch.cluster.bench.setup
 print("imported")
 """
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from cluster.load.generator import WRONG, LoadRecord
-from cluster.load.http_connection import BROKEN
 from experiments.replan.changes import Change, figures
 from experiments.replan.timeline import timeline
+from isobatch.cluster.load.generator import WRONG, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
 
 RATE, SECONDS = 100, 30
 

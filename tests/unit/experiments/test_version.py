@@ -1,7 +1,7 @@
 from experiments.shared.version import changed, code_of
 
 TREE = {
-    "experiments/claim/run.py": "from profiles import a\nimport optimizer.b\nPATH = 'cluster.d:build'\n",
+    "experiments/claim/run.py": "from isobatch.profiles import a\nimport optimizer.b\nPATH = 'cluster.d:build'\n",
     "profiles/__init__.py": "",
     "profiles/a.py": 'import json\nFACTS = "facts.csv"\n',
     "profiles/facts.csv": "1,2\n",

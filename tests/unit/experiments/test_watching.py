@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from deployments.tracing import SAMPLER, tracing_here
 from experiments.watching import run
+from isobatch.deployments.tracing import SAMPLER, tracing_here
 
 
 def test_spans_come_to_the_collector_as_opentelemetry_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster.serving import ports
-from deployments.front import grpc_proxy
-from deployments.front.proxy import ProxyLimit
+from isobatch.cluster.serving import ports
+from isobatch.deployments.front import grpc_proxy
+from isobatch.deployments.front.proxy import ProxyLimit
 from tests.helpers.toy_model import Toy
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.config import AppConfig
-from deployments.front import bodies
-from deployments.front.answers import RefusedError
-from deployments.front.driver import Driver
-from deployments.front.http import create_api
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
-from deployments.front.service import Service
-from deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front import bodies
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
+from isobatch.profiles.errors import UserError
 from tests.helpers.toy_model import OVERFLOWS
 
 INFER = "/v2/models/toy/infer"

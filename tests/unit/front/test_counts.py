@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from deployments.dispatch.route import Route, Stage
-from deployments.front.counts import Counts, together
-from deployments.front.observed import LaunchShape, LaunchTimes, merged, since
-from profiles.agreement import WATCHED_S, recent_agreement
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.counts import Counts, together
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, merged, since
+from isobatch.profiles.agreement import WATCHED_S, recent_agreement
 
 
 def test_two_readers_each_get_their_own_differences() -> None:

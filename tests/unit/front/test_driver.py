@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits
-from deployments.dispatch.route import Route, Stage
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.driver import Driver
-from deployments.replica import split
-from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import Packed, pack, unpack
-from profiles.model import Batch, Exits, Launched
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.replica import split
+from isobatch.deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.packed import Packed, pack, unpack
+from isobatch.profiles.model import Batch, Exits, Launched
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 REPLICAS = {"front": ["f0", "f1"], "back": ["b0"]}

@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
-from deployments.front import grpc_proxy
-from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.service import Service
+from isobatch.deployments.front import grpc_proxy
+from isobatch.deployments.front.open_inference.messages import SERVICE, message
+from isobatch.deployments.front.service import Service
 from tests.helpers.grpc_client import Client, play
 from tests.helpers.toy_model import OVERFLOWS, Toy
 

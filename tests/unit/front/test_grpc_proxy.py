@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.front import bodies, grpc_proxy
-from deployments.front.headers import STARTED, TIMEOUT, waited_s_by
-from deployments.front.open_inference.messages import SERVICE, message
-from deployments.front.proxy import RETRY_S
-from deployments.front.service import Service
+from isobatch.deployments.front import bodies, grpc_proxy
+from isobatch.deployments.front.headers import STARTED, TIMEOUT, waited_s_by
+from isobatch.deployments.front.open_inference.messages import SERVICE, message
+from isobatch.deployments.front.proxy import RETRY_S
+from isobatch.deployments.front.service import Service
 from tests.helpers.grpc_proxy import (
     INFER,
     LIVE,

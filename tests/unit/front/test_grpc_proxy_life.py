@@ -11,11 +11,11 @@ from typing import Any
 
 import grpc
 
-from deployments.front import grpc_proxy
-from deployments.front.grpc_proxy import GrpcProxy
-from deployments.front.open_inference.messages import SERVICE
-from deployments.front.open_inference.rpc import serving
-from deployments.front.proxy import MOST, Burden, haproxy_reply
+from isobatch.deployments.front import grpc_proxy
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
+from isobatch.deployments.front.open_inference.messages import SERVICE
+from isobatch.deployments.front.open_inference.rpc import serving
+from isobatch.deployments.front.proxy import MOST, Burden, haproxy_reply
 from tests.helpers.grpc_proxy import INFER, REQUEST, proxy, refusal, toy, until
 
 
@@ -79,9 +79,9 @@ def test_the_port_is_free_at_once_and_shared_meanwhile(free_port: int) -> None:
 
 FRONT = """
 import sys, time
-from deployments.front.grpc_proxy import GrpcProxy
-from deployments.front.proxy import Burden
-from deployments.ray_settings import haproxy_program
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
+from isobatch.deployments.front.proxy import Burden
+from isobatch.deployments.ray_settings import haproxy_program
 it = GrpcProxy(haproxy_program(), "127.0.0.1", int(sys.argv[1]), 1.0, lambda: Burden(0, 0, 0))
 it.open()
 print(it._process.pid, flush=True)

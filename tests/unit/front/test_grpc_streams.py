@@ -7,14 +7,14 @@ import time
 import grpc
 import pytest
 
-from deployments.front import grpc_proxy
-from deployments.front.grpc_proxy import GrpcProxy
-from deployments.front.headers import CLIENT
-from deployments.front.open_inference import rpc
-from deployments.front.open_inference.messages import SERVICE
-from deployments.front.open_inference.places import Places
-from deployments.front.proxy import ProxyLimit
-from deployments.front.service import Service
+from isobatch.deployments.front import grpc_proxy
+from isobatch.deployments.front.grpc_proxy import GrpcProxy
+from isobatch.deployments.front.headers import CLIENT
+from isobatch.deployments.front.open_inference import rpc
+from isobatch.deployments.front.open_inference.messages import SERVICE
+from isobatch.deployments.front.open_inference.places import Places
+from isobatch.deployments.front.proxy import ProxyLimit
+from isobatch.deployments.front.service import Service
 from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, play, refusal, until
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.service import Service
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient
 
 

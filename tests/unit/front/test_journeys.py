@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.replica import split
-from deployments.replica.split import SplitReplica
-from deployments.transport.holdings import Claim, Holdings, Share
-from deployments.transport.orders import Departed, Order
-from deployments.transport.packed import Packed, pack, take
-from profiles.model import Batch, SplitModel
+from isobatch.deployments.replica import split
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.holdings import Claim, Holdings, Share
+from isobatch.deployments.transport.orders import Departed, Order
+from isobatch.deployments.transport.packed import Packed, pack, take
+from isobatch.profiles.model import Batch, SplitModel
 from tests.helpers.tiny_networks import network, random_inputs, with_memory
 from tests.helpers.toy_model import Toy
 

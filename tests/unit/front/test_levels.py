@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits
-from deployments.dispatch.route import Route, Stage
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.driver import Driver
-from deployments.front.service import Content, Service
-from deployments.front.stats import state_of, stats_of
-from deployments.models import load_served
-from deployments.replica.loading import load_front_model, load_model
-from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from deployments.replica.virtual import VirtualModel
-from deployments.transport.packed import pack
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.latency import LatencyTable
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.stats import state_of, stats_of
+from isobatch.deployments.models import load_served
+from isobatch.deployments.replica.loading import load_front_model, load_model
+from isobatch.deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.replica.virtual import VirtualModel
+from isobatch.deployments.transport.packed import pack
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
 
 EDGE = 2

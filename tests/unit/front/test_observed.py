@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes, Observed, latency_bin, merged
 
 counts = st.integers(0, 1000)
 

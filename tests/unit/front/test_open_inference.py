@@ -13,14 +13,14 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config import AppConfig
-from deployments.front.answers import RefusedError
-from deployments.front.bodies import Sizes
-from deployments.front.examples import example_of
-from deployments.front.http import create_api
-from deployments.front.open_inference.protocol import metadata, model_of
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER, TensorRequest, read, write
-from deployments.front.service import Service
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.bodies import Sizes
+from isobatch.deployments.front.examples import example_of
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.open_inference.protocol import metadata, model_of
+from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, TensorRequest, read, write
+from isobatch.deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient
 
 INFER = "/v2/models/toy/infer"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.page import DOCS, EXPLAINING, FILES
-from deployments.front.service import Service
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES
+from isobatch.deployments.front.service import Service
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 
 TOY = AppConfig(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.config import AppConfig
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.http import create_api
-from deployments.front.service import Content, IncomingRequest, Service
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Content, IncomingRequest, Service
 from tests.helpers.toy_model import Toy
 
 TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load")

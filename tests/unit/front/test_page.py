@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.config import AppConfig, parse
-from deployments.front.http import create_api
-from deployments.front.page import FILES, files
-from deployments.front.service import Service
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.page import FILES, files
+from isobatch.deployments.front.service import Service
+from isobatch.profiles.errors import UserError
 
 TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
 BODY = {"inputs": [0, 3]}

@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.open_inference.tensors import JSON_BYTES_HEADER
-from deployments.front.service import Service
-from deployments.models.encode import ImageEncoder
-from deployments.named import LOADER
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.models.encode import ImageEncoder
+from isobatch.deployments.named import LOADER
 from tests.helpers.documented import DocumentedClient
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_networks import hugging_face

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.front.open_inference.places import Places
-from deployments.front.proxy import MOST
+from isobatch.deployments.front.open_inference.places import Places
+from isobatch.deployments.front.proxy import MOST
 
 
 class Queue:

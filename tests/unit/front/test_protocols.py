@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.service import Service
-from deployments.named import LOADER
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.named import LOADER
+from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.grpc_client import play

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deployments.front.answers import RefusedError
-from deployments.front.load import LONGEST_RETRY_S, RetryTimes, Trend
-from deployments.front.proxy import EVERY_S, MOST, Burden, Limit
-from deployments.front.request_queue import SLICE_S, RequestQueue
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.load import LONGEST_RETRY_S, RetryTimes, Trend
+from isobatch.deployments.front.proxy import EVERY_S, MOST, Burden, Limit
+from isobatch.deployments.front.request_queue import SLICE_S, RequestQueue
 
 
 class Clock:

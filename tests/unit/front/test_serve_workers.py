@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.replica.serve_replica import ServeReplica
-from deployments.transport.orders import Order
-from deployments.transport.packed import pack
-from deployments.transport.replica_connection import ReplicaAddress
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.replica.serve_replica import ServeReplica
+from isobatch.deployments.transport.orders import Order
+from isobatch.deployments.transport.packed import pack
+from isobatch.deployments.transport.replica_connection import ReplicaAddress
 from tests.helpers.toy_model import Toy
 
 CONFIG = AppConfig(loader="tests.helpers.toy_model:load")
@@ -30,7 +30,9 @@ class Serve:
         self.replicas |= {name: ServeReplica(CONFIG, "cpu", directory) for name in names}
 
     def tell(self) -> None:
-        from deployments.front import router  # Ray is not imported while tests are collected: tests/conftest.py
+        from isobatch.deployments.front import (
+            router,  # Ray is not imported while tests are collected: tests/conftest.py
+        )
 
         router.listeners[GROUP](frozenset(self.replicas))
 
@@ -58,7 +60,7 @@ class Scene:
     def __init__(self, directory: str) -> None:
         self.serve = Serve()
         self.told: list[set[str]] = []
-        from deployments.front.workers import ServeWorkers
+        from isobatch.deployments.front.workers import ServeWorkers
 
         self.workers = ServeWorkers(self._changed, CONFIG, directory)
 
@@ -70,14 +72,14 @@ class Scene:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]], directory: str = "") -> None:
-    monkeypatch.setattr("deployments.front.workers.TRUSTED_AFTER_S", 0.05)
-    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
-    monkeypatch.setattr("deployments.front.router.listeners", {})
+    monkeypatch.setattr("isobatch.deployments.front.workers.TRUSTED_AFTER_S", 0.05)
+    monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
+    monkeypatch.setattr("isobatch.deployments.front.router.listeners", {})
 
     async def act() -> None:
         stage = Scene(directory)
-        monkeypatch.setattr("deployments.front.workers.serve.get_deployment_handle", stage.serve.handle)
+        monkeypatch.setattr("isobatch.deployments.front.workers.serve.get_deployment_handle", stage.serve.handle)
         stage.serve.start("a", "b")
         await stage.workers.open()
         await stage.workers.join(GROUP)

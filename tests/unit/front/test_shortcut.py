@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from deployments.front import shortcut
-from deployments.front.shortcut import Shortcut
+from isobatch.deployments.front import shortcut
+from isobatch.deployments.front.shortcut import Shortcut
 
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("deployments.serve_process.is_replica", False)
+    monkeypatch.setattr("isobatch.deployments.serve_process.is_replica", False)
     yield
     shortcut._front = None
 
@@ -91,7 +91,7 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
 
 
 def test_a_replica_answers_nothing_but_serves_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serve_process.is_replica", True)
+    monkeypatch.setattr("isobatch.deployments.serve_process.is_replica", True)
 
     async def scene() -> None:
         client = Client(b"a")

@@ -5,19 +5,19 @@ import time
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.route import Route, Stage
-from deployments.front.answers import Answer, Step
-from deployments.front.counts import Counts, together
-from deployments.front.driver import Driver
-from deployments.front.messages import FrontState, Usage
-from deployments.front.metrics import FrontSeries
-from deployments.front.open_inference.protocol import statistics
-from deployments.front.service import Content, Service
-from deployments.front.stats import stats_of
-from deployments.metrics import FRONT, MetricSeries
-from deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.answers import Answer, Step
+from isobatch.deployments.front.counts import Counts, together
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.messages import FrontState, Usage
+from isobatch.deployments.front.metrics import FrontSeries
+from isobatch.deployments.front.open_inference.protocol import statistics
+from isobatch.deployments.front.service import Content, Service
+from isobatch.deployments.front.stats import stats_of
+from isobatch.deployments.metrics import FRONT, MetricSeries
+from isobatch.deployments.replica.local_workers import LocalWorkers
 from tests.helpers.noted_metrics import NotedMetrics
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.controller.survival import SurvivalEstimate
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits
-from deployments.dispatch.route import Route, Stage
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.counts import Counts
-from deployments.front.driver import Driver
-from deployments.front.observed import Observed
-from deployments.replica.split import SplitReplica
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import pack
-from profiles.exits import ExitProfile
-from profiles.windows import History, Window
+from isobatch.cluster.controller.survival import SurvivalEstimate
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.counts import Counts
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.windows import History, Window
 from tests.helpers.toy_model import BLOCKS, Toy
 
 REPLICAS = {"front": ["f0", "f1"], "back": ["b0"]}

@@ -24,18 +24,18 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from deployments.config import AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.route import Route, Stage
-from deployments.front.driver import Driver
-from deployments.front.http import create_api
-from deployments.front.service import Service
-from deployments.replica.local_workers import LocalWorkers
-from deployments.replica.split import SplitReplica
-from deployments.tracing import TraceSampling, Tracing, part_of, tracing_here
-from deployments.transport.orders import Order
-from deployments.transport.packed import pack
-from profiles.errors import UserError
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.replica.local_workers import LocalWorkers
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.tracing import TraceSampling, Tracing, part_of, tracing_here
+from isobatch.deployments.transport.orders import Order
+from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.errors import UserError
 from tests.helpers.toy_model import Toy
 
 TRACE, CALLER = "1" * 32, "2" * 16

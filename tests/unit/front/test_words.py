@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments import load
-from deployments.config import AppConfig
-from deployments.front.http import create_api
-from deployments.front.service import Service
-from deployments.tasks import TOKENS
+from isobatch import load
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+from isobatch.deployments.tasks import TOKENS
 from tests.helpers.documented import DocumentedClient, ask_examples, check_document
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_words import word_network
@@ -82,7 +82,7 @@ def test_grpc_says_the_same() -> None:
     texts = {"bytes_contents": [b"oslo", b"ada saw"]}
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "contents": texts}
     sent = {"model_name": "toy", "inputs": [tensor]}
-    config = {"loader": "deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
+    config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
     reply = play(lambda client: client.ask("ModelInfer", **sent), model=str(word_network()), **config)
     at = {each.name: place for place, each in enumerate(reply.outputs)}
     assert list(reply.outputs[at["label"]].shape) == [2, 2]

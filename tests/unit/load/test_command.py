@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import cli
-from cluster.load.generator import LoadRecord
-from cluster.load.http_connection import BROKEN
-from cluster.load.report import summary
-from cluster.load.request_bodies import accepted_at, promised_ms
-from profiles.errors import UserError
+from isobatch.cluster import cli
+from isobatch.cluster.load.generator import LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.report import summary
+from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
+from isobatch.profiles.errors import UserError
 from tests.helpers.other_protocol import grpc_port
 
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from cluster.load.generator import LoadGenerator, LoadRecord
-from cluster.load.http_connection import BROKEN, run_noting_polls
-from cluster.load.report import Summary, summary
 from experiments.replan.timeline import PersistentLoad
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN, run_noting_polls
+from isobatch.cluster.load.report import Summary, summary
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Found = TypeVar("Found")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from cluster.load.prompts import PromptLoad, WrittenText, _request, summed
+from isobatch.cluster.load.prompts import PromptLoad, WrittenText, _request, summed
 
 TOKENS, GAP_S = 4, 0.05
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.load.traces import description, trace
-from cluster.load.workloads import PROCESSES, Mix, arrivals, exit_blocks
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
+from isobatch.cluster.load.traces import description, trace
+from isobatch.cluster.load.workloads import PROCESSES, Mix, arrivals, exit_blocks
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
 
 
 @pytest.mark.parametrize("process", PROCESSES)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.models import choice, load
-from deployments.models.backends import (
+from isobatch.deployments.models import choice, load
+from isobatch.deployments.models.backends import (
     backend_of,
     block_ranges,
     make_ready,
@@ -17,16 +17,16 @@ from deployments.models.backends import (
     planned_block_ranges,
     warn_of_other_backend,
 )
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.onnx_ranges import fingerprint
-from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from deployments.models.served_model import BlockRange
-from deployments.models.torch_model import TorchModel
-from deployments.replica.virtual import VirtualModel
-from optimizer.plan import Placement, Plan, Split
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.model import Batch, Exits, Launched
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.onnx_ranges import fingerprint
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.replica.virtual import VirtualModel
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.model import Batch, Exits, Launched
 from tests.helpers.tiny_networks import hugging_face, network
 from tests.helpers.virtual_device import SURVIVAL, table
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models.served_model import ServedModel
-from deployments.replica.split import SplitReplica
-from deployments.transport.orders import Departed, Order
-from deployments.transport.packed import pack, take
-from profiles.model import Batch, edges_of, label_names, reads_text
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order
+from isobatch.deployments.transport.packed import pack, take
+from isobatch.profiles.model import Batch, edges_of, label_names, reads_text
 from tests.helpers.tiny_cascades import answers_of, by_hand, cascade, inputs_of
 from tests.helpers.tiny_networks import network
 

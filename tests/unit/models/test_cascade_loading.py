@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments import load
-from deployments.folders import weights_of
-from deployments.models import Cascade, checkpoint, load_served
-from deployments.models import load as load_network
-from deployments.models.cascade_loading import load_cascade
-from deployments.models.levels import checkpoints_of
-from profiles.errors import UserError
+from isobatch import load
+from isobatch.deployments.folders import weights_of
+from isobatch.deployments.models import Cascade, checkpoint, load_served
+from isobatch.deployments.models import load as load_network
+from isobatch.deployments.models.cascade_loading import load_cascade
+from isobatch.deployments.models.levels import checkpoints_of
+from isobatch.profiles.errors import UserError
 from tests.helpers.cascade_directories import cascade_directory, edit
 
 TEXTS = ["the film is good", "dull", "not bad but not great and not dull"]
@@ -73,7 +73,7 @@ def test_other_weights_at_any_level_are_another_network(folder: Path) -> None:
         ("cascade.json", {"level": 1}, "level"),
         ("cascade.json", {"levels": [{"folder": "../up", "blocks": 2}] * 2}, "folder"),
         ("exits.json", {"ramps": []}, "no ramp after block 3"),
-        ("exits.json", {"policy": "deployments.exits:patience"}, "remembers earlier ramps"),
+        ("exits.json", {"policy": "isobatch.deployments.exits:patience"}, "remembers earlier ramps"),
         ("level-1/config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "its labels are"),
         ("level-0/config.json", {"problem_type": "regression"}, "problem_type"),
     ],

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deployments.models import load
-from deployments.models.spans import MIN_STEP, Spans, rows_for
-from deployments.models.torch_model import TorchModel
+from isobatch.deployments.models import load
+from isobatch.deployments.models.spans import MIN_STEP, Spans, rows_for
+from isobatch.deployments.models.torch_model import TorchModel
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
 

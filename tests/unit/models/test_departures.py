@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.exits import Decision
-from deployments.models import departures
-from deployments.models.departures import Departures
+from isobatch.deployments.exits import Decision
+from isobatch.deployments.models import departures
+from isobatch.deployments.models.departures import Departures
 
 
 def decision(leaves: list[bool]) -> Decision:

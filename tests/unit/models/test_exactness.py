@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import TorchModel
-from profiles.model import Batch, Exits
+from isobatch.deployments.models import TorchModel
+from isobatch.profiles.model import Batch, Exits
 from tests.helpers.tiny_networks import FAMILIES, HEADS, TEXT, network, random_inputs, reference_logits, with_memory
 
 ROUNDED = ("mpnet", "deberta-v3")  # Hugging Face's own attention rounds scores and shares to the dtype on its way

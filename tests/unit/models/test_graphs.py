@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import cuda_graphs as graphs
-from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
-from deployments.models.onnx_graphs import OnnxRecorder
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.served_model import BlockRange, RangeOutput
-from deployments.models.torch_model import TorchModel
-from profiles.model import Batch
+from isobatch.deployments.models import cuda_graphs as graphs
+from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
+from isobatch.deployments.models.onnx_graphs import OnnxRecorder
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import FAMILIES, network
 

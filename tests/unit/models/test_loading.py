@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.demo import demo_directory
-from deployments.models import checkpoint, load
-from deployments.models.encode import TextEncoder
-from deployments.models.families import families_by_type, family_of
-from deployments.models.loading import move_when_used
-from deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from deployments.models.served_model import BlockRange
-from deployments.models.torch_model import TorchModel
-from profiles.errors import UserError
-from profiles.measure import facts_of
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.models import checkpoint, load
+from isobatch.deployments.models.encode import TextEncoder
+from isobatch.deployments.models.families import families_by_type, family_of
+from isobatch.deployments.models.loading import move_when_used
+from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.measure import facts_of
 from tests.helpers.tiny_networks import FAMILIES, HEADS, hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.models import onnx_ranges
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.served_model import BlockRange
-from profiles.model import Batch
+from isobatch.deployments.models import onnx_ranges
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import FAMILIES, network
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deployments.models import onnx_session
-from deployments.models.onnx_session import check_providers, providers, run_options
-from profiles.errors import UserError
+from isobatch.deployments.models import onnx_session
+from isobatch.deployments.models.onnx_session import check_providers, providers, run_options
+from isobatch.profiles.errors import UserError
 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")
 

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from deployments.models import attention, cut_network, spans
-from deployments.models import cuda_graphs as graphs
-from deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.served_model import BlockRange
-from deployments.models.spans import Spans, in_bands, similar_lengths, spans_of
-from deployments.models.torch_model import TorchModel
-from deployments.transport.packed import pack, take, unpack
-from profiles.model import Batch, Exits
+from isobatch.deployments.models import attention, cut_network, spans
+from isobatch.deployments.models import cuda_graphs as graphs
+from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.spans import Spans, in_bands, similar_lengths, spans_of
+from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.transport.packed import pack, take, unpack
+from isobatch.profiles.model import Batch, Exits
 from tests.helpers.tiny_networks import TEXT, VOCABULARY, network, reference_logits, with_memory
 
 CPU = torch.device("cpu")
@@ -228,7 +228,7 @@ def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths:
         calls: list[Spans] = []
         patch.setattr(attention, "varlen", lambda *told: calls.append(told[0]) or fake_kernel(*told))
         for module in ("torch_model", "cuda_graphs"):
-            patch.setattr(f"deployments.models.{module}.is_fused", lambda device, dtype: True)
+            patch.setattr(f"isobatch.deployments.models.{module}.is_fused", lambda device, dtype: True)
         model = GraphModel(exact, partial(again, exact)) if recorded else exact
         found = model.run(texts(lengths, seed, exact), exact.num_blocks, exact.ramp_blocks).exits
         assert calls

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments import exits
-from deployments.exits import Policy, memory_width, reach
+from isobatch.deployments import exits
+from isobatch.deployments.exits import Policy, memory_width, reach
 
 ALL: dict[str, Policy] = {
     name: getattr(exits, name) for name in ("entropy", "confidence", "margin", "patience", "voting")

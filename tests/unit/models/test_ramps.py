@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.models.ramps import (
+from isobatch.deployments.models.ramps import (
     RULES,
     WEIGHTS,
     ExitRules,
@@ -16,7 +16,7 @@ from deployments.models.ramps import (
     read_ramps,
     save_ramps,
 )
-from profiles.errors import UserError
+from isobatch.profiles.errors import UserError
 
 WIDTHS = (6, 8, 8)
 
@@ -52,7 +52,7 @@ def test_logits_are_divided_by_the_temperature(folder: Path) -> None:
     [
         ('"threshold": 0.3', '"treshold": 0.3', r"exits.json: ramps.0.threshold: Field required"),
         ('"version": 2', '"version": 3', r"exits.json: version: Input should be 1 or 2"),
-        ("entropy", "entropie", r"policy 'deployments.exits:entropie' cannot be imported"),
+        ("entropy", "entropie", r"policy 'isobatch.deployments.exits:entropie' cannot be imported"),
         ('"block": 1', '"block": 2', r"no ramp can stand after block 2 of 3 blocks"),
         ('"block": 1', '"block": 0', r"ascending blocks, each once, got \[0, 0\]"),
         ('"kind": "pooler"', '"kind": "light"', r"ramp after block 0 does not fit"),
@@ -77,12 +77,14 @@ def test_only_what_is_needed_is_computed() -> None:
     heads = {block: make_head("light", 4, 2) for block in (0, 1, 2)}
     independent = Ramps(rules, heads)
     assert independent.observed({1}) == {1}
-    dependent = Ramps(rules.model_copy(update={"policy": "deployments.exits:patience"}), heads)
+    dependent = Ramps(rules.model_copy(update={"policy": "isobatch.deployments.exits:patience"}), heads)
     assert dependent.observed({1}) == {0, 1}
     assert dependent.observed(()) == frozenset()
 
 
-@pytest.mark.parametrize("path", [".exits:entropy", "nowhere:entropy", "deployments.exits", "deployments.exits:", ":x"])
+@pytest.mark.parametrize(
+    "path", [".exits:entropy", "nowhere:entropy", "isobatch.deployments.exits", "isobatch.deployments.exits:", ":x"]
+)
 def test_a_policy_that_cannot_be_imported_says_how_to_write_it(path: str) -> None:
     with pytest.raises(UserError, match="write it as module:function"):
         policy_at(path)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.served_model import BlockRange
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.served_model import BlockRange
 from tests.helpers.backend_parity import assert_same, batch_for
 from tests.helpers.tiny_networks import network
 

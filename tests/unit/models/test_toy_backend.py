@@ -2,11 +2,11 @@
 
 import pytest
 
-from deployments import named
-from deployments.config import AppConfig
-from deployments.models.backends import backend_of, block_ranges, make_ready, on_backend
-from deployments.models.interface import backend_named
-from profiles.errors import UserError
+from isobatch.deployments import named
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.models.backends import backend_of, block_ranges, make_ready, on_backend
+from isobatch.deployments.models.interface import backend_named
+from isobatch.profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import network
 from tests.helpers.toy_backend import TOY, ToyModel

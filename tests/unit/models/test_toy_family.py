@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.models import load
+from isobatch.deployments.models import load
 from tests.unit.models.toy_family import FAMILY, ToyConfig, ToyForImageClassification
 
 

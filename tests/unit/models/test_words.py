@@ -10,22 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments import load
-from deployments.exits import Decision
-from deployments.models import TorchModel
-from deployments.models.departures import AnsweredTokens, TokenDepartures
-from deployments.models.encode import ANSWERED_TOKENS
-from deployments.models.families import family_of
-from deployments.models.loading import anatomy_of_task
-from deployments.models.onnx_model import OnnxModel
-from deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
-from deployments.models.served_model import BlockRange
-from deployments.replica.split import SplitReplica
-from deployments.tasks import TOKENS
-from deployments.transport.orders import Order
-from deployments.transport.packed import pack
-from profiles.errors import UserError
-from profiles.model import NOBODY, Batch, Exits
+from isobatch import load
+from isobatch.deployments.exits import Decision
+from isobatch.deployments.models import TorchModel
+from isobatch.deployments.models.departures import AnsweredTokens, TokenDepartures
+from isobatch.deployments.models.encode import ANSWERED_TOKENS
+from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.loading import anatomy_of_task
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
+from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.tasks import TOKENS
+from isobatch.deployments.transport.orders import Order
+from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import NOBODY, Batch, Exits
 from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, _config, _NoEncoder, padded
 from tests.helpers.tiny_words import word_network
 
@@ -43,7 +43,7 @@ def network(name: str, most_unsure: int = 0) -> tuple[TorchModel, Any]:
     anatomy = anatomy_of_task(model, family_of(model.config.model_type), TOKENS)
     blocks = range(len(anatomy.blocks) - 1)
     rules = ExitRules(
-        policy="deployments.exits:confidence",
+        policy="isobatch.deployments.exits:confidence",
         ramps=tuple(RampRule(block=block, threshold=0.45) for block in blocks),
         most_unsure=most_unsure,
     )
@@ -229,7 +229,7 @@ def test_a_policy_that_remembers_is_refused(tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(word_network(), tmp_path, dirs_exist_ok=True)
-    rules = ExitRules(policy="deployments.exits:patience", ramps=(RampRule(block=0, threshold=2),))
+    rules = ExitRules(policy="isobatch.deployments.exits:patience", ramps=(RampRule(block=0, threshold=2),))
     save_ramps(tmp_path, rules, {0: make_head("light", 24, 4)})
     with pytest.raises(UserError, match="patience remembers earlier ramps of an input, but this network answers its"):
         load(tmp_path)
@@ -238,4 +238,4 @@ def test_a_policy_that_remembers_is_refused(tmp_path: Path) -> None:
 
 
 def replace_policy(rules: ExitRules) -> ExitRules:
-    return rules.model_copy(update={"policy": "deployments.exits:margin"})
+    return rules.model_copy(update={"policy": "isobatch.deployments.exits:margin"})

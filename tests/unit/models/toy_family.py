@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from deployments.models.anatomy import Anatomy, Family
+from isobatch.deployments.models.anatomy import Anatomy, Family
 
 
 def dissect(model: Any) -> Anatomy:

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.planner.random_problems import random_objective, random_problem
-from optimizer.effort import Effort
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.same_kinds import split_by_name
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.pipelines.spread import value
-from optimizer.problem import Problem
+from isobatch.optimizer.effort import Effort
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.same_kinds import split_by_name
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.pipelines.spread import value
+from isobatch.optimizer.problem import Problem
 from tests.helpers.simulated_fleet import facts
 
 few = settings(max_examples=6, deadline=None, derandomize=True)

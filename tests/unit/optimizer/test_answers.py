@@ -6,13 +6,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from optimizer import Objective, Plan, optimize, problem
-from optimizer.early_answers import Times, answered_s, best_ramps, check_whole
-from profiles.datasheet import bert_base, datasheet_table
-from profiles.devices import fleet, links_between
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
+from isobatch.optimizer import Objective, Plan, optimize, problem
+from isobatch.optimizer.early_answers import Times, answered_s, best_ramps, check_whole
+from isobatch.profiles.datasheet import bert_base, datasheet_table
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
 
 KINDS = fleet("v100=2,k80=2")
 EXITS = ExitProfile(tuple(np.linspace(1.0, 0.1, 12)))

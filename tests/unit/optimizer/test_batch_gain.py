@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import EARLY_EXIT, baseline
-from optimizer.pipelines.batch_gain import BatchGain, batch_gains
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, baseline
+from isobatch.optimizer.pipelines.batch_gain import BatchGain, batch_gains
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.simulated_fleet import facts as fleet_of
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.simulator.plan_choice import DEFAULT_EFFORT
-from optimizer.pipelines.batch_gain import BatchGain
-from optimizer.plan import read_plan
-from profiles.curves import DTYPES, curve_table
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
+from isobatch.cluster.cli import app
+from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
+from isobatch.optimizer.pipelines.batch_gain import BatchGain
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.curves import DTYPES, curve_table
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
-    monkeypatch.setattr("cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
+    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
 
 
@@ -135,7 +135,7 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
     profile: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cluster.commands.plan_search.plan_result", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("isobatch.cluster.commands.plan_search.plan_result", lambda *_: pytest.fail("it searches"))
     with pytest.raises(UserError, match=sentence):
         run(profile, *options)
 

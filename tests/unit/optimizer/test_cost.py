@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-from profiles.errors import UserError
-from profiles.latency import LatencyTable
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import LatencyTable
 
 # Two blocks of 1 ms, whatever the batch; a ramp of 0.5 ms behind the first; 0.25 ms per launch.
 TABLE = LatencyTable(

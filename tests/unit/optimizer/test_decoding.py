@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.pages import pages_for
-from deployments.decoding.rhythm import rhythm
-from optimizer.plan import Plan
-from optimizer.text_paces import (
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.pages import pages_for
+from isobatch.deployments.decoding.rhythm import rhythm
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.text_paces import (
     NEARLY_BEST,
     RHYTHMS,
     DecodingFacts,
@@ -20,10 +20,10 @@ from optimizer.text_paces import (
     most_promising,
     ways,
 )
-from optimizer.text_plans import plan_of
-from profiles.devices import Device
-from profiles.errors import UserError
-from profiles.text_profile import LaunchSize
+from isobatch.optimizer.text_plans import plan_of
+from isobatch.profiles.devices import Device
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import LaunchSize
 from tests.helpers.paper_decoders import CPU, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import SIZES, random_objective, random_problem
-from optimizer.effort import MOST_GAP, Effort
-from optimizer.model.evaluate import Score, evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import few_splits, side_by_side
-from optimizer.plan import Plan
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.effort import MOST_GAP, Effort
+from isobatch.optimizer.model.evaluate import Score, evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import few_splits, side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 SEEDS = st.integers(0, 10**6)
 few = settings(max_examples=6, deadline=None, derandomize=True)

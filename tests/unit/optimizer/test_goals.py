@@ -7,13 +7,13 @@ import pytest
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
-from optimizer.arrays import Number
-from optimizer.goals import GOALS, Goal, register
-from optimizer.goals.relaxation import Cut, Relaxation
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.problem import Problem
-from optimizer.search.exact import search
+from isobatch.optimizer.arrays import Number
+from isobatch.optimizer.goals import GOALS, Goal, register
+from isobatch.optimizer.goals.relaxation import Cut, Relaxation
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
 
 
 class Impatience(Goal):

@@ -3,10 +3,10 @@
 import pytest
 
 from experiments.planner.random_problems import random_problem
-from optimizer.model.evaluate import evaluate
-from optimizer.moves import neighbours
-from optimizer.objective import Objective
-from optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.moves import neighbours
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.plan import Placement, Plan, Split
 from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S
 
 POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))

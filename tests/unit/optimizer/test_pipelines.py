@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from experiments.planner.bruteforce import most_side_by_side
 from experiments.planner.random_problems import random_objective, random_problem
-from optimizer.effort import Effort
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines, no_later
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.pipelines.spread import value
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.effort import Effort
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import baselines, no_later
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.pipelines.spread import value
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 many = settings(max_examples=12, deadline=None, derandomize=True)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from deployments.dispatch.route import placements_of, route_of
-from optimizer import Objective, evaluate, optimize, problem
-from optimizer.plan import Placement, Plan, Promise, Split, read_plan
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.devices import fleet, links_between
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.lengths import Lengths
+from isobatch.deployments.dispatch.route import placements_of, route_of
+from isobatch.optimizer import Objective, evaluate, optimize, problem
+from isobatch.optimizer.plan import Placement, Plan, Promise, Split, read_plan
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.lengths import Lengths
 
 PLAN = Plan(
     (

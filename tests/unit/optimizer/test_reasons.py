@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.infeasible import reason
-from optimizer.objective import Objective
-from optimizer.problem import Problem
-from optimizer.search.exact import search
-from optimizer.sensitivity import surprised
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
+from isobatch.optimizer.sensitivity import surprised
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 TABLE = LatencyTable(
     "a", (1, 8), ((1e-3,) * 4, (3e-3,) * 4), ((1e-4, 1e-4, 1e-4, 0.0),) * 2, 1e-4, (100,) * 4, (50,) * 4, "by hand"

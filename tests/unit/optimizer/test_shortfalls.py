@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from experiments.bound.problems import playable
-from optimizer.objective import Objective
-from optimizer.pipelines.shortfalls import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, shortfalls
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.problem import Problem
-from profiles.devices import Device, Link
-from profiles.latency import LatencyTable
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.shortfalls import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, shortfalls
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.latency import LatencyTable
 
 BATCH = Objective(max_batch=8)
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import baselines
-from optimizer.pipelines.starts import batch_sizes, starts
-from optimizer.plan import Plan
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import baselines
+from isobatch.optimizer.pipelines.starts import batch_sizes, starts
+from isobatch.optimizer.plan import Plan
 from tests.helpers.simulated_fleet import BLOCKS, facts
 
 BOTH = facts(fast=2, slow=3)

@@ -7,15 +7,15 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from optimizer import Objective, Plan, Problem, evaluate, problem
-from optimizer.search.exact import search
-from optimizer.tuning import opened, plan_for_its_ramps, tuned
-from profiles.devices import fleet, links_between
-from profiles.evidence import Evidence
-from profiles.exit_table import outcome
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.latency import LatencyTable
+from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem
+from isobatch.optimizer.search.exact import search
+from isobatch.optimizer.tuning import opened, plan_for_its_ramps, tuned
+from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import outcome
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.exit_tables import exit_table
 
 SIZES = (1, 2, 4, 8)

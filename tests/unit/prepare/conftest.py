@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import cli
-from deployments.prepare import pipeline
+from isobatch.cluster import cli
+from isobatch.deployments.prepare import pipeline
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 
 WORDS = ["the", "a", "film", "is", "was", "not", "good", "bad", "great", "dull", "and", "but"]

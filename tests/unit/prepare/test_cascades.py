@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.models import load_served
-from deployments.models.levels import read_levels
-from deployments.models.ramps import read_rules
-from deployments.prepare.cascades import (
+from isobatch.deployments.models import load_served
+from isobatch.deployments.models.levels import read_levels
+from isobatch.deployments.models.ramps import read_rules
+from isobatch.deployments.prepare.cascades import (
     Combination,
     ComparisonTerms,
     calibrated,
     candidate,
     write_cascade,
 )
-from deployments.prepare.measuring import PrepareOptions
-from deployments.prepare.pipeline import prepare
-from deployments.prepare.sample import Parts, Sample
-from profiles.errors import UserError
-from profiles.promise import RULES
+from isobatch.deployments.prepare.measuring import PrepareOptions
+from isobatch.deployments.prepare.pipeline import prepare
+from isobatch.deployments.prepare.sample import Parts, Sample
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.promise import RULES
 from tests.helpers.made_up_candidates import COSTS, POLICY, made_up
 from tests.helpers.tiny_networks import hugging_face
 from tests.helpers.tiny_tokenizers import WORDS, save_tokenizer
@@ -58,7 +58,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cascades")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr("deployments.prepare.pipeline.draw_exits", lambda _, path: path.touch())
+        patch.setattr("isobatch.deployments.prepare.pipeline.draw_exits", lambda _, path: path.touch())
         yield folder
 
 

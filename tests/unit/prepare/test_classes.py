@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deployments.prepare.classes import by_class, class_table, warnings
+from isobatch.deployments.prepare.classes import by_class, class_table, warnings
 
 NAMES = ["common", "rare"]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.prepare.data import ANY, Columns, rows, taken
-from deployments.prepare.records import Layout
-from profiles.errors import UserError
+from isobatch.deployments.prepare.data import ANY, Columns, rows, taken
+from isobatch.deployments.prepare.records import Layout
+from isobatch.profiles.errors import UserError
 
 
 def written(folder: Path, name: str, text: str) -> Path:

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.load.prompts import prompts_in
-from cluster.serving.serve_file import serve_file
-from deployments.decoding.anatomy import shape_of
-from deployments.decoding.config import DecoderConfig
-from deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder
-from deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
-from deployments.decoding.rhythm import rhythm
-from deployments.decoding.sequences import TextRequest
-from deployments.prepare.decoder import DecoderOptions, early_head_outputs, ramps_for, texts, threshold
 from experiments.demos import t5_sums
 from experiments.demos.sums import PROMPTS, SumsRecipe, save, train
-from profiles.errors import UserError
+from isobatch.cluster.cli import app
+from isobatch.cluster.load.prompts import prompts_in
+from isobatch.cluster.serving.serve_file import serve_file
+from isobatch.deployments.decoding.anatomy import shape_of
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
+from isobatch.deployments.decoding.rhythm import rhythm
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.prepare.decoder import DecoderOptions, early_head_outputs, ramps_for, texts, threshold
+from isobatch.profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, plainly, t5
 
 tokens = st.lists(st.tuples(st.sampled_from([0.2, 0.4, 0.6, 0.8]), st.booleans()), min_size=1, max_size=12)
@@ -65,7 +65,7 @@ def test_the_arithmetic_agrees_with_launches_that_are_counted_one_by_one() -> No
     seconds += (1 - f) * (fixed + rows)
     full_s = fixed + 1.0
     gain = (tokens / seconds) / (residents / full_s)
-    from deployments.decoding.rhythm import _rhythm
+    from isobatch.deployments.decoding.rhythm import _rhythm
 
     assert _rhythm(f, p, fixed, fill, k).gain == pytest.approx(gain, rel=1e-6)
 
@@ -123,7 +123,7 @@ def test_a_t5_that_says_sums_gets_a_ramp(tmp_path: Path) -> None:
     check_decoder(out)
     assert len(prompts_in(made / "prompts.txt")) == PROMPTS
     content = serve_file(out, {})
-    assert content["applications"][0]["import_path"] == "deployments.decoding.app:build"
+    assert content["applications"][0]["import_path"] == "isobatch.deployments.decoding.app:build"
     config = DecoderConfig(model=str(out), kv_megabytes=8)
     running = engine_of(load_decoder(out), rules_of(out, 3), config)
     (written,) = running.write_all([decoder_shape(out).request((3, 4), 5)])

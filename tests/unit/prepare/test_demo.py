@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.demo import demo_directory
-from deployments.demo.digits import demo_inputs
-from deployments.models import load
-from deployments.models.ramps import RampDtype, read_rules
-from deployments.prepare import pipeline
 from experiments.demos import digits as demo
 from experiments.demos.digits import Recipe
 from experiments.demos.quality import quality_of
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.promise import RULES, agreement_in
+from isobatch.deployments.demo import demo_directory
+from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.deployments.models import load
+from isobatch.deployments.models.ramps import RampDtype, read_rules
+from isobatch.deployments.prepare import pipeline
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.promise import RULES, agreement_in
 
 KIB = 1024
 FILES = {

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.prepare.entities import entities, entity_f1
+from isobatch.deployments.prepare.entities import entities, entity_f1
 
 BIO = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 BIOES = ("O", "B-PER", "I-PER", "E-PER", "S-PER", "S-LOC")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.models import TorchModel, load
-from deployments.prepare.data import rows
-from deployments.prepare.sample import LabelNames, draw
-from profiles.evidence import EVIDENCE
+from isobatch.deployments.models import TorchModel, load
+from isobatch.deployments.prepare.data import rows
+from isobatch.deployments.prepare.sample import LabelNames, draw
+from isobatch.profiles.evidence import EVIDENCE
 from tests.helpers.tiny_networks import hugging_face
 from tests.unit.prepare.conftest import Run, reviews, rules_in
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from deployments.prepare import pipeline
-from deployments.prepare.features import features
+from isobatch.deployments.prepare import pipeline
+from isobatch.deployments.prepare.features import features
 from tests.unit.prepare.conftest import Run, reviews
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -80,7 +80,7 @@ def test_nothing_is_replaced_unasked(
     ("arguments", "message"),
     [
         (("--label-column", "lable"), "no column 'lable'; it has: 'text', 'label'"),
-        (("--policy", "entropie"), "policy 'deployments.exits:entropie' cannot be imported"),
+        (("--policy", "entropie"), "policy 'isobatch.deployments.exits:entropie' cannot be imported"),
         (("--max-accuracy-loss", "one"), "--max-accuracy-loss one is no share; write it as 1% or 0.01"),
         (("--policy", "os:getcwd"), "policy 'os:getcwd' failed when tried on two inputs: TypeError"),
         (("--out", "/proc/x/y"), "/proc/x/y: cannot be written: /proc: "),

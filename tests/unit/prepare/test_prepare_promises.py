@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import cli
-from deployments.models import load
-from deployments.models.ramps import read_rules
-from deployments.prepare import pipeline
-from deployments.prepare.data import rows
-from deployments.prepare.sample import LabelNames, draw
-from optimizer.plan import read_plan
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.files import load as load_profile
-from profiles.latency import LatencyTable
-from profiles.lengths import Lengths
-from profiles.promise import promise_in
+from isobatch.cluster import cli
+from isobatch.deployments.models import load
+from isobatch.deployments.models.ramps import read_rules
+from isobatch.deployments.prepare import pipeline
+from isobatch.deployments.prepare.data import rows
+from isobatch.deployments.prepare.sample import LabelNames, draw
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.files import load as load_profile
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.promise import promise_in
 from tests.helpers.exit_tables import exit_table
 from tests.unit.prepare.conftest import Run, reviews, rules_in
 
@@ -134,7 +134,7 @@ def test_a_plan_and_thresholds_are_chosen_together(
     assert sorted([*shut, *plan.ramps]) == [0, 1, 2]
     load(out)
     with monkeypatch.context() as patched:
-        patched.setattr("optimizer.tuning.tuned", lambda *_: pytest.fail("it searches"))
+        patched.setattr("isobatch.optimizer.tuning.tuned", lambda *_: pytest.fail("it searches"))
         with pytest.raises(UserError, match="exists already; --force replaces it"):
             tune()
     tune("--force")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.folders import make_room, replacing
-from deployments.models.ramps import RampKind
-from deployments.prepare.thresholds import calibration_error, temperature
-from deployments.prepare.training import head_logits, penalised_loss, train
+from isobatch.deployments.folders import make_room, replacing
+from isobatch.deployments.models.ramps import RampKind
+from isobatch.deployments.prepare.thresholds import calibration_error, temperature
+from isobatch.deployments.prepare.training import head_logits, penalised_loss, train
 
 ROWS = np.arange(400)
 

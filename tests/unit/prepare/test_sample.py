@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.prepare.data import Row
-from deployments.prepare.sample import LabelNames, Parts, draw, labels_of
-from profiles.errors import UserError
+from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.prepare.sample import LabelNames, Parts, draw, labels_of
+from isobatch.profiles.errors import UserError
 
 FILE = Path("reviews.csv")
 NAMES = LabelNames(["negative", "positive"])

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments import exits
-from deployments.exits import Decision
-from deployments.prepare.thresholds import candidates, replay
-from profiles.errors import UserError
-from profiles.exit_table import ExitTable, outcome
+from isobatch.deployments import exits
+from isobatch.deployments.exits import Decision
+from isobatch.deployments.prepare.thresholds import candidates, replay
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exit_table import ExitTable, outcome
 
 POLICIES = [exits.entropy, exits.confidence, exits.margin, exits.patience, exits.voting]
 

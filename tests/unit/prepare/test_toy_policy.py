@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.exits import Decision, Range, memory_width, reach, remembers, takes
-from deployments.models.ramps import Ramps, policy_at
-from deployments.prepare.thresholds import candidates, replay
-from profiles.exit_table import ladder, outcome
+from isobatch.deployments.exits import Decision, Range, memory_width, reach, remembers, takes
+from isobatch.deployments.models.ramps import Ramps, policy_at
+from isobatch.deployments.prepare.thresholds import candidates, replay
+from isobatch.profiles.exit_table import ladder, outcome
 from tests.helpers.tiny_networks import network, random_inputs, with_memory
 
 LOW, HIGH = 100.0, 300.0

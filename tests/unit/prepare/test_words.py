@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from deployments import load
-from deployments.prepare import pipeline
-from deployments.prepare.data import rows, taken
-from deployments.prepare.entities import entity_f1, of_texts
-from deployments.prepare.features import Features
-from deployments.prepare.measuring import PrepareOptions, make_ramps
-from deployments.prepare.sample import LabelNames, Parts, Sample, draw
-from deployments.tasks import TOKENS
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.exit_table import ExitTable
+from isobatch import load
+from isobatch.cluster.cli import app
+from isobatch.deployments.prepare import pipeline
+from isobatch.deployments.prepare.data import rows, taken
+from isobatch.deployments.prepare.entities import entity_f1, of_texts
+from isobatch.deployments.prepare.features import Features
+from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps
+from isobatch.deployments.prepare.sample import LabelNames, Parts, Sample, draw
+from isobatch.deployments.tasks import TOKENS
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.exit_table import ExitTable
 from tests.helpers.tiny_words import NAMES, Sentence, conll, sentences, word_network
 
 CONLL_2003 = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\nPeter NNP B-NP B-PER\n"
@@ -81,7 +81,7 @@ def sampled(path: Path, content: str, task: Any) -> Any:
 
 
 def test_labels_must_fit_what_the_network_answers(tmp_path: Path) -> None:
-    from deployments.tasks import CLASSIFICATION
+    from isobatch.deployments.tasks import CLASSIFICATION
 
     words, whole = '{"tokens": ["a", "b"], "labels": ["O", "B-ORG"]}\n', '{"text": "a", "label": 0}\n'
     with pytest.raises(UserError, match="row 1: word 2: label 'B-ORG' does not fit the head; it knows O, B-PER"):

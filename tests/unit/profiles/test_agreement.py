@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.agreement import WATCHED_S, AuditedAnswers, PromiseWatch, agreement_of, recent_agreement
+from isobatch.profiles.agreement import WATCHED_S, AuditedAnswers, PromiseWatch, agreement_of, recent_agreement
 
 LEFT_SHARES, MISSES = np.array([0.5, 0.3, 0.2]), np.array([0.002, 0.03, 0.0])
 SHARE = 0.05  # of the inputs that are audited

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import UserError
-from profiles.latency import LatencyTable, cascade_table
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import LatencyTable, cascade_table
 
 SMALL = LatencyTable("cpu", (1, 8), ((1.0, 2.0), (3.0, 4.0)), ((0.1, 0.0),) * 2, 0.5, (100, 4), (7, 8), "measured: a")
 LARGE = LatencyTable("cpu", (1, 4, 16), ((5.0,), (8.0,), (20.0,)), ((0.0,),) * 3, 0.2, (4,), (9,), "measured: b")

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
-from profiles.confidence import bound, least_promise, margin_of, rows_needed
-from profiles.losses import Loss, Metric
+from isobatch.profiles.confidence import bound, least_promise, margin_of, rows_needed
+from isobatch.profiles.losses import Loss, Metric
 
 
 def passing(count: int, losing: float, winning: float, max_loss: float, margin: float) -> float:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_table, estimated, pace, published
-from profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
-from profiles.devices import CATALOGUE
-from profiles.errors import UserError
-from profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed_backends_warning
-from profiles.sweep import whole_s
+from isobatch.profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_table, estimated, pace, published
+from isobatch.profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
+from isobatch.profiles.devices import CATALOGUE
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import ESTIMATED, MEASURED, PUBLISHED, mixed_backends_warning
+from isobatch.profiles.sweep import whole_s
 
 GPUS = sorted(set(CATALOGUE) - {"cpu"})
 

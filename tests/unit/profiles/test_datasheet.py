@@ -3,9 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.datasheet import Shape, bert_base, bert_large, datasheet_table, distilbert, resnet18, resnet50, vit_base
-from profiles.devices import CATALOGUE
-from profiles.errors import UserError
+from isobatch.profiles.datasheet import (
+    Shape,
+    bert_base,
+    bert_large,
+    datasheet_table,
+    distilbert,
+    resnet18,
+    resnet50,
+    vit_base,
+)
+from isobatch.profiles.devices import CATALOGUE
+from isobatch.profiles.errors import UserError
 
 # Parameters in millions and blocks, as their authors count them.
 KNOWN = [(bert_base(), 109, 12), (bert_large(), 335, 24), (distilbert(), 66, 6), (vit_base(), 86, 12)]

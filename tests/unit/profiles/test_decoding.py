@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import UserError
-from profiles.text_profile import (
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import (
     DecodingTable,
     LaunchSize,
     load_text_profile,

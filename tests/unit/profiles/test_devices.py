@@ -2,8 +2,8 @@ from math import inf, nan
 
 import pytest
 
-from profiles.devices import CATALOGUE, Link, fleet, links_between
-from profiles.errors import UserError
+from isobatch.profiles.devices import CATALOGUE, Link, fleet, links_between
+from isobatch.profiles.errors import UserError
 
 
 def test_a_price_of_ones_own_beats_the_catalogue() -> None:

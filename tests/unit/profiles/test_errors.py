@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import UserError, read_text
+from isobatch.profiles.errors import UserError, read_text
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.errors import UserError
-from profiles.evidence import EVIDENCE, Evidence
-from profiles.exit_table import outcome
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.exit_table import outcome
 from tests.helpers.exit_tables import exit_table
 
 

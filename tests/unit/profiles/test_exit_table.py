@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.evidence import Evidence
-from profiles.exit_table import MULTIPLIERS, ExitTable, ladder, outcome
-from profiles.losses import Indices, Labels, Metric
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exit_table import MULTIPLIERS, ExitTable, ladder, outcome
+from isobatch.profiles.losses import Indices, Labels, Metric
 from tests.helpers.exit_tables import CANDIDATES, exit_table
 
 

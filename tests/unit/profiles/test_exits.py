@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.evidence import Evidence
-from profiles.exits import ExitProfile
+from isobatch.profiles.evidence import Evidence
+from isobatch.profiles.exits import ExitProfile
 from tests.helpers.exit_tables import exit_table
 
 

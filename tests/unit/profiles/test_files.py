@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from profiles.curves import curve_table
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, load, save
-from profiles.latency import LatencyTable
+from isobatch.profiles.curves import curve_table
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
 
 V100 = datasheet_table(distilbert(), "v100")
 PROFILE = Profile("distilbert", (V100,), ExitProfile.from_counts([50, 30, 20, 0, 0, 0]), ("a note",))

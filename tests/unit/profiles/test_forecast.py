@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.forecast import Forecaster
-from profiles.forecast_methods import Reading
-from profiles.series import Series
-from profiles.windows import MOST, Window
+from isobatch.profiles.forecast import Forecaster
+from isobatch.profiles.forecast_methods import Reading
+from isobatch.profiles.series import Series
+from isobatch.profiles.windows import MOST, Window
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 10**9) | st.integers(0, MOST - 1)
@@ -99,7 +99,7 @@ def test_as_good_as_the_best_single_method_and_95_of_100_lie_inside(
 
     1,800 forecasts tell their share inside to within 1.6 points or so, as neighbours depend on each other.
     """
-    monkeypatch.setattr("profiles.forecast.REFIT_EVERY", 10**9)
+    monkeypatch.setattr("isobatch.profiles.forecast.REFIT_EVERY", 10**9)
     errors, inside = [], []
     for seed, kind in enumerate(KINDS * 2):
         random = np.random.default_rng([seed, inputs])

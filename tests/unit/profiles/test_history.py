@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.errors import UserError
-from profiles.windows import History, Window
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.windows import History, Window
 
 
 def window_of(index: int) -> Window:

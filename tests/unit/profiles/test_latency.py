@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.latency import ExtrapolationWarning, LatencyTable
+from isobatch.profiles.latency import ExtrapolationWarning, LatencyTable
 
 TABLE = LatencyTable(
     kind="v100",
@@ -38,7 +38,7 @@ def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
     steps=st.lists(st.tuples(st.integers(1, 9), st.floats(0, 0.01)), min_size=1, max_size=6),
     at=st.lists(st.floats(0, 200), min_size=2, max_size=20),
 )
-@pytest.mark.filterwarnings("ignore::profiles.latency.ExtrapolationWarning")
+@pytest.mark.filterwarnings("ignore::isobatch.profiles.latency.ExtrapolationWarning")
 def test_it_is_monotone_where_the_device_is(steps: list[tuple[int, float]], at: list[float]) -> None:
     sizes = np.cumsum([size for size, _ in steps])
     times = 0.001 + np.cumsum([seconds for _, seconds in steps])

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, load, save
-from profiles.latency import LatencyTable
-from profiles.lengths import Lengths, at_length, read_lengths
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
+from isobatch.profiles.lengths import Lengths, at_length, read_lengths
 
 LAUNCH_S, EACH_S, ATTENTION_S = 0.002, 1e-4, 1e-6
 

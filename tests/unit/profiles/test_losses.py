@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from profiles.losses import SCORES, Labels, Metric, balancing, losses_by_class, mean_loss, score_loss, scored
+from isobatch.profiles.losses import SCORES, Labels, Metric, balancing, losses_by_class, mean_loss, score_loss, scored
 
 Score = pytest.mark.parametrize("metric", ["macro-f1", "mcc"])
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
-from profiles.model import Batch, Launched
-from profiles.sweep import NetworkFacts, knee, whole_s
+from isobatch.profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
+from isobatch.profiles.model import Batch, Launched
+from isobatch.profiles.sweep import NetworkFacts, knee, whole_s
 from tests.helpers import timed_model as fake
 from tests.helpers.timed_model import FakeModel
 from tests.helpers.tiny_networks import network, random_inputs

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from profiles.datasheet import datasheet_table, distilbert
-from profiles.exits import ExitProfile
-from profiles.files import Profile
-from profiles.picture import draw
+from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile
+from isobatch.profiles.picture import draw
 
 
 def test_a_picture_is_drawn_with_and_without_exits(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.planning import device
-from optimizer import Objective, optimize, read_plan
-from profiles.devices import CATALOGUE, GB, Device, DeviceKind, fleet, links_between
-from profiles.exits import ExitProfile
-from profiles.files import Profile, load, save
-from profiles.latency import LatencyTable
+from isobatch.deployments.planning import device
+from isobatch.optimizer import Objective, optimize, read_plan
+from isobatch.profiles.devices import CATALOGUE, GB, Device, DeviceKind, fleet, links_between
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, load, save
+from isobatch.profiles.latency import LatencyTable
 
 TOY = Device("toy", 3, memory_bytes=2 * GB, price_per_hour=0.25)
 SURVIVAL = (1.0, 0.8, 0.5, 0.5)

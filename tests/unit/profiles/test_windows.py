@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.windows import MOST, PRIOR_INPUTS, SteadySurvival, Window, merge
+from isobatch.profiles.windows import MOST, PRIOR_INPUTS, SteadySurvival, Window, merge
 
 counts = st.lists(st.integers(0, 10**6) | st.integers(0, MOST // 8), min_size=3, max_size=3).map(tuple)
 windows = st.builds(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import AppConfig, parse
-from deployments.replica.loading import load_model
-from deployments.replica.virtual import VirtualModel
-from optimizer.plan import Placement, Plan, Split
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
+from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.replica.loading import load_model
+from isobatch.deployments.replica.virtual import VirtualModel
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
 from tests.helpers.toy_model import BLOCKS, Toy
 from tests.helpers.virtual_device import SURVIVAL, table
 

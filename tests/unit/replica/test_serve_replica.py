@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from cluster.serving.ports import held_ports
-from deployments.config import AppConfig
-from deployments.dispatch.dispatcher import Dispatcher
-from deployments.dispatch.messages import Limits
-from deployments.dispatch.route import Route, Stage
-from deployments.front.answers import Answer, RefusedError
-from deployments.front.driver import Driver
-from deployments.replica.serve_replica import ServeReplica
-from deployments.transport.exchange import Exchange
-from deployments.transport.holdings import Holdings
-from deployments.transport.orders import Departed, Order, Stayed
-from deployments.transport.packed import pack
-from deployments.transport.replica_connection import ReplicaConnection, connect_to
-from deployments.transport.wire import Wire
-from profiles.errors import UserError
+from isobatch.cluster.serving.ports import held_ports
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.deployments.dispatch.route import Route, Stage
+from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.replica.serve_replica import ServeReplica
+from isobatch.deployments.transport.exchange import Exchange
+from isobatch.deployments.transport.holdings import Holdings
+from isobatch.deployments.transport.orders import Departed, Order, Stayed
+from isobatch.deployments.transport.packed import pack
+from isobatch.deployments.transport.replica_connection import ReplicaConnection, connect_to
+from isobatch.deployments.transport.wire import Wire
+from isobatch.profiles.errors import UserError
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 WIRE = Wire("127.0.0.1")
@@ -131,8 +131,8 @@ class Rig:
 def play(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
 ) -> None:
-    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "it")
+    monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "it")
 
     async def act() -> None:
         rig = Rig(by_value_bytes, route, limits)
@@ -215,8 +215,8 @@ def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch:
 
 
 def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.front.driver.GRACE_S", 0.2)
-    monkeypatch.setattr("deployments.transport.exchange.EXPIRE_EVERY_S", 0.05)
+    monkeypatch.setattr("isobatch.deployments.front.driver.GRACE_S", 0.2)
+    monkeypatch.setattr("isobatch.deployments.transport.exchange.EXPIRE_EVERY_S", 0.05)
 
     async def scene(rig: Rig) -> None:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
@@ -278,8 +278,8 @@ def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.Monk
 
 def test_a_replica_without_a_second_port_gives_the_first_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller tries again, and a port may be free then."""
-    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("deployments.replica.serve_replica.replica_name", lambda: "it")
+    monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "it")
 
     async def act() -> None:
         replica = ServeReplica(CONFIG, "cpu", "")

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.dispatch.messages import RowKind
-from deployments.replica.split import SplitReplica
-from deployments.transport.orders import Departed, Order
-from deployments.transport.packed import pack
-from profiles.model import Exits
+from isobatch.deployments.dispatch.messages import RowKind
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order
+from isobatch.deployments.transport.packed import pack
+from isobatch.profiles.model import Exits
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.replica.virtual import VirtualModel
-from deployments.transport.packed import pack, take, unpack
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
+from isobatch.deployments.replica.virtual import VirtualModel
+from isobatch.deployments.transport.packed import pack, take, unpack
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
 from tests.helpers.virtual_device import BLOCKS, SURVIVAL, table
 
-pytestmark = pytest.mark.filterwarnings("ignore::profiles.latency.ExtrapolationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::isobatch.profiles.latency.ExtrapolationWarning")
 
 
 class Machine:

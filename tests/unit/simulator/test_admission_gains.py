@@ -6,17 +6,17 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cluster.load.workloads import arrivals, exit_blocks
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import Simulation, World
-from deployments.dispatch.dispatcher import Dispatcher
-from optimizer.model.evaluate import evaluate
-from optimizer.pipelines.spread import joined
-from optimizer.plan import Placement, Plan
-from optimizer.problem import Problem, split_with_ramps
-from profiles.devices import Device, Link
-from profiles.exits import ExitProfile
-from profiles.latency import LatencyTable
+from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.deployments.dispatch.dispatcher import Dispatcher
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.pipelines.spread import joined
+from isobatch.optimizer.plan import Placement, Plan
+from isobatch.optimizer.problem import Problem, split_with_ramps
+from isobatch.profiles.devices import Device, Link
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.everybody import EverybodyDispatcher
 
 INPUTS, SEEDS = 1200, (1, 2)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.simulator.cells import LARGER, SIZE, WHOLE, world_of
-from cluster.simulator.report import Report
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import inputs_of, run
-from deployments.dispatch.messages import Limits
-from optimizer.model.evaluate import evaluate
-from optimizer.pipelines.spread import joined
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem
+from isobatch.cluster.simulator.cells import LARGER, SIZE, WHOLE, world_of
+from isobatch.cluster.simulator.report import Report
+from isobatch.cluster.simulator.simulation import World
+from isobatch.cluster.simulator.sustained import inputs_of, run
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.pipelines.spread import joined
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem
 from tests.helpers.simulated_fleet import BLOCKS, facts
 
 LATENCY_SLOS = 0.04  # s, some times what an input takes alone

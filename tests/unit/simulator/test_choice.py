@@ -5,21 +5,21 @@ from functools import partial
 
 import pytest
 
-from cluster.simulator.plan_choice import (
+from isobatch.cluster.simulator.plan_choice import (
     DEFAULT_EFFORT,
     LONG_EFFORT,
     SimulationEffort,
     best_simulated,
     why_not_simulated,
 )
-from cluster.simulator.simulation import World
-from cluster.simulator.sustained import confirmed_rate_per_s, run, run_if_sustained, sustained
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.side_by_side import side_by_side
-from optimizer.plan import Placement, Plan, Split
-from optimizer.problem import Problem
-from profiles.errors import UserError
+from isobatch.cluster.simulator.simulation import World
+from isobatch.cluster.simulator.sustained import confirmed_rate_per_s, run, run_if_sustained, sustained
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO, facts
 
 HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=6_000)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.simulator.text_choice import choose_plan, saturated, trial_at
-from cluster.simulator.text_simulation import TextArrival, simulate_texts
-from deployments.decoding.config import DecoderConfig
-from optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay, expected_pace
-from optimizer.text_plans import plan_of, shares_of, tokens_per_s
-from profiles.devices import Device, fleet
-from profiles.errors import UserError
-from profiles.text_profile import DecoderProfile, LaunchSize
+from isobatch.cluster.simulator.text_choice import choose_plan, saturated, trial_at
+from isobatch.cluster.simulator.text_simulation import TextArrival, simulate_texts
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay, expected_pace
+from isobatch.optimizer.text_plans import plan_of, shares_of, tokens_per_s
+from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.text_profile import DecoderProfile, LaunchSize
 from tests.helpers.paper_decoders import BOTH, CPU, WEIGHTS_BIND, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e6, tpot_s=1e6)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.simulator.conditions import HostCosts
-from cluster.simulator.simulation import World, simulate
-from cluster.simulator.sustained import run
-from profiles.errors import UserError, read_model
+from isobatch.cluster.simulator.conditions import HostCosts
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.cluster.simulator.sustained import run
+from isobatch.profiles.errors import UserError, read_model
 from tests.helpers.simulated_fleet import FAST, SLO_S, TWO, one_by_one
 
 PLAIN = World(TWO, FAST, SLO_S)

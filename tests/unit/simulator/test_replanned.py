@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from cluster.controller.config import Patience
-from cluster.controller.corrections import Corrections
-from cluster.controller.rehearsal import replan
-from cluster.load.workloads import Mix, arrivals, exit_blocks
-from cluster.simulator.simulation import World, simulate
-from profiles.exits import ExitProfile
+from isobatch.cluster.controller.config import Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.rehearsal import replan
+from isobatch.cluster.load.workloads import Mix, arrivals, exit_blocks
+from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.profiles.exits import ExitProfile
 from tests.helpers.fluid_application import EASY, HARD, batches, first_plan, question
 
 SECONDS = 120.0

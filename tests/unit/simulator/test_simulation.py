@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cli import app
-from cluster.commands.simulate import ClassifierSimulationOptions
-from cluster.commands.simulate_run import outages_of, run, slow_of, world_of
-from cluster.simulator.conditions import Troubles
-from cluster.simulator.report import draw, tables
-from deployments.config import AppConfig
-from optimizer.plan import Placement, Plan, Promise, Split
-from profiles.errors import UserError
-from profiles.exits import ExitProfile
-from profiles.files import Profile, save
-from profiles.lengths import Lengths
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
+from isobatch.cluster.commands.simulate_run import outages_of, run, slow_of, world_of
+from isobatch.cluster.simulator.conditions import Troubles
+from isobatch.cluster.simulator.report import draw, tables
+from isobatch.deployments.config import AppConfig
+from isobatch.optimizer.plan import Placement, Plan, Promise, Split
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+from isobatch.profiles.lengths import Lengths
 from tests.helpers.simulated_fleet import table
 
 PLAN = Plan(
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> AppConfig:
 def serve_file(config: AppConfig, tmp_path: Path) -> Path:
     path = tmp_path / "serve.yaml"
     arguments = f"{{plan: {config.plan}, profile: {config.profile}, backend: virtual, slo_ms: 200}}"
-    path.write_text(f"applications: [{{name: x, import_path: 'deployments.app:build', args: {arguments}}}]\n")
+    path.write_text(f"applications: [{{name: x, import_path: 'isobatch.deployments.app:build', args: {arguments}}}]\n")
     return path
 
 

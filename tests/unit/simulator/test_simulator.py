@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.simulator.conditions import HostCosts, Outage, Troubles
-from cluster.simulator.simulation import Simulation, World, simulate
-from cluster.simulator.sustained import run, sustained
-from deployments.dispatch.messages import Limits
 from experiments.bound.problems import playable
-from optimizer.model.evaluate import evaluate
-from optimizer.objective import Objective
-from optimizer.pipelines.baselines import NO_EXITS, PLANNERS, baseline_plan
-from optimizer.pipelines.oracle import oracle_per_s
-from optimizer.plan import Placement, Plan, Split
-from optimizer.search.exact import search
-from profiles.devices import Link
-from profiles.lengths import Lengths
-from profiles.windows import Window
+from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.simulation import Simulation, World, simulate
+from isobatch.cluster.simulator.sustained import run, sustained
+from isobatch.deployments.dispatch.messages import Limits
+from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, PLANNERS, baseline_plan
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.plan import Placement, Plan, Split
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Link
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.windows import Window
 from tests.helpers.simulated_fleet import BLOCKS, FAST, SLO_S, TWO, facts, one_by_one
 
 

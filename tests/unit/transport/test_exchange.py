@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
-from deployments.transport.connection import frame
-from deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
-from deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
-from deployments.transport.packed import Packed, pack, take
-from deployments.transport.wire import Wire
-from profiles.model import Batch
+from isobatch.deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
+from isobatch.deployments.transport.connection import frame
+from isobatch.deployments.transport.exchange import REQUEST_LIMIT_BYTES, Drop, Exchange, Fetch
+from isobatch.deployments.transport.holdings import Claim, Holdings, LostError, Share, public_address
+from isobatch.deployments.transport.packed import Packed, pack, take
+from isobatch.deployments.transport.wire import Wire
+from isobatch.profiles.model import Batch
 from tests.helpers.travelling_batches import batches, same
 
 HOST = "127.0.0.1"
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give peers enough time to send the key, however long this process has to wait for a processor."""
-    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 600.0)
+    monkeypatch.setattr("isobatch.deployments.transport.access.KEY_WITHIN_S", 600.0)
 
 
 class Peer:
@@ -127,7 +127,7 @@ def test_survivors_of_a_holder_that_has_gone_are_lost() -> None:
 
 
 def test_survivors_of_a_holder_that_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.exchange.PATIENCE_S", 0.05)
+    monkeypatch.setattr("isobatch.deployments.transport.exchange.PATIENCE_S", 0.05)
 
     async def scene(here: Peer) -> None:
         with socket.create_server((HOST, 0)) as silent:

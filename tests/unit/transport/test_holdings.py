@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from deployments.transport.holdings import Claim, Holdings, LostError
-from deployments.transport.packed import Packed, pack
-from profiles.model import Batch
+from isobatch.deployments.transport.holdings import Claim, Holdings, LostError
+from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.profiles.model import Batch
 
 
 def batch(count: int = 3) -> Batch:
@@ -67,7 +67,7 @@ def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeyp
         holdings.drop([held.key])
         return pack(state)
 
-    monkeypatch.setattr("deployments.transport.holdings.pack", slow)
+    monkeypatch.setattr("isobatch.deployments.transport.holdings.pack", slow)
     assert len(holdings.packed(held.key, np.array([1]))) == 1
     assert len(holdings) == 0
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.transport.orders import NumberedOrder, Order
-from deployments.transport.packed import pack, take, unpack
-from profiles.model import Batch, OpenRamps
+from isobatch.deployments.transport.orders import NumberedOrder, Order
+from isobatch.deployments.transport.packed import pack, take, unpack
+from isobatch.profiles.model import Batch, OpenRamps
 from tests.helpers.travelling_batches import DTYPES, at_level_0, batches, make
 
 

@@ -10,18 +10,26 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
-from deployments.transport.connection import (
+from isobatch.deployments.transport.access import KEY_MESSAGE_LIMIT_BYTES, Key
+from isobatch.deployments.transport.connection import (
     MESSAGE_LIMIT_BYTES,
     SHARED_BUFFER_BYTES,
     MessageConnection,
     bytes_of,
     frame,
 )
-from deployments.transport.holdings import Claim, LostError, Share
-from deployments.transport.orders import Departed, Failed, LaunchError, NumberedOrder, NumberedReply, Order, Stayed
-from deployments.transport.packed import Packed, pack
-from deployments.transport.replica_connection import (
+from isobatch.deployments.transport.holdings import Claim, LostError, Share
+from isobatch.deployments.transport.orders import (
+    Departed,
+    Failed,
+    LaunchError,
+    NumberedOrder,
+    NumberedReply,
+    Order,
+    Stayed,
+)
+from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.deployments.transport.replica_connection import (
     UNAUTHORIZED_LIMIT,
     EndIfStuck,
     OrderServer,
@@ -29,8 +37,8 @@ from deployments.transport.replica_connection import (
     ReplicaConnection,
     connect_to,
 )
-from deployments.transport.wire import Wire
-from profiles.model import Batch, Exits
+from isobatch.deployments.transport.wire import Wire
+from isobatch.profiles.model import Batch, Exits
 from tests.helpers.travelling_batches import batches, same
 
 WIRE = Wire("127.0.0.1")
@@ -40,7 +48,7 @@ HELD = Claim(4, "10.0.0.7:4242", "7f3a", 8, 1000)
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give peers enough time to send the key, however long this process has to wait for a processor."""
-    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 600.0)
+    monkeypatch.setattr("isobatch.deployments.transport.access.KEY_WITHIN_S", 600.0)
 
 
 class Ear(MessageConnection):
@@ -337,7 +345,7 @@ def test_many_connections_without_the_key_cost_little_and_keep_no_front_out() ->
 
 
 def test_a_silent_connection_without_the_key_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.access.KEY_WITHIN_S", 1.0)
+    monkeypatch.setattr("isobatch.deployments.transport.access.KEY_WITHIN_S", 1.0)
 
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)

@@ -18,15 +18,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from cluster.serving.ports import is_free
-from deployments.config import parse
-from deployments.transport.connection import MessageConnection
-from deployments.transport.exchange import Exchange
-from deployments.transport.holdings import Holdings, LostError, Share, public_address
-from deployments.transport.packed import Packed, pack
-from deployments.transport.wire import Certificates, Wire, tls_contexts
-from profiles.errors import UserError
-from profiles.model import Batch
+from isobatch.cluster.serving.ports import is_free
+from isobatch.deployments.config import parse
+from isobatch.deployments.transport.connection import MessageConnection
+from isobatch.deployments.transport.exchange import Exchange
+from isobatch.deployments.transport.holdings import Holdings, LostError, Share, public_address
+from isobatch.deployments.transport.packed import Packed, pack
+from isobatch.deployments.transport.wire import Certificates, Wire, tls_contexts
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch
 
 HOST = "127.0.0.1"
 _SO_ATTACH_FILTER = 26
@@ -83,7 +83,7 @@ def between(wire: Wire, scene: Callable[[Listener, Listener], Awaitable[Any]], l
 @pytest.mark.parametrize(("loop", "busy"), [(LOOPS[0], False), (LOOPS[1], True)])
 def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: Any, busy: bool) -> None:
     """At both ends, with or without bytes on their way. By default the kernel would take a quarter of an hour."""
-    monkeypatch.setattr("deployments.transport.wire.SILENCE_LIMIT_S", 1)
+    monkeypatch.setattr("isobatch.deployments.transport.wire.SILENCE_LIMIT_S", 1)
 
     async def scene(here: Listener, there: Listener) -> None:
         deaf(here)
@@ -98,7 +98,7 @@ def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: 
 
 
 def test_an_idle_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.transport.wire.SILENCE_LIMIT_S", 1)
+    monkeypatch.setattr("isobatch.deployments.transport.wire.SILENCE_LIMIT_S", 1)
 
     async def scene(here: Listener, there: Listener) -> None:
         await asyncio.sleep(2.5)
@@ -235,9 +235,9 @@ def test_a_peer_with_a_certificate_of_another_authority_gets_nothing(tmp_path: P
 
 
 def test_missing_certificates_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.ray_facts import wire_of
+    from isobatch.deployments.ray_facts import wire_of
 
-    monkeypatch.setattr("deployments.ray_facts.node_address", lambda: HOST)
+    monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: HOST)
     monkeypatch.setenv("RAY_USE_TLS", "1")
     monkeypatch.setenv("RAY_TLS_SERVER_CERT", "/nowhere.crt")
     with pytest.raises(UserError, match="RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY and RAY_TLS_CA_CERT must name"):
