@@ -24,6 +24,7 @@ SMALL = {
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "--believed",
     "predict": "--device cpu",
+    "explain": "--max-batch 4 --picture steps.png",
     "tune": "--gap 0.1",
     "simulate": "--hours 0.0005",
     "serve": "",

@@ -72,7 +72,7 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
 
 def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
-    monkeypatch.setattr("isobatch.cluster.cascades.rows.best_simulated", partial(best_simulated, effort=hasty))
+    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", partial(best_simulated, effort=hasty))
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)

@@ -275,7 +275,7 @@ def test_the_timeout_of_triton_is_a_deadline_over_http_too(
 ) -> None:
     seen, answer = [], Driver.answer
 
-    async def watched(driver: Driver, inputs: Any, within_s: float, full: bool, waits: bool) -> Any:
+    async def watched(driver: Driver, inputs: Any, within_s: float, *_: object) -> Any:
         seen.append(within_s)
         return await answer(driver, inputs, 60.0)
 

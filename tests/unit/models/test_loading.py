@@ -89,7 +89,7 @@ def test_images_are_encoded_with_the_checkpoints_own_processor(image_checkpoint:
     assert isinstance(pixels, np.ndarray)
 
 
-@pytest.mark.parametrize("wrong", [[1.0, 2.0], [[1.0], [2.0, 3.0]], "text", [[[1, 2], [3, 4]]], [[float("nan")] * 2]])
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], [[1.0], [2.0, 3.0]], [[[1, 2], [3, 4]]], [[float("nan")] * 2]])
 def test_an_image_that_is_none_says_why(image_checkpoint: Path, wrong: Any) -> None:
     with pytest.raises(UserError, match="an image must"):
         load(image_checkpoint).encode([wrong])

@@ -66,9 +66,12 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, change: dict[str,
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "no json"])
-def test_what_is_no_plan_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(UserError, match="no plan"):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("", "is not JSON"), ("[1, 2]", "must be a JSON object, got list"), ("no json", "is not JSON")],
+)
+def test_a_text_that_is_no_plan_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
         Plan.from_json(text)
 
 
