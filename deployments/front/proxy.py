@@ -89,8 +89,12 @@ QUESTIONS_MS = 2000
 HEALTH_MS = 1000
 # The longest time after which a refused client should retry; each gets a random whole number of seconds.
 RETRY_S = 4
-# File handles: of a connection in HAProxy, of everything else, and the fewest with which enough clients can connect.
-FILES_OF_ONE, FILES_BESIDE, LEAST_FILES = 2, 512, 2048
+# File handles of a connection in HAProxy: its two sides, and a pipe for one in four.
+FILES_OF_ONE = 2.5
+# File handles of everything else in HAProxy.
+FILES_BESIDE = 512
+# The fewest file handles with which enough clients can connect.
+LEAST_FILES = 2048
 # For each connection of a client, there must be so many that are free.
 FREE_FOR_ONE = 4
 # The requests of a client that may come too slowly within SLOW_WITHIN_S. With more, further long ones are refused.
@@ -128,7 +132,7 @@ def allowed_connections(most: int) -> int:
         return most
     if files < LEAST_FILES:
         raise UserError(f"only {files} files may be open here, but serving needs {LEAST_FILES:,}: raise ulimit -n")
-    return min(most, (files - FILES_BESIDE) // FILES_OF_ONE)
+    return min(most, int((files - FILES_BESIDE) / FILES_OF_ONE))
 
 
 def of_clients(connections: int, health: str) -> list[str]:

@@ -80,8 +80,6 @@ def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.
     assert (row.plan.slo_s, settled.plan.slo_s, settled.plan.length) == (0.25, 0.25, row.plan.length)
     facts = problem(row.profile, here.devices, links_between(here.devices))
     assert sustained(settled.plan, facts, 0.25).goodput_per_s == pytest.approx(settled.goodput_per_s, rel=0.1)
-    rushed = replace(here, slo_s=100.0)
-    assert rushed.with_simulated_plan(row) is row, "to play it would take too long"
 
 
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:

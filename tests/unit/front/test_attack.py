@@ -5,6 +5,7 @@ import contextlib
 import gc
 import gzip
 import json
+import resource
 import time
 import zlib
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
+from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
 from isobatch.profiles.errors import UserError
@@ -331,3 +333,13 @@ def test_only_the_readable_part_of_a_text_is_tokenized() -> None:
     assert [len(text) for text in seen] == [256, 5]
     with pytest.raises(UserError, match="cannot stand in one request"):
         TextEncoder(tokenizer, 4)(["one", ["a", "pair"]])
+
+
+@pytest.mark.parametrize(("files", "connections"), [(20_000, 7795), (1_048_576, 8192), (4096, 1433)])
+def test_haproxy_never_needs_more_files_than_it_may_open(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    """HAProxy refuses to start otherwise: it counts two and a half files a connection, and some of its own."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert allowed_connections(8192) == connections
+    assert 2.5 * connections + 30 < files
