@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from transformers import ViTImageProcessor
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from tests.helpers.asking import ask
 from tests.helpers.command_lines import material
+from tests.helpers.tiny_networks import hugging_face
 from tests.integration.conftest import Put
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A small vision transformer without ramps."""
+    folder = tmp_path / "vit"
+    hugging_face("vit").save_pretrained(folder)
+    ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False).save_pretrained(folder)
+    return folder
 
 
 def application(name: str, folder: Path, prefix: str = "/", **fields: Any) -> dict[str, Any]:
