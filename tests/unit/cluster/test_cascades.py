@@ -35,6 +35,10 @@ class Images:
         raise AssertionError("nothing is encoded here")
 
 
+HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
+hasty = partial(best_simulated, effort=HASTY)  # a minute's search is tested where plans are chosen
+
+
 def timed(blocks: int, block_s: float) -> Timed:
     rows = ((block_s,) * blocks, (4 * block_s,) * blocks)
     made = LatencyTable(
@@ -71,8 +75,7 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
 
 
 def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
-    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", partial(best_simulated, effort=hasty))
+    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", hasty)
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)
@@ -111,6 +114,7 @@ def test_a_deadline_that_nobody_keeps_is_one_line() -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", hasty)
     monkeypatch.chdir(material(tmp_path))
     return tmp_path
 
