@@ -16,7 +16,7 @@ from typing import Any
 from isobatch.cluster.client import chunks
 from isobatch.deployments.prepare.data import Row
 from isobatch.deployments.tasks import Outputs
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, json_in
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"
@@ -43,7 +43,7 @@ def check_out(out: Path, replace: bool) -> None:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
-            raise UserError(f"{out}: writing it needs pyarrow, which is not installed: pip install pyarrow") from error
+            raise UserError(f"{out}: writing it needs pyarrow: pip install 'isobatch[parquet]'") from error
 
 
 def part_of(out: Path) -> Path:
@@ -64,7 +64,7 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> KeptAnswers:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            content = json.loads(line)
+            content = json_in(line.decode(), part)
             if "job" not in content:
                 kept = KeptAnswers(kept.rows + len(content["outputs"]), content["digest"])
             elif content["job"] != job:

@@ -23,7 +23,6 @@ HOST = "127.0.0.1"
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # distributions of one package
 DRIVER_ANSWERS_WITHIN_S = 20.0
 ONLY_FATAL = 4  # of ONNX Runtime's severities
-CUDA_PROVIDER = "CUDAExecutionProvider"
 PORTS = {8000: "--port", 8001: "--grpc-port"}
 
 
@@ -161,6 +160,8 @@ def _onnx_runtime() -> CheckResult:
     if not (there and gpus_by_driver()):
         return installed, ""
     import onnxruntime
+
+    from isobatch.deployments.models.onnx_session import CUDA_PROVIDER
 
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         return installed, "this is a CPU build, but there is a GPU: install onnxruntime-gpu in its place"

@@ -19,7 +19,7 @@ from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, read_json
 
 STEPS = "up.json"  # in the folder: what each step was made from
 LOG = "up.log"  # beside it: everything that the steps print
@@ -28,7 +28,7 @@ PROFILE_BUDGET_S = 20.0
 
 @dataclass(frozen=True)
 class _Step:
-    """A step, what its result depends on, and how the result is told in a line."""
+    """A step, what its result depends on, and how the result is shown in a line."""
 
     name: str
     about: str
@@ -111,7 +111,7 @@ def _steps(
 def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None:
     """Do each step, unless its result and those before it were made from the same inputs."""
     state, done = folder / STEPS, dict[str, Any]()
-    known = json.loads(state.read_text()) if state.exists() else {}
+    known = read_json(state) if state.exists() else {}
     if folder.exists() and not known and any(folder.iterdir()):
         raise UserError(f"{folder} exists, and is not of isobatch up: --out names another directory")
     for number, step in enumerate(steps, start=1):

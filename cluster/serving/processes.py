@@ -68,10 +68,15 @@ def _processes() -> Iterator[_Process]:
     """All processes of this machine, zombies too."""
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The program's name may contain spaces and brackets, so fields are read from after the last bracket.
-            about, _, fields = status.read_text().rpartition(")")
-            state, parent = fields.split()[:2]
-            yield _Process(int(status.parent.name), about.partition("(")[2], state, int(parent))
+            yield _process_in(status)
+
+
+def _process_in(status: Path) -> _Process:
+    """The process of a file /proc/NUMBER/stat; raises OSError if there is none."""
+    # The program's name may contain spaces and brackets, so fields are read from after the last bracket.
+    about, _, fields = status.read_text().rpartition(")")
+    state, parent = fields.split()[:2]
+    return _Process(int(status.parent.name), about.partition("(")[2], state, int(parent))
 
 
 def descendants(ancestor: int) -> list[int]:
@@ -94,7 +99,10 @@ def running_below(name: str) -> list[int]:
 
 def is_running(number: int) -> bool:
     """Whether a child of this process has not ended."""
-    return any(process.number == number and process.state != _ENDED for process in _processes())
+    try:
+        return _process_in(Path(f"/proc/{number}/stat")).state != _ENDED
+    except OSError:
+        return False
 
 
 def reap(name: str) -> None:

@@ -11,7 +11,7 @@ also sustained within a longer one.
 from dataclasses import dataclass, replace
 
 from isobatch.cluster.simulator.simulation import World
-from isobatch.optimizer.model.evaluate import evaluate
+from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.plan import Placement, Plan
 from isobatch.optimizer.problem import Problem
 
@@ -59,18 +59,18 @@ def world_of(plan: Plan, facts: Problem, slo_s: float, size: float = SIZE, whole
     score = evaluate(plan, facts)
     if (at_once := slo_s * score.goodput_per_s) <= whole:
         return World(plan, facts, slo_s)
-    cell = _cell_like(plan, facts, at_once / size)
+    cell = _cell_like(plan, facts, score, at_once / size)
     inside_s = slo_s
     if (left := at_once * cell.share) > max(LARGER) * size:
         inside_s = min(slo_s, max(slo_s * max(LARGER) * size / left, ENOUGH * score.latency_s))
     return World(cell.plan, facts, inside_s, share=cell.share)
 
 
-def _cell_like(plan: Plan, facts: Problem, times: float) -> Cell:
+def _cell_like(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
     """The smallest cell that is like the fleet; where none is, the one that is most alike."""
     best = Cell(plan, 1.0, 1.0)
     for larger in LARGER:
-        cell = _cell(plan, facts, max(1.0, times / larger))
+        cell = _cell(plan, facts, score, max(1.0, times / larger))
         if cell.unlike < best.unlike:
             best = cell
         if best.unlike <= ALIKE:
@@ -78,14 +78,13 @@ def _cell_like(plan: Plan, facts: Problem, times: float) -> Cell:
     return best
 
 
-def _cell(plan: Plan, facts: Problem, times: float) -> Cell:
-    """The fleet with `times` fewer devices."""
+def _cell(plan: Plan, facts: Problem, score: Score, times: float) -> Cell:
+    """The fleet with `times` fewer devices. `score`: of the whole fleet."""
     cell, *beside = (
         replace(pipeline, placements=tuple(_fewer(each, times) for each in pipeline.placements))
         for pipeline in plan.pipelines
     )
     cell = replace(cell, beside=tuple(beside))
-    score = evaluate(plan, facts)
     share = evaluate(cell, facts).goodput_per_s / score.goodput_per_s
     unlike = 0.0
     for pipeline, its_score in zip(plan.pipelines, score.pipelines or (score,), strict=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
@@ -13,7 +14,6 @@ from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.tasks import logits_of
 from isobatch.deployments.transport.packed import Packed
 from isobatch.profiles.errors import first_wrong
-from isobatch.profiles.model import probabilities_in
 
 
 class Body(BaseModel):
@@ -108,10 +108,14 @@ def _names_of(body: type[Body]) -> set[str]:
     return {str(choice) for choices in names.values() for choice in choices.choices}
 
 
+def label_scores(service: Service, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
+    """The probabilities of all labels, or their logits (`raw`); a row for each answer."""
+    return np.stack([logits_of(answer) for answer in answers]) if raw else service.task.probabilities(answers)
+
+
 def relevances(service: Service, answers: Sequence[Answer], raw: bool = False) -> list[float]:
-    """The score of each document: the probability of the relevant label, or its logit (`raw`)."""
-    logits = np.stack([logits_of(answer) for answer in answers])
-    scores: list[float] = (logits if raw else probabilities_in(logits))[:, service.relevant].tolist()
+    """The score of each document: that of the relevant label."""
+    scores: list[float] = label_scores(service, answers, raw)[:, service.relevant].tolist()
     return scores
 
 

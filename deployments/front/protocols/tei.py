@@ -1,20 +1,26 @@
 """The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info."""
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError
-from isobatch.deployments.front.protocols.forms import Body, Style, TextForm, Texts, check_relevant, ranked, relevances
+from isobatch.deployments.front.api import VERSION
+from isobatch.deployments.front.protocols.forms import (
+    Body,
+    Style,
+    TextForm,
+    Texts,
+    check_relevant,
+    label_scores,
+    ranked,
+    relevances,
+)
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
-from isobatch.deployments.tasks import logits_of
 from isobatch.deployments.transport.packed import Packed
-from isobatch.profiles.model import probabilities_in
 
 _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
 
@@ -85,8 +91,7 @@ class PredictForm(_TeiForm):
         return self.texts([_single(each) for each in inputs], body.truncate)
 
     def reply(self, body: PredictBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        rows = np.stack([logits_of(answer) for answer in answers])
-        lists = [self._predictions(row) for row in (rows if body.raw_scores else probabilities_in(rows)).tolist()]
+        lists = [self._predictions(row) for row in label_scores(self.service, answers, body.raw_scores).tolist()]
         return lists if _is_batch(body) else lists[0]
 
     def _predictions(self, scores: Sequence[float]) -> list[dict[str, Any]]:
@@ -220,7 +225,7 @@ def info(service: Service) -> Mapping[str, Any]:
         "max_client_batch_size": config.most_inputs,
         "auto_truncate": config.too_long == "truncate",
         "tokenization_workers": 1,
-        "version": version("isobatch"),
+        "version": VERSION,
         "sha": None,
         "docker_label": None,
     }

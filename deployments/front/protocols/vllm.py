@@ -14,12 +14,12 @@ from isobatch.deployments.front.protocols.forms import (
     TextForm,
     Texts,
     check_relevant,
+    label_scores,
     ranked,
     relevances,
     tokens_in,
 )
 from isobatch.deployments.front.schemas import Schema
-from isobatch.deployments.tasks import logits_of
 from isobatch.deployments.transport.packed import Packed
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
@@ -138,7 +138,7 @@ class ClassifyForm(_VllmForm):
 
     def reply(self, body: ClassifyBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         labels = self.service.labels
-        rows = [logits_of(each) for each in answers] if body.raw else self.service.task.probabilities(answers)
+        rows = label_scores(self.service, answers, body.raw)
         data = [
             {
                 "index": index,
