@@ -16,7 +16,7 @@ def deploy(
         Literal["keep", "end"] | None,
         typer.Option(help="Keep or end applications that run there and are not in FILE. Required if there are any."),
     ] = None,
-    patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 600.0,
+    patience_s: Annotated[float, typer.Option(help="Seconds that the start may take.")] = 600.0,
 ) -> None:
     """Deploy a Serve file onto a running cluster, once every node has what it needs. Run it on one of the nodes.
 

@@ -67,7 +67,7 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port for Prometheus's /metrics; none: any free port.")
     ] = None,
-    patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 300.0,
+    patience_s: Annotated[float, typer.Option(help="Seconds that the start may take.")] = 300.0,
 ) -> None:
     """Serve a model at http://127.0.0.1:8000 on its own Ray, until Ctrl-C.
 
