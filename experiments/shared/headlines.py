@@ -112,7 +112,7 @@ HEADLINES = {
             Headline(
                 "overload",
                 f"goodput_share_{flood}_{inputs}_{protocol}",
-                f"goodput at {times} times the load, over its best: {inputs} a request, {name}",
+                f"{name}, {inputs} a request: goodput at {times} times the load, over its best",
                 0.95,
             )
             for protocol, name in (("http", "HTTP"), ("grpc", "gRPC"))
@@ -144,8 +144,8 @@ HEADLINES = {
             paper=1.70,
         ),
     ),
-    "Scale, simulated (processor time is real)": tuple(
-        Headline("scale", f"{figure}_{gpus}", f"{gpus:,} GPUs of four kinds: {says}")
+    "Scale, simulated: GPUs of four kinds (processor time is real)": tuple(
+        Headline("scale", f"{figure}_{gpus}", f"{gpus:,} GPUs: {says}")
         for gpus in (46, 1000, 10_000)
         for figure, says in (
             ("plan_s", "planning (s)"),
