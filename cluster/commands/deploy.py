@@ -11,7 +11,7 @@ def deploy(
     address: Annotated[
         str, typer.Option(help="The cluster's address, as HOST:6379; auto: the cluster that this machine belongs to.")
     ] = "auto",
-    check: Annotated[bool, typer.Option(help="Only report what is missing there, and deploy nothing.")] = False,
+    check: Annotated[bool, typer.Option(help="Only check every node, and deploy nothing.")] = False,
     others: Annotated[
         Literal["keep", "end"] | None,
         typer.Option(help="Keep or end applications that run there and are not in FILE. Required if there are any."),
