@@ -49,8 +49,8 @@ APPLICATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The controller", "isobatch.cluster.controller.app:build", ControllerConfig),
     ("A decoder", "isobatch.deployments.decoding.app:build", DecoderConfig),
 )
-BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "none"}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "none"}
 
 
 def page() -> str:
@@ -94,11 +94,11 @@ def _value(default: Any) -> str:
 def _kind(field: dict[str, Any]) -> str:
     """
     >>> _kind({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
-    'number above 0 and at most 1'
+    'number > 0 and ≤ 1'
     >>> _kind({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})
-    'list of: whole number'
+    'list of: integer'
     >>> _kind({"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}})
-    'NAME: whole number at least 1'
+    'NAME: integer ≥ 1'
     """
     if "anyOf" in field:
         return ", or ".join(_kind(each) for each in field["anyOf"] if each.get("type") != "null")
