@@ -71,7 +71,7 @@ def kept_in(part: Path, job: Mapping[str, Any]) -> KeptAnswers:
                 other = next(name for name in job if content["job"].get(name) != job[name])
                 raise UserError(
                     f"{part} holds answers with another {other} ({content['job'].get(other)}, now {job[other]}): "
-                    "--force begins anew"
+                    "--force starts again"
                 )
             whole += len(line)
     with part.open("ab") as file:
@@ -86,7 +86,7 @@ def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[
     for row in islice(remaining, kept.rows):
         digest.update(_bytes_of(row.value))
     if kept.rows and digest.hexdigest() != kept.digest:
-        raise UserError(f"the first {kept.rows} rows are not those that {part} answers: --force begins anew")
+        raise UserError(f"the first {kept.rows} rows are not those that {part} answers: --force starts again")
     with part.open("a") as file:
         if not file.tell():
             file.write(json.dumps({"job": job}) + "\n")

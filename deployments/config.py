@@ -122,8 +122,8 @@ class ServedConfig(BaseModel):
     )
     replan: bool = Field(
         False,
-        description="Whether a controller may replace the plan of `plan:`. If not, it replaces it only while the "
-        "plan's devices are gone. A plan that is in no file may always be replaced.",
+        description="Whether a controller may replace the plan of `plan:`; otherwise only while devices of that plan "
+        "are gone. A plan made at the start may always be replaced.",
     )
     profile: str | None = Field(None, description="File of `isobatch profile` from which the plan was made.")
     device: DeviceName = Field("cpu", description="The device that computes the network: cpu or cuda.")

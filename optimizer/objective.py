@@ -33,7 +33,7 @@ class Objective:
         if not 0 <= self.slack < 1:
             raise UserError(f"slack = {self.slack} must be at least 0 and less than 1")
         if self.goodput_per_s < 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
-            raise UserError(f"goodput_per_s = {self.goodput_per_s} must be positive: the least cost of what?")
+            raise UserError(f"goodput_per_s = {self.goodput_per_s} must be above 0: which rate must the plan sustain?")
         if self.max_batch < 1:
             raise UserError(f"max_batch = {self.max_batch} must be at least 1")
         if self.fixed_batch is not None and self.fixed_batch < 1:

@@ -133,7 +133,7 @@ def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -
     ):
         if alike:
             return alike
-    raise UserError(f"nothing is known of backend {backend!r}: choose among {', '.join(BACKENDS)}")
+    raise UserError(f"there are no times of backend {backend!r}: choose among {', '.join(BACKENDS)}")
 
 
 def _others(known: Collection[Fitted], one: Fitted) -> list[Fitted]:

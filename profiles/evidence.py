@@ -140,8 +140,8 @@ class Evidence:
                 )
                 name, (max_loss, confidence) = str(arrays["metric"]), arrays["terms"].tolist()
         except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
-            raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written: {error}") from None
+            raise UserError(f"{path}: is not an exit table of 'isobatch prepare': {error}") from None
         metric = next((each for each in get_args(Metric) if each == name), None)
         if metric is None or shape.first.shape[0] != test.first.shape[0]:
-            raise UserError(f"{path}: is no exit table that 'isobatch prepare' has written")
+            raise UserError(f"{path}: is not an exit table of 'isobatch prepare'")
         return cls(shape, test, metric, max_loss, confidence)

@@ -229,7 +229,9 @@ class DecoderProfile:
         table = next((table for table in self.tables if table.kind == kind), None)
         if table is None:
             kinds = ", ".join(table.kind for table in self.tables)
-            raise UserError(f"{self.model}: nothing is known of it on {kind}, only on {kinds}: see isobatch profile")
+            raise UserError(
+                f"{self.model}: there are no times of it on {kind}, only on {kinds}: add some with isobatch profile"
+            )
         return table
 
     def for_exits(self, exits: str) -> "DecoderProfile":
@@ -271,5 +273,7 @@ def load_text_profile(path: Path) -> DecoderProfile:
     """Read a profile. Raise UserError with one line that names the wrong place."""
     fields = fields_in(path)
     if fields.pop("profile_of", None) != KIND:
-        raise UserError(f"{path} is no profile of a decoder that this isobatch reads: measure with 'isobatch profile'")
+        raise UserError(
+            f"{path} is not a profile of a decoder that this isobatch reads: measure with 'isobatch profile'"
+        )
     return as_profile(DecoderProfile, fields, path)

@@ -11,12 +11,12 @@ def deploy(
     address: Annotated[
         str, typer.Option(help="The cluster's address, as HOST:6379; auto: the cluster that this machine belongs to.")
     ] = "auto",
-    check: Annotated[bool, typer.Option(help="Only report what is missing there, and deploy nothing.")] = False,
+    check: Annotated[bool, typer.Option(help="Only check every node, and deploy nothing.")] = False,
     others: Annotated[
         Literal["keep", "end"] | None,
         typer.Option(help="Keep or end applications that run there and are not in FILE. Required if there are any."),
     ] = None,
-    patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 600.0,
+    patience_s: Annotated[float, typer.Option(help="Seconds that the start may take.")] = 600.0,
 ) -> None:
     """Deploy a Serve file onto a running cluster, once every node has what it needs. Run it on one of the nodes.
 

@@ -101,7 +101,7 @@ def _packages() -> CheckResult:
             continue
         if not each.specifier.contains(there, prereleases=True):
             wrong.append(f"{each.name} is {there}, wanted is {each.specifier}")
-    return f"{len(wanted)} packages", "; ".join(wrong) and f"{'; '.join(wrong)}: install isobatch anew"
+    return f"{len(wanted)} packages", "; ".join(wrong) and f"{'; '.join(wrong)}: reinstall isobatch"
 
 
 def _devices() -> CheckResult:

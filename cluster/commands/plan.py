@@ -16,7 +16,9 @@ from isobatch.profiles.errors import UserError
 class _CommonOptions:
     profile: Annotated[
         Path | None,
-        typer.Option(help="Measured times: a file of 'isobatch profile', which keeps that of a decoder by itself."),
+        typer.Option(
+            help="Measured times: a file of 'isobatch profile'. Not needed for a decoder that was profiled here."
+        ),
     ] = None
     devices: Annotated[
         str | None,
@@ -29,7 +31,7 @@ class _CommonOptions:
     ] = None
     goal: Annotated[
         str | None,
-        typer.Option(help="What the best plan has: a goal by its name; goodput if not given.", metavar="NAME"),
+        typer.Option(help="The plan's goal, such as cost; goodput if not given.", metavar="NAME"),
     ] = None
     min_cost: Annotated[
         bool, typer.Option("--min-cost", help="--goal cost: the fewest dollars that sustain --rate.")
@@ -67,7 +69,9 @@ class ClassifierPlanOptions(_CommonOptions):
     backend: Annotated[
         str, typer.Option(help="Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt.")
     ] = ""
-    dtype: Annotated[str, typer.Option(help="Times in this precision, where it has several: float16, float32.")] = ""
+    dtype: Annotated[
+        str, typer.Option(help="Times in this precision, where the profile has several: float16, float32.")
+    ] = ""
     no_later: Annotated[
         bool, typer.Option("--no-later", help="No answer takes longer than without exits, whatever the SLO allows.")
     ] = False
@@ -174,7 +178,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from isobatch.profiles.files import load
 
     if options.profile is None or options.devices is None:
-        raise UserError("--profile and --devices are needed: only a decoder's directory can do without")
+        raise UserError("--profile and --devices are needed, unless you name a decoder's directory")
     out, picture = options.out, options.picture
     picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
     for path in filter(None, (out, picture if picture.name else None)):

@@ -114,7 +114,7 @@ def observed_texts(stats: Any, source: str | Path) -> ObservedTexts:
     except ValidationError as error:
         raise UserError(f"--observed {source}: {first_wrong(error).reason}") from None
     except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
+        raise UserError(f"--observed {source}: this is not the /stats of a decoder: {error!r}") from None
 
 
 def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
@@ -133,10 +133,10 @@ def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
 def profile_for(source: Path, file: Path | None) -> DecoderProfile:
     """The profile in a file, or the one that `isobatch profile` has kept of a decoder's checkpoint."""
     if not is_decoder(source):
-        raise UserError(f"{source} is no directory of a decoder; other networks are planned by --profile alone")
+        raise UserError(f"{source} is not the directory of a decoder; other networks are planned with --profile")
     path = file or cached_profile(source)
     if file is None and not path.exists():
-        raise UserError(f"{source} was not measured here yet: isobatch profile {source}")
+        raise UserError(f"{source} was not measured here yet: run isobatch profile {source}")
     profile = load_text_profile(path)
     if differ(profile.weights, weights_of(source)):
         raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
@@ -150,7 +150,7 @@ def _stats_at(source: str) -> Any:
     try:
         return read_json(Path(source))
     except ValueError as error:
-        raise UserError(f"--observed {source}: these are no /stats of a decoder: {error!r}") from None
+        raise UserError(f"--observed {source}: this is not the /stats of a decoder: {error!r}") from None
 
 
 def _devices(fleet_text: str | None, profile: DecoderProfile) -> tuple[Device, ...]:

@@ -37,9 +37,9 @@ def predict(
     data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Inputs, labelled or not: {READS}.")],
     out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")],
     model: Annotated[
-        str | None, typer.Option(help="Directory or hub id of a checkpoint: it answers in this process.")
+        str | None, typer.Option(help="Directory or hub id of a checkpoint: this process answers.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="This server answers.")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of a server that answers.")] = None,
     api_key_variable: KeyVariable = None,
     scores: Annotated[
         str, typer.Option(help="The labels to list with their probabilities: winner, all, or a number of them.")
@@ -50,11 +50,12 @@ def predict(
         Dtype | None,
         typer.Option(help="With --model: its precision; none: the one for which its ramps were made."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start again, and replace OUT.")] = False,
 ) -> None:
     """Answer every input of a file. After an interruption, the same command goes on where it stopped.
 
-    Answers have the number of their row. Inputs run in full batches: those that stay inside join those of others.
+    Answers have the number of their row. Inputs run in full batches: at every ramp the remaining inputs of several
+    batches are joined.
 
     Example: [bold]isobatch predict reviews.csv --model my-bert-ee --out answers.csv[/]
 

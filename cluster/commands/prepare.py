@@ -51,7 +51,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         str, typer.Option(help="When an input leaves: a name in isobatch.deployments.exits or module:function.")
     ] = "entropy"
     confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help="The probability with which they lose no more.")
+        float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
     metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy"
     labels: Labels = None
@@ -76,7 +76,7 @@ class DecoderPrepareOptions(TextFileOptions, _CommonOptions):
 def prepare(given: GivenOptions) -> None:
     """Give a network early exits, without touching its weights.
 
-    What is promised of other inputs is tested on a third of the rows, which nothing is made from: thresholds are
+    The promise for other inputs is tested on a third of the rows, which are used for nothing else: thresholds are
     loosened step by step until the test fails. With too few rows nothing is promised, and no input leaves early.
 
     For a network that labels words, data are CoNLL files (a word and its label a line) or lists of words and labels.
@@ -87,8 +87,7 @@ def prepare(given: GivenOptions) -> None:
 
     Example: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --max-accuracy-loss 1%[/]
 
-    For a network that is served in halves: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype
-    bfloat16[/]
+    For half precision: [bold]isobatch prepare my-bert --data reviews.csv --out my-bert-ee --dtype bfloat16[/]
     """
     from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from isobatch.deployments.models import checkpoint
@@ -248,5 +247,5 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise UserError(f"--max-accuracy-loss {text} is no share; write it as 1% or 0.01")
+        raise UserError(f"--max-accuracy-loss {text} is not a share; write it as 1% or 0.01")
     return value

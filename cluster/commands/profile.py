@@ -21,8 +21,8 @@ class _CommonOptions:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or for a decoder that of its "
-            "ramps, or of its checkpoint where this device is quick in it."
+            help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or for a decoder "
+            "the precision of its ramps, or of its checkpoint if this device is fast in it."
         ),
     ] = None
     budget: Annotated[
@@ -43,8 +43,8 @@ class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
         str,
         typer.Option(help="As `backend:` of `isobatch serve`, which should be the same. auto: the fastest here."),
     ] = "torch"
-    data: Annotated[Path | None, typer.Option(help=f"Recorded inputs: counts exits. {READS}.")] = None
-    max_rows: Annotated[int, typer.Option(min=1, help="Count exits over a sample of at most this many of them.")] = 2000
+    data: Annotated[Path | None, typer.Option(help=f"Recorded inputs, over which exits are counted: {READS}.")] = None
+    max_rows: Annotated[int, typer.Option(min=1, help="The most rows of --data; more are sampled.")] = 2000
     lengths: Annotated[
         str | None,
         typer.Option(help="Tokens per text to measure at; none: texts as long as those of --data, else 32,128."),

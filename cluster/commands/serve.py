@@ -67,7 +67,7 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port for Prometheus's /metrics; none: any free port.")
     ] = None,
-    patience_s: Annotated[float, typer.Option(help="How long the start may take.")] = 300.0,
+    patience_s: Annotated[float, typer.Option(help="Seconds that the start may take.")] = 300.0,
 ) -> None:
     """Serve a model at http://127.0.0.1:8000 on its own Ray, until Ctrl-C.
 
@@ -290,7 +290,7 @@ def _watch(console: Console, requests: dict[str, urllib.request.Request], stop: 
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(STATS_EVERY_S):
             if not ray.alive():
-                console.print(f"[bold red]Ray ended unexpectedly[/]: start anew; its logs are in {ray.logs}")
+                console.print(f"[bold red]Ray ended unexpectedly[/]: start again; its logs are in {ray.logs}")
                 raise typer.Exit(1)
             lines = {name: _line(request) for name, request in requests.items()}
             text = "\n".join(f"{name}: {line}" if len(lines) > 1 else line for name, line in lines.items())

@@ -33,9 +33,11 @@ class ClassifierSimulationOptions(CommonOptions):
             "Example: 0:0.8,600:0.5 switches after ten minutes."
         ),
     ] = ""
-    drift: Annotated[bool, typer.Option("--drift", help="Between those times the share drifts, not switches.")] = False
+    drift: Annotated[bool, typer.Option("--drift", help="The share of --mix changes slowly instead of at once.")] = (
+        False
+    )
     exits: Annotated[
-        Path | None, typer.Option(help="Recorded exits instead: one block number per line, in order of arrival.")
+        Path | None, typer.Option(help="Recorded exits: one block number per line, in order of arrival.")
     ] = None
     lengths: Annotated[
         Path | None,
@@ -50,10 +52,10 @@ class ClassifierSimulationOptions(CommonOptions):
         typer.Option(help="A replica that is away for a time, as REPLICA=FROM-UNTIL in seconds. Repeatable."),
     ] = None
     failures: Annotated[float, typer.Option(help="Share of launches that fail.")] = 0.0
-    replan: Annotated[bool, typer.Option("--replan", help="With the controller, every two minutes.")] = False
+    replan: Annotated[bool, typer.Option("--replan", help="Let the controller re-plan every two minutes.")] = False
     host: Annotated[
         Path | None,
-        typer.Option(help="What serving costs beside the devices, as make bench-fidelity measured it: its host.json."),
+        typer.Option(help="What serving costs beside the devices: host.json of make bench-fidelity."),
     ] = None
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("simulation.png")
 
@@ -69,7 +71,7 @@ class DecoderSimulationOptions(CommonOptions):
 
 @of_kinds(ClassifierSimulationOptions, DecoderSimulationOptions)
 def simulate(given: GivenOptions) -> None:
-    """Goodput, latency and cost of a plan under a load, in seconds instead of hours.
+    """Simulate goodput, latency and cost of a plan under a load, hours in seconds.
 
     Example: [bold]isobatch simulate --config serve.yaml --rate 2000 --hours 1[/]
     """

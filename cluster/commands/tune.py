@@ -23,7 +23,7 @@ def tune(
     slo_ms: Annotated[
         float | None, typer.Option(help="The deadline of every answer; none: answers may take any time.")
     ] = None,
-    goal: Annotated[str, typer.Option(help="What the best plan has: a goal by its name.", metavar="NAME")] = "goodput",
+    goal: Annotated[str, typer.Option(help="The plan's goal, such as cost.", metavar="NAME")] = "goodput",
     per_dollar: Annotated[
         bool, typer.Option("--per-dollar", help="--goal goodput-per-dollar: the most inputs per dollar.")
     ] = False,

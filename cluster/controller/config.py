@@ -23,9 +23,11 @@ class Patience(BaseModel):
     react_every_s: float = Field(
         1.0,
         gt=0,
-        description="How often refusals are looked for, after which a plan of more goodput runs at once.",
+        description="How often refusals are counted; after refusals a plan of more goodput runs at once.",
     )
-    enough_inputs: int = Field(100, ge=1, description="Answers in the last 15 windows that a change of plan needs.")
+    enough_inputs: int = Field(
+        100, ge=1, description="A change of plan needs this many answers in the last 15 windows."
+    )
     least_gain: float = Field(
         0.03,
         gt=0,
@@ -35,11 +37,12 @@ class Patience(BaseModel):
         0.1,
         gt=0,
         le=1,
-        description="The share of the SLO by which a plan must answer sooner to be worth less goodput than the devices "
-        "can sustain.",
+        description="A plan of less goodput may run if its answers come sooner by this share of the SLO.",
     )
     hold_windows: int = Field(
-        15, ge=1, description="For how many windows a plan should hold: the cost of a change is spread over them."
+        15,
+        ge=1,
+        description="For how many windows a plan is expected to run: the cost of a change is spread over them.",
     )
     start_s: float = Field(10.0, ge=0, description="Seconds that a replica takes to start, until a start was measured.")
     least_loss: float = Field(
@@ -49,7 +52,7 @@ class Patience(BaseModel):
         0.6,
         ge=0,
         le=1,
-        description="How fast measured launches of busy devices correct the tables: the share per window; 0: never.",
+        description="How fast measured launches correct the latency tables: the share of the difference per window.",
     )
     come_within_s: float = Field(
         600.0,
@@ -77,22 +80,21 @@ class ControllerConfig(Patience):
     application: str = Field("isobatch", description="The name of the application it controls.")
     goal: str = Field(
         "goodput",
-        description=f"What the best plan has: {GOALS_TEXT}. With goodput, a plan that answers clearly sooner and "
-        "sustains bursts may stand in; latency sustains twice the expected rate, other goals that rate and `reserve`.",
+        description=f"{GOALS_TEXT}. With goodput, a clearly quicker plan that sustains bursts may run instead; with "
+        "latency, plans sustain twice the expected rate, with other goals that rate and `reserve`.",
     )
     reserve: float = Field(
         0.1,
         ge=0,
-        description="With another goal than goodput and latency, the share by which a plan must sustain more than the "
-        "expected rate, or devices are added.",
+        description="With other goals than goodput and latency: plans sustain the expected rate and this share more.",
     )
     devices: dict[str, PositiveInt] | None = Field(
         None, description="The most devices that plans may use, as KIND: COUNT; none: the devices of the first plan."
     )
     grow_to: dict[str, PositiveInt] = Field(
         {},
-        description="How many devices of each kind there may be, as KIND: COUNT, present ones included: Ray's "
-        "autoscaler is asked for those that the cheapest plan needs (goal: cost). None: no device is requested.",
+        description="How many devices of each kind there may be, present ones included, as KIND: COUNT. The "
+        "controller requests those that the cheapest plan needs from Ray's autoscaler (goal: cost). None: no requests.",
     )
     slo_ms: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="The SLO of plans; none: the application's slo_ms."
@@ -110,10 +112,8 @@ class ControllerConfig(Patience):
     under_load: float | None = Field(
         None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."
     )
-    strict: bool = Field(
-        False, description="Where no audit ends for ten minutes, the checkpoint's own thresholds are back."
-    )
-    log_format: LogFormat = Field("text", description="How lines of the log are written; json: an object in each.")
+    strict: bool = Field(False, description="If no audit ends for ten minutes, the checkpoint's own thresholds return.")
+    log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
     api_key_variable: str | None = Field(
         None, description="Environment variable with the key that requests must show; none: no key is needed."
     )

@@ -83,10 +83,10 @@ def _recorded(path: Path, each_s: float | None) -> RecordedTimes | CountedArriva
         recorded = _parsed(_text(path))
     except (ValueError, IndexError, EOFError, tarfile.ReadError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} is no trace ({reason}): it must be {FORMATS}") from None
+        raise UserError(f"{path} is not a trace ({reason}): it must be {FORMATS}") from None
     except OSError as error:
         if path.suffix == ".bz2" and error.errno is None:  # bz2's error for data that it did not write
-            raise UserError(f"{path} is no trace ({error}): it must be {FORMATS}") from None
+            raise UserError(f"{path} is not a trace ({error}): it must be {FORMATS}") from None
         raise UserError(f"cannot read the trace {path}: {error.strerror or error}") from None
     if isinstance(recorded, CountedArrivals) and each_s:
         return recorded._replace(each_s=each_s, certain=True)

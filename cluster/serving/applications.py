@@ -74,8 +74,8 @@ def _wait_until_running(
         if time.monotonic() > deadline_s:
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
             raise UserError(
-                f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs, or must it "
-                "have more time (--patience-s)?"
+                f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs, or does it "
+                "need more time (--patience-s)?"
             )
         time.sleep(LOOK_EVERY_S)
 

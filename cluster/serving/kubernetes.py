@@ -132,7 +132,7 @@ def _group(pattern: dict[str, Any], kind: str, count: int, place: KubernetesPlac
         return group
     label = place.nodes.get(kind) or ((GKE, _GKE_NAMES[kind]) if kind in _GKE_NAMES else None)
     if label is None:
-        raise UserError(f"{kind}: how are nodes with this device labelled? --nodes {kind}=LABEL:VALUE says it")
+        raise UserError(f"{kind}: the label of nodes with this device is not known: give --nodes {kind}=LABEL:VALUE")
     pod["nodeSelector"] = dict([label])
     return group
 

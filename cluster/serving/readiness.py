@@ -89,7 +89,7 @@ def missing(own: NodeHas, other: NodeHas) -> Iterator[str]:
         if not other.files.get(path):
             yield f"{path} is not there: copy it to the same path on every node, or to a shared volume"
         elif other.files[path] != own_hash:
-            yield f"{path} has another content there: copy it anew to every node"
+            yield f"{path} has another content there: copy it to every node again"
 
 
 def _unprepared(other: NodeHas) -> Iterator[str]:

@@ -350,4 +350,4 @@ def _absolute(root: Path, name: str, path: str) -> str:
     try:
         return str((root / path).resolve())
     except ValueError as error:  # a null byte
-        raise UserError(f"args: {name} = {path!r} is no path: {error}") from error
+        raise UserError(f"args: {name} = {path!r} is not a path: {error}") from error

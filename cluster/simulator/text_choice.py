@@ -240,7 +240,9 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
         return sum(count * best.facts.device.price_per_hour for best, count in zip(bests, counts, strict=True))
 
     if goal.texts_per_s > (most := _front_texts_per_s(bests[0].facts.profile)):
-        raise UserError(f"{goal.texts_per_s:.4g} texts per second: one front passes on the tokens of {most:.4g}")
+        raise UserError(
+            f"{goal.texts_per_s:.4g} texts per second: one front can pass on the tokens of at most {most:.4g}"
+        )
     for counts in sorted(_possible_counts(bests, goal.texts_per_s), key=cost_per_hour):
         plan = _side_by_side(bests, counts, goal)
         trial = trial_at(plan, bests[0].facts.profile, goal.texts_per_s, goal, PROMISE_SEED, PROMISE_LENGTH)

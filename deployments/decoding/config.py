@@ -105,7 +105,7 @@ class DecoderConfig(ServedConfig):
         """This configuration with the fields of a plan, none of which may be set by the user too."""
         fields = _fields_of(plan, f"plan = {self.plan!r}")
         if twice := sorted(self.model_fields_set & fields.keys() - {"plan"}):
-            raise UserError(f"{twice[0]} cannot be set beside a plan, which says it")
+            raise UserError(f"{twice[0]} cannot be set beside a plan, which sets it")
         return self.model_copy(update=fields | self._resources_of(plan))
 
     def _resources_of(self, plan: Plan) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _fields_of(plan: Plan, label: str) -> dict[str, Any]:
     """The fields that a plan has the values of; `label` names the plan in errors."""
     terms, placement = plan.decoding, plan.placements[0]
     if terms is None:
-        raise UserError(f"{label}: it is for a network that classifies: plan this one's decoding")
+        raise UserError(f"{label}: this plan is for a classifier: make one with isobatch plan DIRECTORY")
     fields = {
         "plan": None,
         "exits": terms.exits,

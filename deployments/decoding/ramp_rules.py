@@ -82,9 +82,9 @@ class DecoderRules(BaseModel):
         """Raise UserError unless the loss of `exits: project` was measured with these cuts."""
         measured = [ramp.block + 1 for ramp in self.ramps]
         if self.project is None:
-            raise UserError("exits = 'project': exits.json does not say what that loses: isobatch prepare measures it")
+            raise UserError("exits = 'project': exits.json does not have its loss: isobatch prepare measures it")
         if cuts is not None and sorted(cuts) != measured:
-            raise UserError(f"exits = 'project': what it loses is known with the cuts {measured} alone, not {[*cuts]}")
+            raise UserError(f"exits = 'project': its loss was measured with the cuts {measured} only, not {[*cuts]}")
 
     def cuts(self, given: Sequence[int] | None) -> Sequence[int]:
         """The blocks before which the network is cut: the given ones, or those behind the ramps in use."""

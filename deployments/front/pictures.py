@@ -33,7 +33,7 @@ def _form_in(kind: bytes, body: bytes) -> dict[str, object]:
     inputs, content = list[bytes](), dict[str, object]()
     first, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary[1])
     if not parts or first.strip() or parts[-1][:2] != b"--":
-        raise RefusedError(400, "the body is no complete form: it does not end with its boundary")
+        raise RefusedError(400, "the body is not a complete form: it does not end with its boundary")
     for part in parts[:-1]:
         head, _, value = part.partition(b"\r\n\r\n")
         name = _NAME.search(head)

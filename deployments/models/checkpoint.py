@@ -49,7 +49,7 @@ def check_index(folder: Path) -> None:
         names = checkpoint_json(folder, index.name).get("weight_map")
         for name in names.values() if isinstance(names, dict) else [names]:
             if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-                raise UserError(f"{index}: weight_map names {name!r}, which is no file of this directory")
+                raise UserError(f"{index}: weight_map names {name!r}, which is not a file of this directory")
 
 
 def check(folder: Path) -> None:
@@ -82,13 +82,13 @@ def check_preprocessor(folder: Path, reads: str) -> None:
 def check_head(folder: Path, config: Any) -> None:
     check_one_label(folder, getattr(config, "problem_type", None))
     if config.num_labels < 1:
-        raise UserError(f"{folder}: is no classifier: num_labels = {config.num_labels}")
+        raise UserError(f"{folder}: is not a classifier: num_labels = {config.num_labels}")
     numbers = sorted(config.id2label)
     if numbers != list(range(config.num_labels)):
         listed = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
         last = config.num_labels - 1
         raise UserError(
-            f"{folder}: id2label numbers its {len(numbers)} labels {listed}, not 0 to {last}: mend config.json"
+            f"{folder}: id2label numbers its {len(numbers)} labels {listed}, not 0 to {last}: correct config.json"
         )
 
 

@@ -108,7 +108,7 @@ def _compute(
     for chosen in show(list(_batches(values)), "features"):
         pooled, logits = model.features(model.encode([values[index] for index in chosen]))
         if not torch.isfinite(logits).all():
-            raise UserError("the network's answers are not finite (NaN or infinite): are its weights whole?")
+            raise UserError("the network's answers are not finite (NaN or infinite): are its weights complete?")
         rows = rows_of(words[0], chosen) if words else chosen
         for array, tensor in zip(maps, [*pooled, logits], strict=True):
             array[rows] = tensor.cpu().numpy()

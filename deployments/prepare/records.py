@@ -93,8 +93,8 @@ def _quoted(path: Path, table: "csv.DictReader[Any]") -> Iterator[Record]:
         yield from table
     except csv.Error as error:
         raise UserError(
-            f"{path}: up to line {table.reader.line_num} its quotation marks do not pair ({error}); one that stands in "
-            "a quoted text is written twice"
+            f"{path}: up to line {table.reader.line_num} its quotation marks do not pair ({error}): write a "
+            "quotation mark inside a quoted text twice"
         ) from error
 
 

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from isobatch.cluster.controller.config import ControllerConfig
-from isobatch.deployments.config import AppConfig
+from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.models.ramps import ExitRules
@@ -33,29 +34,46 @@ FILES: dict[str, tuple[Any, dict[str, Any]]] = {  # the type of a file, and the 
 BEGINNING = """\
 # Every field of `args:`
 
-What may stand under `args:` in a Serve file, by what `import_path:` names. A field that is not here is refused by name.
-Relative paths are from the folder of the file. This page is made of the code (`make arguments`), as are the JSON
-Schemas in `cluster/schemas/` of Serve files, plans, profiles and exits. Editors complete a Serve file by its schema:
-`# yaml-language-server: $schema=PATH/cluster/schemas/serve.json` is its first line then.
+The fields under `args:` in a Serve file, by its `import_path:`. An unknown field is refused by name. Relative paths are
+relative to the folder of the file. `make arguments` makes this page from the code, and the JSON Schemas of Serve files,
+plans, profiles and exits in `cluster/schemas/`. An editor completes a Serve file that begins with
+`# yaml-language-server: $schema=PATH/cluster/schemas/serve.json`.
+"""
+COMMON = """\
+## Every network
+
+The fields of classifiers and decoders. A decoder has some of them with other defaults, which its section lists again.
 """
 APPLICATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("A network that classifies", "isobatch.deployments.app:build", AppConfig),
     ("The controller", "isobatch.cluster.controller.app:build", ControllerConfig),
     ("A decoder", "isobatch.deployments.decoding.app:build", DecoderConfig),
 )
-BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "none"}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "none"}
 
 
 def page() -> str:
-    return "\n".join([BEGINNING, *(line for application in APPLICATIONS for line in _section(*application))])
+    sections = [_section(*application) for application in APPLICATIONS]
+    return "\n".join([BEGINNING, COMMON, *_table(_fields(ServedConfig)), *chain.from_iterable(sections)])
 
 
 def _section(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:
-    schema = model.model_json_schema()
-    yield f"## {title}\n\n`import_path: {path}`\n"
-    yield "| field | is | default | what it says |\n|---|---|---|---|"
-    for name, field in schema["properties"].items():
+    """The fields of an application, without those that every network has alike."""
+    common = _fields(ServedConfig) if issubclass(model, ServedConfig) else {}
+    beside = ", and the fields of [every network](#every-network)" if common else ""
+    yield f"## {title}\n\n`import_path: {path}`{beside}\n"
+    yield from _table({name: field for name, field in _fields(model).items() if common.get(name) != field})
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    properties: dict[str, Any] = model.model_json_schema()["properties"]
+    return properties
+
+
+def _table(fields: dict[str, Any]) -> Iterator[str]:
+    yield "| field | type | default | meaning |\n|---|---|---|---|"
+    for name, field in fields.items():
         default = _value(field["default"]) if "default" in field else "must be given"
         yield f"| `{name}` | {_kind(field)} | {default} | {field['description'].replace('|', '&#124;')} |"
     yield ""
@@ -76,11 +94,11 @@ def _value(default: Any) -> str:
 def _kind(field: dict[str, Any]) -> str:
     """
     >>> _kind({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
-    'number above 0 and at most 1'
+    'number > 0 and ≤ 1'
     >>> _kind({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})
-    'list of: whole number'
+    'list of: integer'
     >>> _kind({"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}})
-    'NAME: whole number at least 1'
+    'NAME: integer ≥ 1'
     """
     if "anyOf" in field:
         return ", or ".join(_kind(each) for each in field["anyOf"] if each.get("type") != "null")
@@ -90,8 +108,16 @@ def _kind(field: dict[str, Any]) -> str:
         return f"NAME: {_kind(field['additionalProperties'])}"
     if field["type"] == "array":
         return f"list of: {_kind(field['items'])}"
-    bounds = " and ".join(f"{word} {field[bound]:g}" for bound, word in BOUNDS.items() if bound in field)
+    bounds = " and ".join(f"{word} {_number(field[bound])}" for bound, word in BOUNDS.items() if bound in field)
     return f"{WORDS[field['type']]} {bounds}".strip()
+
+
+def _number(value: float) -> str:
+    """
+    >>> _number(0.5), _number(1048576)
+    ('0.5', '1,048,576')
+    """
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def schemas() -> dict[str, str]:

@@ -52,11 +52,11 @@ def as_headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
 def read_message(name: str, sent: bytes, most_fields: int) -> Any:
     """The message in these bytes. One with too many fields is refused, since it would take much memory and time."""
     if not has_few_fields(sent, most_fields):
-        raise RefusedError(400, f"this is no {name}, or it has more than {most_fields} fields")
+        raise RefusedError(400, f"this is not a {name}, or it has more than {most_fields} fields")
     try:
         return message(name).FromString(sent)
     except (DecodeError, ValueError) as error:
-        raise RefusedError(400, f"this is no {name}: {error}") from error
+        raise RefusedError(400, f"this is not a {name}: {error}") from error
 
 
 @asynccontextmanager

@@ -123,7 +123,7 @@ def _check_finite(values: NDArray[Any]) -> None:
 
 def _from_json(data: Any, kind: str) -> NDArray[Any]:
     if not isinstance(data, list):
-        raise ValueError("its data is no list")
+        raise ValueError("its data is not a list")
     if kind != BYTES:
         return _numbers(data, kind)
     texts = np.array(data, dtype=object).reshape(-1)
@@ -136,12 +136,12 @@ def _numbers(data: list[Any], kind: str) -> NDArray[Any]:
     """The numbers as a flat array of this kind. Texts, and integers that would be rounded or cut off, are refused."""
     sent, dtype = np.array(data).reshape(-1), dtype_of(kind)
     if sent.dtype.kind == "U":
-        raise ValueError(f"its data are no numbers of {kind}")
+        raise ValueError(f"its data are not numbers of {kind}")
     if dtype.kind == "f":
         return np.array(data, dtype).reshape(-1)
     numbers = sent.astype(dtype)
     if (changed := numbers != sent).any():
-        raise ValueError(f"{sent[changed][0]} is no {kind}")
+        raise ValueError(f"{sent[changed][0]} is not of type {kind}")
     return numbers
 
 

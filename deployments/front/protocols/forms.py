@@ -123,7 +123,7 @@ def check_relevant(service: Service, status: int) -> None:
     """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""
     if service.relevant is None:
         problem = f"this network has {len(service.labels)} labels, and none of them is named as that of relevant texts"
-        raise RefusedError(status, f"{problem}: it is no reranker (relevant_label: NAME in args: makes it one)")
+        raise RefusedError(status, f"{problem}: it is not a reranker (relevant_label: NAME in args: makes it one)")
 
 
 def ranked(scores: Sequence[float]) -> list[int]:

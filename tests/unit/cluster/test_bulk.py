@@ -108,8 +108,8 @@ def test_an_interrupted_run_goes_on_and_computes_nothing_twice(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("--full",), "b.csv.part holds answers with another full (False, now True): --force begins anew"),
-        ((), "the first 32 rows are not those that b.csv.part answers: --force begins anew"),
+        (("--full",), "b.csv.part holds answers with another full (False, now True): --force starts again"),
+        ((), "the first 32 rows are not those that b.csv.part answers: --force starts again"),
     ],
 )
 def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[str, ...], sentence: str) -> None:

@@ -168,7 +168,7 @@ def test_a_cascade_is_profiled_planned_and_evaluated_as_any_other(here: Path) ->
         (LINE.replace("500", "0"), "--slo-ms 0 must be above 0"),
         (LINE + " --policy patience", "remembers earlier ramps"),
         (LINE + " --policy nothing", "cannot be imported"),
-        (LINE + " --max-accuracy-loss much", "is no share"),
+        (LINE + " --max-accuracy-loss much", "is not a share"),
         (LINE.replace("others.csv", "bodies.jsonl"), "no column of texts"),
     ],
 )

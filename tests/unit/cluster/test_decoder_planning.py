@@ -105,7 +105,7 @@ def test_a_plan_for_what_a_server_has_seen(call: Called, profile: Path, tmp_path
     seen.write_text(json.dumps(stats | {"workload": lengths | {"prompts": [3], "outputs": [3]}}))
     assert "1 texts were written: a plan needs at least 20" in call(*told, "--observed", seen)
     seen.write_text("{}")
-    assert "these are no /stats of a decoder" in call(*told, "--observed", seen)
+    assert "this is not the /stats of a decoder" in call(*told, "--observed", seen)
     assert "--observed is for decoders" in call("plan", "--observed", seen)
     assert "nobody answers at http://127.0.0.1:1/stats" in call(*told, "--observed", "http://127.0.0.1:1/")
 
@@ -146,13 +146,13 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("plan", DEMO), "was not measured here yet: isobatch profile"),
+        (("plan", DEMO), "was not measured here yet: run isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified, project or off"),
         (("plan", DEMO, "--min-cost"), "the goal cost needs --rate or --observed"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
         (("plan", DEMO, "--per-dollar"), "--goal goodput-per-dollar is for classifiers"),
-        (("plan", "nowhere"), "nowhere is no directory of a decoder"),
+        (("plan", "nowhere"), "nowhere is not the directory of a decoder"),
         (("plan", DEMO, "--profile", "nowhere.json"), "cannot read nowhere.json"),
         (("plan", "--tpot-ms", "3"), "--tpot-ms is for decoders"),
         (("plan",), "--profile and --devices are needed"),

@@ -77,7 +77,7 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("exits.json", RAMP % "1e999", read_rules, "threshold: Input should be a finite number"),
         ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
-         lambda path: check_index(path.parent), "'../../etc/passwd', which is no file of this directory"),
+         lambda path: check_index(path.parent), "'../../etc/passwd', which is not a file of this directory"),
         ("serve.yaml", "applications: [{import_path: 5}]", lambda path: serve_file(path, {}), "import_path = 5: every"),
         ("serve.yaml", "applications: [{import_path: 'isobatch.deployments.app:build', args: {slo_ms: .inf}}]",
          lambda path: serve_file(path, {}), "slo_ms = inf: Input should be a finite number"),
@@ -193,7 +193,7 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
         (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{host: 5}}", "http_options: host = 5: "),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
         (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
-        (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is no path"),
+        (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is not a path"),
         (str(["x"] * LONGEST), "64,000 at most"),
         (
             f"applications: [{{import_path: '{APPLICATION}', rout_prefix: /a}}]",
@@ -246,7 +246,7 @@ def test_relative_paths_are_from_the_folder_of_the_file(tmp_path: Path, monkeypa
 
 
 def test_a_decoder_refuses_the_profile_of_a_classifier() -> None:
-    with pytest.raises(UserError, match="is no profile of a decoder"):
+    with pytest.raises(UserError, match="is not a profile of a decoder"):
         serve_file(Path("llm-demo"), {"profile": str(ROOT / "cluster" / "demo" / "profile.json")})
 
 

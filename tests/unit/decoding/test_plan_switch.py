@@ -88,7 +88,7 @@ def test_texts_are_shared_as_the_plan_that_runs_says(lead: PlanSwitch) -> None:
         (replace(BOTH, beside=(pipeline("t4", 3, 1.0, replicas=2),)), "no ramp is known before block 3"),
         (
             replace(BOTH, beside=(pipeline("t4", 4, 1.0, "project", replicas=2),)),
-            "what it loses is known with the cuts",
+            "its loss was measured with the cuts",
         ),
     ],
 )

@@ -270,7 +270,7 @@ def test_a_message_that_cannot_be_decoded_is_refused_and_the_stream_goes_on() ->
         return await client.stream(*ids)
 
     first, second, third, fourth = play(scene)
-    assert "this is no ModelInferRequest" in first.error_message
+    assert "this is not a ModelInferRequest" in first.error_message
     assert labels(second.infer_response) == [7, 3]
     assert "there is no model" in third.error_message
     assert max(len(third.error_message), len(third.infer_response.id)) <= 1024

@@ -253,7 +253,7 @@ def test_predict_answers_as_tei_where_it_is_configured_or_the_body_is_teis(
         ("/predict", {"inputs": LONG, "truncate": False}, 413, "validation", "more tokens than the network reads"),
         ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "tokenizer", "must be a text, a pair of texts"),
         ("/predict", {"input": "a"}, 422, "tokenizer", "inputs"),
-        ("/rerank", {"query": "a", "texts": ["b"]}, 424, "backend", "is no reranker (relevant_label: NAME"),
+        ("/rerank", {"query": "a", "texts": ["b"]}, 424, "backend", "is not a reranker (relevant_label: NAME"),
         ("/tokenize", {"inputs": 3}, 422, "tokenizer", "must be a text or a list of texts"),
         ("/tokenize", {"inputs": "a " * 2000}, 413, "validation", "a text has 4000 characters"),
     ],

@@ -103,7 +103,7 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     assert report.rules.project.survival == np.mean([depth > ramp.block for _, each in freely for depth in each])
     report.rules.check_projectable(None)
     report.rules.check_projectable([ramp.block + 1])
-    with pytest.raises(UserError, match="what it loses is known with the cuts"):
+    with pytest.raises(UserError, match="its loss was measured with the cuts"):
         report.rules.check_projectable([4])
     with pytest.raises(UserError, match="does not say what that loses: isobatch prepare measures it"):
         DecoderRules().check_projectable(None)

@@ -81,7 +81,7 @@ def test_nothing_is_replaced_unasked(
     [
         (("--label-column", "lable"), "no column 'lable'; it has: 'text', 'label'"),
         (("--policy", "entropie"), "policy 'isobatch.deployments.exits:entropie' cannot be imported"),
-        (("--max-accuracy-loss", "one"), "--max-accuracy-loss one is no share; write it as 1% or 0.01"),
+        (("--max-accuracy-loss", "one"), "--max-accuracy-loss one is not a share; write it as 1% or 0.01"),
         (("--policy", "os:getcwd"), "policy 'os:getcwd' failed when tried on two inputs: TypeError"),
         (("--out", "/proc/x/y"), "/proc/x/y: cannot be written: /proc: "),
         (("--out", f"{__file__}/y"), f"{__file__}/y: cannot be written: {__file__}: Not a directory"),

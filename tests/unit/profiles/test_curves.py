@@ -71,7 +71,7 @@ def test_every_published_latency_is_of_a_known_shape_and_names_its_source() -> N
 
 
 def test_what_nobody_knows_is_named() -> None:
-    with pytest.raises(UserError, match="nothing is known of backend 'tvm': choose among torch"):
+    with pytest.raises(UserError, match="there are no times of backend 'tvm': choose among torch"):
         curve_table(bert_base(), "v100", backend="tvm", dtype="float16")
     with pytest.raises(UserError, match="unknown dtype 'int4'"):
         curve_table(bert_base(), "v100", backend="onnx", dtype="int4")

@@ -25,7 +25,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("[1]", "must hold one JSON object"),
-        ("{}", "is no profile of a decoder"),
+        ("{}", "is not a profile of a decoder"),
         ('{"schema_version": 1, "profile_of": "decoder", "model": "m"}', "num_blocks"),
     ],
 )
@@ -70,7 +70,7 @@ def test_an_estimate_replaces_no_measurement() -> None:
         replace(measured, model="other").joined_by(measured)
     with pytest.raises(UserError, match="another paper"):
         replace(measured, weights="a").joined_by(replace(measured, weights="b"))
-    with pytest.raises(UserError, match="nothing is known of it on h100, only on cpu"):
+    with pytest.raises(UserError, match="there are no times of it on h100, only on cpu"):
         measured.table("h100")
 
 

@@ -34,10 +34,10 @@ def test_it_is_read_as_it_was_saved(tmp_path: Path) -> None:
 def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
     for text in (b"", b"no archive"):
         (tmp_path / EVIDENCE).write_bytes(text)
-        with pytest.raises(UserError, match=r"exit_table.npz: is no exit table that 'isobatch prepare' has written"):
+        with pytest.raises(UserError, match=r"exit_table.npz: is not an exit table of 'isobatch prepare'"):
             Evidence.read(tmp_path / EVIDENCE)
     np.savez(tmp_path / EVIDENCE, pickled=np.array([{}], dtype=object))
-    with pytest.raises(UserError, match="is no exit table"):
+    with pytest.raises(UserError, match="is not an exit table"):
         Evidence.read(tmp_path / EVIDENCE)
 
 
