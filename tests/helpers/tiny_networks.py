@@ -13,18 +13,8 @@ from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_h
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
 
-TEXT = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "electra",
-    "distilbert",
-    "albert",
-    "mpnet",
-    "modernbert",
-    "deberta-v3",
-)
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+TEXT = ("bert", *ROBERTAS, "electra", "distilbert", "albert", "mpnet", "modernbert", "deberta-v3")
 HEADS = ("modernbert-mean",)  # other heads of one of these: blocks are the same
 PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
 IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2")

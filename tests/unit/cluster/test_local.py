@@ -103,7 +103,6 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
         check_place("127.0.0.1", 8000)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
@@ -119,7 +118,6 @@ assert descendants(os.getpid()) == []
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gcs, subprocess.Popen(["sleep", "60"]) as raylet:
         ray = LocalRay(f"127.0.0.1:{gcs.getsockname()[1]}", tmp_path, Future(), raylet.pid)
@@ -128,7 +126,6 @@ def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp
         assert eventually(lambda: not ray.alive()), "a zombie does not run"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
     (tmp_path / "haproxy").symlink_to(shutil.which("sleep") or "")
     script = f"""

@@ -87,13 +87,7 @@ def served(exact: TorchModel, name: str, backend: str, exported: Exported) -> To
 @settings(deadline=None, max_examples=6)
 @given(data=st.data(), lengths=some_lengths, seed=st.integers(0, 99), active=st.booleans())
 def test_in_any_company_a_text_gets_what_it_gets_alone(
-    exported: Exported,
-    name: str,
-    backend: str,
-    data: st.DataObject,
-    lengths: list[int],
-    seed: int,
-    active: bool,
+    exported: Exported, name: str, backend: str, data: st.DataObject, lengths: list[int], seed: int, active: bool
 ) -> None:
     """In any order, cut anywhere, with ramps and without: alone means on torch, the text and nobody else."""
     exact = network(name, "entropy", [0.8])

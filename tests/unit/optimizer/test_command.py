@@ -40,15 +40,8 @@ def run_played(profile: Path, *options: str) -> str:
 
 
 def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
-    output = run(
-        profile,
-        "--out",
-        str(tmp_path / "plan.json"),
-        "--picture",
-        str(tmp_path / "plan.png"),
-        "--surprises",
-        "--shortfalls",
-    )
+    files = ("--out", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png"))
+    output = run(profile, *files, "--surprises", "--shortfalls")
     words = ("splits", "goodput", "travelling", "no exits", "proved", "if the forecast is wrong", "estimated")
     for word in (*words, "launches and hand-overs"):
         assert word in output
@@ -85,10 +78,7 @@ def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
     ("options", "why"),
     [
         (("--believed",), "--believed"),
-        (
-            ("--max-splits", "1"),
-            "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates",
-        ),
+        (("--max-splits", "1"), "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates"),
         (("--rate", "10"), "only the most goodput within an SLO is, without another limit"),
     ],
 )

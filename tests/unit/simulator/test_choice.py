@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from isobatch.cluster.simulator.plan_choice import (
-    DEFAULT_EFFORT,
     LONG_EFFORT,
     SimulationEffort,
     best_simulated,
@@ -20,9 +19,8 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
-from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO, facts
+from tests.helpers.simulated_fleet import BLOCKS, FAST, HASTY, TWO, facts
 
-HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=6_000)
 FIND = partial(side_by_side, gap=0.03)
 TIGHT = Objective(slo_s=0.02, max_batch=8)
 POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
