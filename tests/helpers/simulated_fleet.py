@@ -14,7 +14,7 @@ from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 4
 SLO_S = 0.2
-HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=6_000)  # of choosing plans
+HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=1000, last_slos=10, most=6_000)  # of choosing plans
 
 
 def table(kind: str, slowness: float = 1.0) -> LatencyTable:
