@@ -38,7 +38,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: SHARED.index(name) if (name := _shared(item)) else len(SHARED))
+    """By the application that they share; those that deploy others in its place come last."""
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        marker, name = item.get_closest_marker("beside"), _shared(item)
+        return SHARED.index(name) if name else len(SHARED), bool(marker and marker.kwargs.get("replaces"))
+
+    items.sort(key=place)
 
 
 def _shared(item: pytest.Item) -> str | None:

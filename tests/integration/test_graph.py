@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from isobatch.deployments.metrics import FRONT
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.scraping import check_family, scraped
-from tests.helpers.toy_graph import application, cut_at, fleets
+from tests.helpers.toy_graph import application, cut_at
 from tests.helpers.toy_model import BLOCKS, RAMPS, left_at
 from tests.integration.conftest import Put
 
@@ -53,16 +52,6 @@ def test_several_fronts_share_the_splits_and_tell_one_story(several: str) -> Non
         stats = ask(several, "GET", "/stats")[1]
         assert stats["requests"]["answered"] == 120
         assert (len(stats["fronts"]), stats["exits"]["3"]) == (2, 120)
-
-
-@pytest.mark.beside("leisurely")
-def test_another_plan_replaces_the_splits(several: str, deployed: Put, leisurely_toy: dict[str, Any]) -> None:
-    before = fleets()
-    assert before
-    base = deployed(leisurely_toy)
-    assert [step["block"] for step in predict(base, [3, 5])[0]["splits"]] == [0, 1, 2]
-    assert eventually(lambda: len(fleets()) == 1), fleets()
-    assert fleets() != before  # the loader is another: so are the replicas
 
 
 def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: Path) -> None:

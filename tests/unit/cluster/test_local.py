@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from isobatch.cluster import cli
 from isobatch.cluster.serving import ports
 from isobatch.cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
 from isobatch.cluster.serving.ports import check_port, free_port, held_ports, is_free
@@ -101,6 +103,26 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     with pytest.raises(UserError, match=r"already running at head:6379.*'ray stop'"):
         check_place("127.0.0.1", 8000)
+
+
+def test_serve_says_in_one_line_that_its_place_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those who run the tests have handlers of their own
+
+    def refusal(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["isobatch", "serve", str(tmp_path), "--grpc-port", "0", *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        error = capsys.readouterr().err
+        assert (ended.value.code, error.count("\n")) == (2, 1), error
+        return error
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 cannot be used" in refusal("--port", str(port))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert "already running at 10.0.0.1:6379" in refusal()
 
 
 def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
