@@ -15,6 +15,7 @@ from isobatch.profiles.latency import LatencyTable
 BLOCKS = 4
 SLO_S = 0.2
 HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=1000, last_slos=10, most=6_000)  # of choosing plans
+HASTIER = replace(HASTY, slos=2, last_inputs=500, last_slos=2, most=2_000, cell=20)  # however many come within an SLO
 
 
 def table(kind: str, slowness: float = 1.0) -> LatencyTable:

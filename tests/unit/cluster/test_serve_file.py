@@ -171,7 +171,7 @@ def one(path: str = APPLICATION, **fields: str) -> str:
     return f"applications: [{{import_path: '{path}'{''.join(f', {name}: {each}' for name, each in fields.items())}}}]"
 
 
-CONTROLLED = f"applications: [{{import_path: '{APPLICATION}'}}, {{name: c, route_prefix: /c, "
+CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, {{name: c, route_prefix: /c, "
 
 
 @pytest.mark.parametrize(

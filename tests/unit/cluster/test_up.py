@@ -12,7 +12,7 @@ from isobatch.cluster.commands import up as command
 from isobatch.cluster.serving.serve_file import serve_file
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
-from tests.helpers.simulated_fleet import HASTY
+from tests.helpers.simulated_fleet import HASTIER
 
 SMALL = ("--devices", "cpu=1", "--max-rows", "60")
 
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "serve", lambda target, port: print("serving", target))
     monkeypatch.setattr(command, "PROFILE_BUDGET_S", 0.1)
-    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTY)
+    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
     monkeypatch.setattr("isobatch.deployments.prepare.pipeline.draw_exits", lambda _, path: path.touch())
     for drawing in ("profile_inputs", "plan_picture"):
         monkeypatch.setattr(f"isobatch.cluster.commands.{drawing}.draw", lambda *_: None)

@@ -33,7 +33,7 @@ from isobatch.cluster.serving.serve_file import serve_file
 isobatch.cluster.commands.serve.run = lambda content, *_: print("would serve", json.dumps(content))
 isobatch.cluster.commands.deploy.run = lambda content, *_: print("would deploy", json.dumps(content))
 isobatch.cluster.commands.up.PROFILE_BUDGET_S = 0.1
-hasty = {"inputs": 300, "slos": 4, "last_inputs": 600, "last_slos": 4, "most": 2000}
+hasty = {"inputs": 300, "slos": 2, "last_inputs": 500, "last_slos": 2, "most": 2000, "cell": 20}
 for module, name in ((plan_choice, "DEFAULT_EFFORT"), (isobatch.cluster.simulator.explained, "EFFORT")):
     setattr(module, name, dataclasses.replace(getattr(module, name), **hasty))
 isobatch.cluster.cascades.contenders.best_simulated = functools.partial(
