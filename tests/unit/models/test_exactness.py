@@ -10,14 +10,23 @@ from hypothesis import strategies as st
 
 from isobatch.deployments.models import TorchModel
 from isobatch.profiles.model import Batch, Exits
-from tests.helpers.tiny_networks import FAMILIES, HEADS, TEXT, network, random_inputs, reference_logits, with_memory
+from tests.helpers.tiny_networks import (
+    DISTINCT_FAMILIES,
+    FAMILIES,
+    HEADS,
+    TEXT,
+    network,
+    random_inputs,
+    reference_logits,
+    with_memory,
+)
 
 ROUNDED = ("mpnet", "deberta-v3")  # Hugging Face's own attention rounds scores and shares to the dtype on its way
 POLICIES = {"entropy": 0.8, "confidence": 0.6, "margin": 0.4, "patience": 2, "voting": 2}
 # Each family with a policy that remembers and with one that does not, and each policy with several families.
 PAIRS = [
     (name, policy)
-    for number, name in enumerate(FAMILIES)
+    for number, name in enumerate(DISTINCT_FAMILIES)
     for policy in (("entropy", "confidence", "margin")[number % 3], ("patience", "voting")[number % 2])
 ]
 STRICTER = {"entropy": 0.3, "confidence": 0.95, "margin": 0.9, "patience": 3, "voting": 3}
