@@ -22,12 +22,8 @@ settings.load_profile("isobatch")
 # Before torch is imported: threads that wait for each other make tiny networks ten times slower on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-KINDS = (
-    "integration",
-    "unit",
-    "perf",
-    "fuzz",
-)  # in this order: Ray reads its settings when it is imported, by whichever test
+# In this order: Ray reads its settings when it is imported, by whichever test.
+KINDS = ("integration", "unit", "perf", "fuzz")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -65,6 +65,35 @@ def changed(valid: Any, random: Random) -> Any:
     return whole[0]
 
 
+def with_one_odd(valid: Any, random: Random) -> Any:
+    """One value in it, at any depth, is another."""
+    whole = [copy.deepcopy(valid)]
+    holder: Any = whole
+    place: Any = 0
+    while isinstance(holder[place], (list, dict)) and holder[place]:
+        holder = holder[place]
+        place = random.choice(sorted(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
+    holder[place] = odd(holder[place], random)
+    return whole[0]
+
+
+def odd(value: Any, random: Random) -> Any:
+    """Another value, mostly of the same type."""
+    strange = copy.deepcopy(random.choice(STRANGE))
+    if not random.randrange(4):
+        return strange
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return random.choice([0, 1, 2, value + 1, 2 * value, value / 3, -value, 0.5, 1e-9, 10**6])
+        case str():
+            return random.choice([f"{value}-2", value.upper(), value[:1], value[::-1], "all", "cpu", "json"])
+        case list() | dict():
+            return strange
+    return random.choice([1, 0.5, 40, True, "cpu", "24000-24099", "auto", {"cpu": 1}])  # of a field without a value
+
+
 def damaged(valid: bytes, random: Random) -> bytes:
     """Up to four bytes are others, a piece is missing or there many times, or the end is missing."""
     content = bytearray(valid)
@@ -200,6 +229,12 @@ raw_http = partial(_one_of, _HTTP)
 frames = partial(_one_of, _FRAMES)  # for the ports of replicas
 
 
-def file(text: bytes, value: Any, random: Random) -> bytes:
-    """A file with this text, which holds this value."""
-    return as_json(changed(value, random)) if random.randrange(2) else damaged(text, random)
+def file(text: bytes, value: Any, random: Random, whole: Callable[[Any], bytes] = as_json) -> bytes:
+    """A file with this text, which holds this value: mostly whole, with one odd value, so that it is read to its end.
+
+    `whole` writes a value as a file.
+    """
+    how = random.randrange(6)
+    if how == 0:
+        return damaged(text, random)
+    return whole(changed(value, random) if how == 1 else with_one_odd(value, random))

@@ -4,7 +4,6 @@ The table says what the attacker gets. A client at another address must be answe
 """
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +13,6 @@ from typing import Any
 
 import grpc
 import pytest
-import uvicorn
 
 from isobatch.cluster.serving.ports import free_port
 from isobatch.deployments.config import AppConfig
@@ -26,6 +24,7 @@ from tests.fuzz.cases import COMPLETION, PREDICT, TEXT_INFER, as_json
 from tests.fuzz.clients import HOST
 from tests.helpers.grpc_proxy import REQUEST, frame, headers
 from tests.helpers.haproxy import haproxy
+from tests.helpers.serving import in_a_thread
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 ATTACKERS = ("127.0.0.2", "127.0.0.3")
@@ -98,23 +97,6 @@ def code(port: int, message: bytes) -> str:
 
 
 @contextmanager
-def running(api: Any) -> Iterator[int]:
-    """An application behind uvicorn, in a thread; yields its port."""
-    server = uvicorn.Server(uvicorn.Config(api, HOST, 0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until_s = time.monotonic() + 60
-        while not server.started:
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-@contextmanager
 def behind_proxies(
     folder: Path, kind: str, make: Callable[[int, str | None], Any], path: str, body: bytes, message: bytes
 ) -> Iterator[dict[str, Door]]:
@@ -127,8 +109,8 @@ def behind_proxies(
         patch.setattr(bodies, "MOST_ARRIVING", ARRIVING)
         patch.setattr(bodies, "READ_WITHIN_S", READ_S)
         port, locked = free_port(0), free_port(0)
-        front = stack.enter_context(running(make(port, None)))
-        locked_front = stack.enter_context(running(make(locked, "KEY_OF_THE_TEST")))
+        bases = [stack.enter_context(in_a_thread(make(*each))) for each in ((port, None), (locked, "KEY_OF_THE_TEST"))]
+        front, locked_front = (int(base.rpartition(":")[2]) for base in bases)
         proxy = haproxy(folder, front=front, prefix="/", within_s=REQUEST_S, connections=CONNECTIONS)
         yield {
             f"{kind}, HTTP": Door(stack.enter_context(proxy), locked_front, path, body),

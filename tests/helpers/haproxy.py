@@ -42,17 +42,10 @@ CHECKS = "    option httpchk GET /healthz\n    default-server fastinter 250ms do
 
 @contextmanager
 def haproxy(
-    folder: Path,
-    uses: str = "    use_backend app if is_app",
-    within_s: float | None = None,
-    front: int | None = None,
-    queued_ms: int = QUEUED_MS,
-    queued: int = QUEUED,
-    starts: bool = False,
-    fronts: Sequence[int] = (),
-    prefix: str = "/app/",
-    connections: int = haproxy_module.MAX_CONNECTIONS,
-) -> Iterator[int]:
+    folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None,
+    front: int | None = None, queued_ms: int = QUEUED_MS, queued: int = QUEUED, starts: bool = False,
+    fronts: Sequence[int] = (), prefix: str = "/app/", connections: int = haproxy_module.MAX_CONNECTIONS,
+) -> Iterator[int]:  # fmt: skip
     """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told.
 
     `fronts`: the ports of several fronts, whose health is checked.
@@ -70,17 +63,8 @@ def haproxy(
     servers = "\n".join([CHECKS, *lines] if fronts else [f"    server front 127.0.0.1:{front}"])
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
     config.parent.mkdir(exist_ok=True)
-    config.write_text(
-        CONFIGURATION.format(
-            port=port,
-            servers=servers,
-            fallback=free_port(0) if fronts else front,
-            uses=uses,
-            folder=folder,
-            prefix=prefix,
-            connections=connections,
-        )
-    )
+    places = {"port": port, "servers": servers, "fallback": free_port(0) if fronts else front}
+    config.write_text(CONFIGURATION.format(**places, uses=uses, folder=folder, prefix=prefix, connections=connections))
     subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:
         try:

@@ -1,4 +1,4 @@
-"""`isobatch serve` as a process of its own, whose every descendant can be found again by a mark."""
+"""What serves: an application in a thread, or `isobatch serve` as a process whose descendants bear a mark."""
 
 import os
 import shutil
@@ -6,16 +6,37 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import uvicorn
 
 from isobatch.cluster.serving.ports import free_port
 from isobatch.cluster.serving.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "isobatch.cluster.cli", "serve"]
+
+
+@contextmanager
+def in_a_thread(api: Any) -> Iterator[str]:
+    """The address of an application behind uvicorn."""
+    server = uvicorn.Server(uvicorn.Config(api, "127.0.0.1", 0, log_level="critical"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
 
 
 def temporary(folder: Path) -> Path:

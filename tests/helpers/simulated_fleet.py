@@ -1,7 +1,10 @@
 """A small fleet of made-up devices for the simulator."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.optimizer.plan import Placement, Plan, Split
@@ -11,21 +14,15 @@ from isobatch.profiles.latency import LatencyTable
 
 BLOCKS = 4
 SLO_S = 0.2
+HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=1000, last_slos=10, most=6_000)  # of choosing plans
+HASTIER = replace(HASTY, slos=2, last_inputs=500, last_slos=2, most=2_000, cell=20)  # however many come within an SLO
 
 
 def table(kind: str, slowness: float = 1.0) -> LatencyTable:
     """A batch of 8 takes twice as long as a lone input."""
-    return LatencyTable(
-        kind=kind,
-        batch_sizes=(1, 8),
-        block_s=((0.001 * slowness,) * BLOCKS, (0.002 * slowness,) * BLOCKS),
-        ramp_s=((0.0001,) * (BLOCKS - 1) + (0.0,),) * 2,
-        launch_s=0.0005,
-        hidden_bytes=(1000,) * BLOCKS,
-        memory_bytes=(1000,) * BLOCKS,
-        source="test",
-        stop_s=0.0002,
-    )
+    rows, sizes = ((0.001 * slowness,) * BLOCKS, (0.002 * slowness,) * BLOCKS), (1000,) * BLOCKS
+    ramps = ((0.0001,) * (BLOCKS - 1) + (0.0,),) * 2
+    return LatencyTable(kind, (1, 8), rows, ramps, 0.0005, sizes, sizes, "test", stop_s=0.0002)
 
 
 def facts(**counts: int) -> Problem:

@@ -25,24 +25,11 @@ def decoder(family: str = "llama", seed: int = 0, tied: bool = False, kv_heads: 
     """A causal language model of four blocks with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        head_dim=6,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        initializer_range=0.6,
-        use_sliding_window=False,
-        sliding_window=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": BLOCKS}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 6, "max_position_embeddings": 256}
+    none = dict.fromkeys(("sliding_window", "bos_token_id", "eos_token_id", "pad_token_id"))
+    others = {"tie_word_embeddings": tied, "initializer_range": 0.6, "use_sliding_window": False}
+    config = AutoConfig.for_model(family, **sizes, **heads, **none, **others)
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float64).double().eval()
 
@@ -52,22 +39,11 @@ def t5(family: str = "t5", seed: int = 0, gated: bool = False, tied: bool = Fals
     """An encoder of two blocks and a decoder of four, with random weights."""
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=VOCABULARY,
-        d_model=24,
-        d_kv=6,
-        d_ff=32,
-        num_heads=4,
-        num_layers=2,
-        num_decoder_layers=BLOCKS,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=12,
-        feed_forward_proj="gated-gelu" if gated else "relu",
-        tie_word_embeddings=tied,
-        decoder_start_token_id=0,
-        n_positions=64,
-    )
+    sizes = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 6, "d_ff": 32, "num_heads": 4, "num_layers": 2}
+    places = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "n_positions": 64}
+    others = {"num_decoder_layers": BLOCKS, "tie_word_embeddings": tied, "decoder_start_token_id": 0}
+    proj = "gated-gelu" if gated else "relu"
+    config = AutoConfig.for_model(family, **sizes, **places, **others, feed_forward_proj=proj)
     torch.manual_seed(seed)
     model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float64).double().eval()
     with torch.no_grad():
@@ -162,14 +138,9 @@ class Clock:
 
 
 def engine(
-    model: Any,
-    thresholds: dict[int, float],
-    verified: bool = False,
-    pages: int = 400,
-    max_pending: int = 4,
-    limits: DecodingLimits | None = None,
-    project: bool = False,
-) -> Engine:
+    model: Any, thresholds: dict[int, float], verified: bool = False, pages: int = 400, max_pending: int = 4,
+    limits: DecodingLimits | None = None, project: bool = False,
+) -> Engine:  # fmt: skip
     """An engine that is cut at its ramps."""
     ends = (*(block + 1 for block in sorted(thresholds)), BLOCKS)
     splits = Splits(ends, verified, max_pending, project)

@@ -13,22 +13,13 @@ from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_h
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
 
-TEXT = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "electra",
-    "distilbert",
-    "albert",
-    "mpnet",
-    "modernbert",
-    "deberta-v3",
-)
+DISTINCT = ("bert", "roberta", "electra", "distilbert", "albert", "mpnet", "modernbert", "deberta-v3")
+TEXT = (*DISTINCT, "xlm-roberta", "camembert")  # these two are RoBERTa under other names
 HEADS = ("modernbert-mean",)  # other heads of one of these: blocks are the same
 PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
 IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2")
 FAMILIES = TEXT + IMAGE
+DISTINCT_FAMILIES = DISTINCT + IMAGE
 NUM_LABELS = 3
 VOCABULARY = 40
 WIDE = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}

@@ -23,7 +23,7 @@ from tests.helpers.toy_graph import application, cut_at
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Put = Callable[..., str]
-SHARED = ("graph", "steered", "unplanned", "several", "leisurely", "real", "shown")  # applications, in turn
+SHARED = ("graph", "steered", "leisurely", "real", "shown")  # applications, in turn
 SETTINGS = {
     "RAY_metrics_report_interval_ms": "3000",  # not ten seconds: tests wait for them
     "REPORTER_UPDATE_INTERVAL_MS": "600000",  # nobody looks at what each process of Ray takes
@@ -38,7 +38,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: SHARED.index(name) if (name := _shared(item)) else len(SHARED))
+    """By the application that they share; those that leave it otherwise, or replace it, come last, in their order."""
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        marker, name = item.get_closest_marker("beside"), _shared(item)
+        return SHARED.index(name) if name else len(SHARED), marker.kwargs.get("last", 0) if marker else 0
+
+    items.sort(key=place)
 
 
 def _shared(item: pytest.Item) -> str | None:
@@ -119,10 +125,11 @@ def graph(deployed: Put, toy: dict[str, Any], lead: Callable[[Plan], None]) -> s
 
 @pytest.fixture(scope="session")
 def leisurely_toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same network, which takes its time and keeps all survivors at their replicas, on three devices."""
-    return application(
-        tmp_path_factory.mktemp("leisurely"), cut_at(1, 2), "load_leisurely", by_value_bytes=0, audit_share=0.0
-    )
+    """The same network, slowly, on three devices behind two fronts; survivors are kept at their replicas."""
+    folder, told = tmp_path_factory.mktemp("leisurely"), {"by_value_bytes": 0, "audit_share": 0.0, "front_replicas": 2}
+    declared = application(folder, cut_at(1, 2), "load_leisurely", **told)
+    declared["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]  # however few cores there are
+    return declared
 
 
 @pytest.fixture

@@ -4,10 +4,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from isobatch.deployments import ray_facts
 from tests.helpers.asking import Load, ask, eventually
 from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.integration.conftest import Put
+
+pytestmark = pytest.mark.beside("graph", last=2)
 
 
 def test_one_application_comes_and_goes_while_the_other_serves(
@@ -54,17 +58,14 @@ def processors() -> float:
     return float(sum(node.get("CPU", 0.0) for node in ray_facts.nodes_beside_others("toy")))
 
 
-def test_other_replicas_replace_those_that_leave_them_no_room(
-    graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp_path: Path) -> None:
     """The old ones end with their front; the new ones have waited for their processors, and start."""
-    deployed(toy)
     most = 0.75 * processors()
     whole = application(tmp_path, cut_at(), cpus_per_replica=most, name="whole")
     whole["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]
-    deployed(whole)
+    base = deployed(whole)
     (before,) = fleets()
     deployed(whole | {"args": whole["args"] | {"drain_s": 29.0}})
     (after,) = fleets()
     assert after != before
-    assert ask(graph, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"
+    assert ask(base, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"

@@ -25,7 +25,7 @@ from tests.helpers.asking import ask, eventually
 from tests.helpers.toy_graph import application
 from tests.integration.conftest import Put, Run
 
-pytestmark = pytest.mark.beside("steered")
+pytestmark = pytest.mark.beside("steered", last=1)
 BLOCKS, SLO_S, WINDOW_S = 4, 0.4, 4.0
 SURVIVAL = (1.0, 0.8, 0.5, 0.5)
 ROWS = ((0.008,) * BLOCKS, (0.010,) * BLOCKS)  # a block, alone and with 32 inputs

@@ -11,25 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.demos import t5_sums
-from experiments.demos.sums import SumsRecipe
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.serving.ports import free_port
-from isobatch.deployments.decoding.config import FRONT, DecoderConfig
-from isobatch.deployments.decoding.engine_setup import (
-    decoder_shape,
-    engine_of,
-    load_decoder,
-    load_tokenizer,
-    stop_tokens,
-)
-from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, rules_of
+from isobatch.deployments.decoding.config import FRONT
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
 from isobatch.deployments.deployer.steps import Moved
 from isobatch.deployments.metrics import DECODER_FRONT, DECODER_REPLICA
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
-from isobatch.profiles.promise import RULES
 from isobatch.profiles.text_profile import (
     DecoderProfile,
     DecodingTable,
@@ -42,19 +31,6 @@ from tests.helpers.scraping import check_family, scraped
 
 PAIRS = sums(held_out=True)[:40]
 PROMPTS = [prompt_of(*pair) for pair in PAIRS]
-
-
-@pytest.fixture(scope="module")
-def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A T5 that has learnt next to nothing, with ramps and a plan."""
-    folder = tmp_path_factory.mktemp("t5")
-    t5_sums.save(t5_sums.train(SumsRecipe(num_blocks=3, width=32, steps=2)), folder)
-    others = (DecoderRamp(block=0, threshold=0.1), DecoderRamp(block=1, threshold=0.1))
-    (folder / RULES).write_text(DecoderRules(others=others).model_dump_json())
-    splits = (Split(0, 2, 8, ramps=(1,)), Split(2, 3, 5))
-    terms = DecodingTerms("recompute", prompt_rows=64, kv_megabytes=8, ttft_s=60.0, tpot_s=10.0)
-    (folder / "plan.json").write_text(Plan((Placement("cpu", 1, splits, local=True),), decoding=terms).to_json())
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +70,7 @@ def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decoder(
-    local: Any, deployed: Any, t5_folder: Path, grpc_port: int, profile: Path, side_by_side: Path,
+    local: Any, deployed: Any, grpc_port: int, profile: Path, side_by_side: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> str:  # fmt: skip
     memory = str(tmp_path_factory.mktemp("memory"))
@@ -113,11 +89,9 @@ def decoder(
         "device": "cpu",
     }
     told |= {"plan": str(side_by_side), "replan": True, "grpc_port": grpc_port, "profile": str(profile)}
-    planned = {"model": str(t5_folder), "plan": str(t5_folder / "plan.json"), "cpus_per_replica": 0.25}
     path = "isobatch.deployments.decoding.app:build"
     address: str = deployed(
         {"name": "decoder", "import_path": path, "route_prefix": "/", "args": told},
-        {"name": "t5", "import_path": path, "route_prefix": "/t5", "args": planned},
         {**controller, "args": watching},
     )
     return address
@@ -178,21 +152,6 @@ def test_openais_client_understands_refusals(client: Any) -> None:
         client.completions.create(model="other", prompt="1+1=")
     with pytest.raises(openai.BadRequestError, match="the model reads 64"):
         client.completions.create(model="llm-demo", prompt="1" * 60, max_tokens=24)
-
-
-def test_a_planned_t5_writes_what_its_engine_writes(decoder: str, t5_folder: Path) -> None:
-    folder, asked = t5_folder, {"prompt": PROMPTS[0], "max_tokens": 12}
-    model, words = load_decoder(folder), load_tokenizer(folder)
-    (config,) = DecoderConfig(model=str(folder), plan=str(folder / "plan.json")).per_kind().values()
-    engine = engine_of(model, rules_of(folder, num_blocks=3), config)
-    request = decoder_shape(folder).request(words(PROMPTS[0])["input_ids"], 12, stop_tokens(folder))
-    (written,) = engine.write_all([request])
-    status, reply = ask(decoder, "POST", "/t5/v1/completions", asked)[:2]
-    assert status == 200
-    (choice,) = reply["choices"]
-    assert choice["text"] == words.decode(written, skip_special_tokens=True)
-    assert len(choice["exit_blocks"]) == len(written)
-    assert set(choice["exit_blocks"]) <= {1, 2}
 
 
 def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:

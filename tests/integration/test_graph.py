@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,17 +9,9 @@ from isobatch.deployments.metrics import FRONT
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.scraping import check_family, scraped
-from tests.helpers.toy_graph import application, cut_at, fleets
+from tests.helpers.toy_graph import application, cut_at
 from tests.helpers.toy_model import BLOCKS, RAMPS, left_at
 from tests.integration.conftest import Put
-
-
-@pytest.fixture(scope="module")
-def several(deployed: Put, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two fronts before the same splits."""
-    declared = application(tmp_path_factory.mktemp("several"), cut_at(2), front_replicas=2)
-    declared["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]  # however few cores there are
-    return deployed(declared)
 
 
 def test_hundreds_in_flight_each_get_their_own_answer(graph: str) -> None:
@@ -44,25 +35,17 @@ def test_what_happens_is_told_to_prometheus(graph: str) -> None:
         check_family(family, found[name])
 
 
-def test_several_fronts_share_the_splits_and_tell_one_story(several: str) -> None:
+def test_several_fronts_share_the_splits_and_tell_one_story(leisurely: str) -> None:
+    before = ask(leisurely, "GET", "/stats")[1]
     with ThreadPoolExecutor(16) as pool:
-        replies = list(pool.map(lambda label: predict(several, [3, label % 10]), range(120)))
-    assert [output["label"] for (output,) in replies] == [number % 10 for number in range(120)]
-    assert ask(several, "GET", "/readyz")[0] == 200
+        replies = list(pool.map(lambda label: predict(leisurely, [3, label % 10]), range(60)))
+    assert [output["label"] for (output,) in replies] == [number % 10 for number in range(60)]
+    assert [step["block"] for step in replies[0][0]["splits"]] == [0, 1, 2]
+    assert ask(leisurely, "GET", "/readyz")[0] == 200
     for _ in range(4):  # whichever of them is asked
-        stats = ask(several, "GET", "/stats")[1]
-        assert stats["requests"]["answered"] == 120
-        assert (len(stats["fronts"]), stats["exits"]["3"]) == (2, 120)
-
-
-@pytest.mark.beside("leisurely")
-def test_another_plan_replaces_the_splits(several: str, deployed: Put, leisurely_toy: dict[str, Any]) -> None:
-    before = fleets()
-    assert before
-    base = deployed(leisurely_toy)
-    assert [step["block"] for step in predict(base, [3, 5])[0]["splits"]] == [0, 1, 2]
-    assert eventually(lambda: len(fleets()) == 1), fleets()
-    assert fleets() != before  # the loader is another: so are the replicas
+        stats = ask(leisurely, "GET", "/stats")[1]
+        assert stats["requests"]["answered"] == before["requests"]["answered"] + 60
+        assert (len(stats["fronts"]), stats["exits"]["3"]) == (2, before["exits"]["3"] + 60)
 
 
 def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: Path) -> None:

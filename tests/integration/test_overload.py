@@ -3,57 +3,61 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.cluster.serving.local import ROOT
-from isobatch.deployments.demo.digits import demo_inputs
+from isobatch.optimizer.plan import Placement, Plan
 from tests.helpers.asking import ask
+from tests.helpers.toy_graph import cut_at
+
+pytestmark = pytest.mark.beside("graph", last=1)
 
 SLO_S = 1.0
 INPUTS = 16  # a request, so that the front is the limit
 
 
-@pytest.fixture(scope="module")
-def demo(deployed: Callable[..., str]) -> str:
-    plan = {name: str(ROOT / "cluster" / "demo" / f"{name}.json") for name in ("plan", "profile")}
-    arguments = {"name": "demo", "cpus_per_replica": 0, **plan}
-    return deployed({"name": "isobatch", "import_path": "isobatch.deployments.app:build", "args": arguments})
+@pytest.fixture
+def large(graph: str, lead: Callable[[Plan], None]) -> str:
+    """The small graph with batches so large that its front is the limit."""
+    splits = [replace(split, batch_size=64) for split in cut_at(2).splits]
+    lead(Plan(tuple(Placement("cpu", 1, (split,)) for split in splits)))
+    return graph
 
 
-def generator(demo: str) -> LoadGenerator:
-    digits = demo_inputs(8 * INPUTS).reshape(8, INPUTS, 8, 8).round(1)
-    bodies = [json.dumps({"inputs": each.tolist()}).encode() for each in digits]
-    return LoadGenerator(f"{demo}/predict", bodies, 1024, f"X-Deadline-Ms: {1e3 * SLO_S:g}\r\n")
+def generator(large: str) -> LoadGenerator:
+    pairs = [[row % 4, row % 10] for row in range(INPUTS)]  # which leave at any depth
+    bodies = [json.dumps({"inputs": pairs}).encode()]
+    return LoadGenerator(f"{large}/predict", bodies, 1024, f"X-Deadline-Ms: {1e3 * SLO_S:g}\r\n")
 
 
-def under(demo: str, rate_per_s: float, seconds: float) -> LoadRecord:
-    return asyncio.run(generator(demo).at(arrivals("poisson", rate_per_s, seconds, seed=1)))
+def under(large: str, rate_per_s: float, seconds: float) -> LoadRecord:
+    return asyncio.run(generator(large).at(arrivals("poisson", rate_per_s, seconds, seed=1)))
 
 
-def front_cpu_s(demo: str) -> float:
-    return float(sum(front["cpu_s"] for front in ask(demo, "GET", "/stats")[1]["fronts"]))
+def front_cpu_s(large: str) -> float:
+    return float(sum(front["cpu_s"] for front in ask(large, "GET", "/stats")[1]["fronts"]))
 
 
-def test_goodput_stays_where_it_was_and_comes_back(demo: str) -> None:
+def test_goodput_stays_where_it_was_and_comes_back(large: str) -> None:
     """What the front's processor time brings is compared: how much of it there is depends on who else needs it."""
-    asyncio.run(generator(demo).by_clients(8, 1.0))  # warms up
-    began_s = front_cpu_s(demo)
-    record = asyncio.run(generator(demo).by_clients(8, 3.0))
-    calm_s = front_cpu_s(demo)
+    asyncio.run(generator(large).by_clients(8, 1.0))  # warms up
+    began_s = front_cpu_s(large)
+    record = asyncio.run(generator(large).by_clients(8, 3.0))
+    calm_s = front_cpu_s(large)
     answered = int((record.status == 200).sum())
     best_per_s = answered / 3.0
 
-    flood = under(demo, 5 * best_per_s, 4.0)
-    flooded_s = front_cpu_s(demo)
+    flood = under(large, 5 * best_per_s, 4.0)
+    flooded_s = front_cpu_s(large)
     assert set(np.unique(flood.status)) <= {200, 503, 504}, "all are told"
     assert (flood.status == 503).sum() > best_per_s, "most were refused"
     in_time = int(((flood.status == 200) & (flood.ended_s - flood.reached_s <= SLO_S)).sum())
     assert in_time / (flooded_s - calm_s) > 0.5 * answered / (calm_s - began_s)
-    assert ask(demo, "GET", "/stats")[1]["latency_ms"]["p99"] <= 1e3 * SLO_S, "nothing is answered late"
+    assert ask(large, "GET", "/stats")[1]["latency_ms"]["p99"] <= 1e3 * SLO_S, "nothing is answered late"
 
-    calm = under(demo, 0.2 * best_per_s, 4.0)
+    calm = under(large, 0.2 * best_per_s, 4.0)
     assert (calm.status[calm.due_s > 2.0] == 200).mean() > 0.9

@@ -6,8 +6,6 @@ With ISOBATCH_PICTURES=1 (`make pictures`) it also writes the pictures of docs/w
 import os
 import shutil
 import signal
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.serving.local import ROOT
@@ -25,6 +22,7 @@ from isobatch.deployments.front.service import Service
 from isobatch.optimizer.plan import Placement, Plan, Split
 from tests.helpers.asking import ask, eventually
 from tests.helpers.cascade_directories import cascade_directory
+from tests.helpers.serving import in_a_thread
 from tests.helpers.tiny_words import word_network
 from tests.integration.conftest import Put, Run
 
@@ -252,15 +250,5 @@ def test_it_is_said_which_level_of_a_cascade_answered(browser: Any, tmp_path: Pa
 @contextmanager
 def unsteered(config: AppConfig) -> Iterator[str]:
     """A front without Ray: the page asks nothing that a front on Ray does not answer as well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    api = create_api(Service(config, time.perf_counter))
-    server = uvicorn.Server(uvicorn.Config(api, port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join()
+    with in_a_thread(create_api(Service(config, time.perf_counter))) as base:
+        yield f"{base}/"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from isobatch.cluster.serving.processes import descendants
 from tests.helpers.asking import ask, eventually, predict
-from tests.helpers.serving import ROOT, SERVE, marked, serving, temporary
+from tests.helpers.serving import marked, serving, temporary
 
 END_S = 60.0  # how long the end may take that a signal asks for, on however busy a machine
 
@@ -107,22 +106,3 @@ def test_when_rays_main_process_is_killed_it_ends_with_a_sentence_and_leaves_no_
 
 def name_of(process: int) -> str:
     return Path(f"/proc/{process}/comm").read_text().strip()
-
-
-def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [*SERVE, str(tmp_path), "--port", str(port)]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert f"port {port} of 127.0.0.1 cannot be used" in result.stderr
-
-
-def test_a_cluster_that_runs_is_one_sentence(tmp_path: Path) -> None:
-    environment = os.environ | {"RAY_ADDRESS": "10.0.0.1:6379"}
-    result = subprocess.run(
-        [*SERVE, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 2
-    assert "already running at 10.0.0.1:6379" in result.stderr

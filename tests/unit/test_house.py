@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -11,12 +12,17 @@ PRODUCT = ("profiles", "optimizer", "deployments", "cluster")
 PACKAGES = (*PRODUCT, "experiments")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def public_classes(packages: tuple[str, ...] = PACKAGES) -> dict[str, list[str]]:
     """Where each name is, of all classes at the top of a module."""
     found = defaultdict(list)
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.parse(path.read_text()).body:
+            for node in parsed(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(str(path.relative_to(ROOT)))
     return found
@@ -27,7 +33,7 @@ def aliases() -> dict[str, list[str]]:
     found = defaultdict(list)
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.parse(path.read_text()).body:
+            for node in parsed(path).body:
                 targets = node.targets if isinstance(node, ast.Assign) else []
                 for name in (each.id for each in targets if isinstance(each, ast.Name)):
                     if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
@@ -47,7 +53,7 @@ def test_no_name_of_a_type_is_that_of_a_class_too() -> None:
 def test_no_test_module_imports_another() -> None:
     wrong = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else names
             wrong += [(path.name, name) for name in names if ".test_" in name and name.startswith("tests.")]
@@ -99,7 +105,7 @@ EMPTY_NAMES = {"told", "said", "found", "settled", "meant", "played"}
 def _names(path: Path) -> set[str]:
     """All functions, classes, arguments, and what is assigned."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)

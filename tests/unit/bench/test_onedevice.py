@@ -179,19 +179,8 @@ def test_the_command_takes_any_backend_that_a_configuration_takes(
 ) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)
     command = ["bench", str(checkpoint), "--backend", "tests.helpers.toy_backend:TOY", "--slo-ms", "200"]
-    few = [
-        "--seconds",
-        "0.1",
-        "--budget",
-        "0.1",
-        "--largest",
-        "2",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "bench.json"),
-    ]
-    result = CliRunner().invoke(app, [*command, *few, "--json"], catch_exceptions=False)
+    few = ["--seconds", "0.1", "--budget", "0.1", "--largest", "2", "--device", "cpu", "--json", "--out"]
+    result = CliRunner().invoke(app, [*command, *few, str(tmp_path / "bench.json")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "cpu, toy, float32" in json.loads(result.stdout)["measured"]
 

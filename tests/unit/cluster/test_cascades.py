@@ -12,7 +12,7 @@ from isobatch.cluster.cascades.contenders import Tryout, best
 from isobatch.cluster.cascades.report import table
 from isobatch.cluster.cascades.timing import Timed
 from isobatch.cluster.cli import app
-from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT, best_simulated
+from isobatch.cluster.simulator.plan_choice import best_simulated
 from isobatch.cluster.simulator.sustained import sustained
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.encode import Encoded
@@ -26,6 +26,7 @@ from isobatch.profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
 from tests.helpers.command_lines import material
 from tests.helpers.made_up_candidates import made_up
+from tests.helpers.simulated_fleet import HASTIER, HASTY
 
 
 class Images:
@@ -35,8 +36,7 @@ class Images:
         raise AssertionError("nothing is encoded here")
 
 
-HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=4000, last_slos=20, most=6_000)
-hasty = partial(best_simulated, effort=HASTY)  # a minute's search is tested where plans are chosen
+LONGER = replace(HASTY, last_inputs=4000, last_slos=20)  # a minute's search is tested where plans are chosen
 
 
 def timed(blocks: int, block_s: float) -> Timed:
@@ -75,7 +75,7 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
 
 
 def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", hasty)
+    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", partial(best_simulated, effort=LONGER))
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)
@@ -114,12 +114,16 @@ def test_a_deadline_that_nobody_keeps_is_one_line() -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", hasty)
+    monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
+    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", partial(best_simulated, effort=HASTIER))
+    for drawing in ("profile_inputs", "plan_picture"):
+        monkeypatch.setattr(f"isobatch.cluster.commands.{drawing}.draw", lambda *_: None)
     monkeypatch.chdir(material(tmp_path))
     return tmp_path
 
 
-LINE = "cascade my-small my-bert --data others.csv --devices v100=2 --slo-ms 500 --device cpu --out both"
+FEW = "--device cpu --budget 0.1 --largest 4"
+LINE = f"cascade my-small my-bert --data others.csv --devices v100=2 --slo-ms 500 {FEW} --out both"
 
 
 def run(line: str) -> tuple[int, str]:

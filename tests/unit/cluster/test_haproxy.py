@@ -3,22 +3,18 @@
 import json
 import socket
 import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from select import select
 
 import pytest
 
-from isobatch.cluster.serving.haproxy import (
-    REQUEST_S,
-    RETRY_S,
-    ready,
-    stopping,
-    write_script,
-)
+from isobatch.cluster.serving.haproxy import REQUEST_S, RETRY_S, ready, stopping, write_script
 from isobatch.deployments.front.headers import waited_s_by
 from isobatch.deployments.front.proxy import (
     FEW,
@@ -47,13 +43,8 @@ def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_s
     config.write_text("    bind :9101\n    bind *:8000\n    bind 10.0.0.1:8000\n  bind *:8404\n  bind *:84041\n")
     script = write_script(tmp_path, ("8404", "9101"))
     assert subprocess.check_output([script, "-db", "-f", config], text=True) == f"-db -f {config}\n"
-    assert [line.split()[1] for line in config.read_text().splitlines()] == [
-        "127.0.0.1:9101",
-        "*:8000",
-        "10.0.0.1:8000",
-        "127.0.0.1:8404",
-        "*:84041",
-    ]
+    binds = ["127.0.0.1:9101", "*:8000", "10.0.0.1:8000", "127.0.0.1:8404", "*:84041"]
+    assert [line.split()[1] for line in config.read_text().splitlines()] == binds
 
 
 def allow(orders: Path, front: int, requests: int) -> None:
@@ -64,13 +55,8 @@ def allow(orders: Path, front: int, requests: int) -> None:
 
 def end(orders: Path) -> None:
     """HAProxy takes the front for one that has gone."""
-    haproxy_reply(
-        orders,
-        ";".join(
-            f"disable server {backend}/front"
-            for backend in ("app", *(f"app:{each}" for each in (FEW, FEW_LONG, LONG, QUESTIONS)))
-        ),
-    )
+    backends = ("app", *(f"app:{each}" for each in (FEW, FEW_LONG, LONG, QUESTIONS)))
+    haproxy_reply(orders, ";".join(f"disable server {backend}/front" for backend in backends))
 
 
 def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | None = None) -> tuple[int, bytes, bytes]:
@@ -84,148 +70,140 @@ def asked(port: int, path: str = "/", source: str = "127.0.0.1", said: bytes | N
     return int(headers.split()[1]), headers.lower(), body
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
-    with haproxy(tmp_path, within_s=1) as port:
-        for status, said in (
-            (503, b"GET /app/predict HTTP/1.1\r\nHost: x\r\n\r\n"),
-            (503, b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n"),
-            (404, b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n"),
-            (405, b"FOO /app/predict HTTP/1.1\r\nHost: x\r\n\r\n"),
-            (408, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"),
-            (503, b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{"),  # at once
-        ):
-            began_s = time.monotonic()
-            found, headers, body = asked(port, said=said)
-            assert found == status
-            assert b"application/json" in headers
-            assert list(json.loads(body)) == ["error"]
-            assert (b"retry-after" in headers) == (status == 503)
-            assert status != 408 or time.monotonic() - began_s < REQUEST_S / 2
+    cases = {
+        b"GET /app/predict HTTP/1.1\r\nHost: x\r\n\r\n": 503,
+        b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n": 503,
+        b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n": 404,
+        b"FOO /app/predict HTTP/1.1\r\nHost: x\r\n\r\n": 405,
+        b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{": 408,
+        b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{": 503,  # at once
+    }
+
+    def judged(said: bytes) -> float:
+        began_s = time.monotonic()
+        status, headers, body = asked(port, said=said)
+        assert status == cases[said], said
+        assert b"application/json" in headers
+        assert list(json.loads(body)) == ["error"]
+        assert (b"retry-after" in headers) == (status == 503)
+        return time.monotonic() - began_s
+
+    with haproxy(tmp_path, within_s=1) as port, ThreadPoolExecutor(len(cases)) as pool:
+        took_s = dict(zip(cases, pool.map(judged, cases), strict=True))
+    assert took_s[next(said for said, status in cases.items() if status == 408)] < REQUEST_S / 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
+class Crowd:
+    """Clients of a HAProxy before one front, which answers only what the test answers."""
+
+    def __init__(self, front: socket.socket, port: int, stack: ExitStack) -> None:
+        self.front, self._port, self._stack = front, port, stack
+
+    def ask(self, said: str = "POST /app/predict", source: str = "127.0.0.1", header: str = "") -> socket.socket:
+        asking = socket.create_connection(("127.0.0.1", self._port), timeout=60, source_address=(source, 0))
+        self._stack.enter_context(asking).sendall(f"{said} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+        time.sleep(0.01)
+        return asking
+
+    def arrived(self) -> tuple[socket.socket, bytes]:
+        """The next connection of HAProxy to the front, and what came over it; nothing where none comes in time."""
+        with suppress(TimeoutError):
+            connection = self._stack.enter_context(self.front.accept()[0])
+            connection.settimeout(60)
+            return connection, connection.recv(4096)
+        return self.front, b""
+
+
+@contextmanager
+def crowd(folder: Path, places: int, patience_s: float = 60.0, **told: int) -> Iterator[Crowd]:
+    """HAProxy before a front that has room for so many requests."""
+    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
+        front.settimeout(patience_s)
+        place = front.getsockname()[1]
+        port = stack.enter_context(haproxy(folder, front=place, **told))
+        allow(folder / "node" / "admin.sock", place, places)
+        yield Crowd(front, port, stack)
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
 def test_what_a_front_has_no_room_for_is_refused_here_and_connections_stay(tmp_path: Path) -> None:
     """The front takes requests and answers none of them; what it is told is when HAProxy saw them."""
-    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
-        place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place))
-        allow(tmp_path / "node" / "admin.sock", place, 2)
-
-        def connected() -> socket.socket:
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-
-        request = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nX-Request-Start: t=1\r\n\r\n"
+    with crowd(tmp_path, 2) as clients:
         for _ in range(2):
-            connected().sendall(request)
-            came = stack.enter_context(front.accept()[0]).recv(4096).lower().split()
+            clients.ask(header="X-Request-Start: t=1\r\n")
+            came = clients.arrived()[1].lower().split()
             assert came.count(b"x-request-start:") == 1
             waited_s = waited_s_by(came[came.index(b"x-request-start:") + 1])
             assert 0 < waited_s < 5, "whatever the client says, it came just now"
-        beyond, told = connected(), set[bytes]()
+        beyond, told = clients.ask(), set[bytes]()
         for _ in range(20):
             began_s = time.monotonic()
-            beyond.sendall(request)
             reply = beyond.recv(4096).lower()
             assert time.monotonic() - began_s < 5
             assert reply.startswith(b"http/1.1 503")
             told.add(reply.partition(b"retry-after: ")[2].split()[0])
+            beyond.sendall(b"POST /app/predict HTTP/1.1\r\nHost: x\r\n\r\n")
         assert told <= {b"%d" % second for second in range(1, RETRY_S + 1)}
         assert len(told) > 1, "not all come back at once"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_who_only_asks_about_a_server_under_flood_gets_through_and_takes_few_places(tmp_path: Path) -> None:
     """All have one address, as behind a balancer. Health checks come before whatever else is asked."""
-    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
-        place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place))
-        allow(tmp_path / "node" / "admin.sock", place, 1)
-        front.settimeout(0.3)
+    with crowd(tmp_path, 1, patience_s=0.3) as clients:
 
-        def ask(method: str, path: str, header: str = "") -> socket.socket:
-            asking = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-            asking.sendall(f"{method} /app{path} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
-            time.sleep(0.01)
-            return asking
+        def come() -> bytes:
+            return b" ".join(clients.arrived()[1].split()[:2])
 
-        def come() -> tuple[socket.socket, bytes] | None:
-            """Whatever has reached the front."""
-            with suppress(TimeoutError):
-                connection = stack.enter_context(front.accept()[0])
-                return connection, b" ".join(connection.recv(4096).split()[:2])
-            return None
-
-        flood = [ask("POST", "/predict") for _ in range(3)]
-        assert [told and told[1] for told in (come(), come())] == [b"POST /app/predict", None]
+        flood = [clients.ask() for _ in range(3)]
+        assert [come(), come()] == [b"POST /app/predict", b""]
         assert flood[-1].recv(4096).startswith(b"HTTP/1.1 503")
-        ask("GET", "/stats", "Content-Length: 9\r\n")  # what does not come takes no place
-        watching = [ask("GET", "/stats") for _ in range(QUESTIONS_AT_ONCE + 4)]
-        ask("HEAD", "/healthz")
-        seen = [come() for _ in range(QUESTIONS_AT_ONCE + 1)]
-        assert [told and told[1] for told in seen] == [b"GET /app/stats"] * QUESTIONS_AT_ONCE + [None]
-        assert seen[0]
-        seen[0][0].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        clients.ask("GET /app/stats", header="Content-Length: 9\r\n")  # what does not come takes no place
+        watching = [clients.ask("GET /app/stats") for _ in range(QUESTIONS_AT_ONCE + 4)]
+        clients.ask("HEAD /app/healthz")
+        first, said = clients.arrived()
+        assert said.startswith(b"GET /app/stats ")
+        assert [come() for _ in range(QUESTIONS_AT_ONCE)] == [b"GET /app/stats"] * (QUESTIONS_AT_ONCE - 1) + [b""]
+        first.sendall(ANSWER)
         assert watching[0].recv(4096).startswith(b"HTTP/1.1 200")
-        assert (come() or (None, None))[1] == b"HEAD /app/healthz"
+        assert come() == b"HEAD /app/healthz"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_a_flood_from_one_address_leaves_the_others_their_share(tmp_path: Path) -> None:
     """The front has room for one at a time; whoever asks least is next, however many others came before."""
-    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
-        place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000))
-        allow(tmp_path / "node" / "admin.sock", place, 1)
-        front.settimeout(60)
-
-        def ask(source: str) -> None:
-            asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
-            stack.enter_context(asking).sendall(f"POST /app/{source} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            time.sleep(0.01)
-
-        for _ in range(30):
-            ask("127.0.0.2")
-        ask("127.0.0.3")
+    with crowd(tmp_path, 1, queued_ms=60_000) as clients:
+        for source in (*["127.0.0.2"] * 30, "127.0.0.3"):
+            clients.ask(f"POST /app/{source}", source)
         served = []
         for _ in range(20):  # of 31; the first of the flood came when it was none yet
-            connection = stack.enter_context(front.accept()[0])
-            connection.settimeout(60)
-            served.append(connection.recv(4096).split()[1])
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            connection, said = clients.arrived()
+            served.append(said.split()[1])
+            connection.sendall(ANSWER)
         assert b"/app/127.0.0.3" in served
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_where_many_wait_who_asks_much_is_refused_at_once_and_who_asks_little_waits_too(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as front, ExitStack() as stack:
-        place = front.getsockname()[1]
-        port = stack.enter_context(haproxy(tmp_path, front=place, queued_ms=60_000, queued=5))
-        allow(tmp_path / "node" / "admin.sock", place, 1)
+    with crowd(tmp_path, 1, queued_ms=60_000, queued=5) as clients:
 
-        def ask(source: str) -> socket.socket:
-            asking = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
-            stack.enter_context(asking).sendall(b"POST /app/predict HTTP/1.1\r\nHost: x\r\n\r\n")
-            asking.settimeout(0.3)
-            return asking
+        def refusals(waiting: list[socket.socket]) -> list[bytes]:
+            """What is said to them until nothing comes for a moment; who is refused waits no more."""
+            said = []
+            while ready := select(waiting, [], [], 0.3)[0]:
+                said += [each.recv(4096) for each in ready]
+                waiting = [each for each in waiting if each not in ready]
+            return said
 
-        def refusal(asking: socket.socket) -> bytes:
-            try:
-                return asking.recv(4096)
-            except TimeoutError:
-                return b""
-
-        flood = [ask("127.0.0.2") for _ in range(20)]
-        refused = [told for each in flood if (told := refusal(each))]
+        refused = refusals([clients.ask(source="127.0.0.2") for _ in range(20)])
         assert 5 <= len(refused) < 20
-        assert not refusal(ask("127.0.0.3"))
+        assert not refusals([clients.ask(source="127.0.0.3")])
         for told in refused:
             assert told.startswith(b"HTTP/1.1 503")
             assert b"retry-after: " in told.lower()
             assert b"there are too many requests now: try again later" in told
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 @pytest.mark.parametrize("uses", ["", "    use_backend app if is_app"])
 def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
     if uses:
@@ -237,43 +215,49 @@ def test_while_it_stops_nobody_is_told_404(tmp_path: Path, uses: str) -> None:
     assert json.loads(body)["error"].startswith("this server stops" if uses else "no front is running")
 
 
-class NotFound(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(404)
-        self.end_headers()
-        self.wfile.write(b"{}")
+@contextmanager
+def answering(status: Callable[[int], int]) -> Iterator[int]:
+    """The port of a front that answers each request at once with the status for the length of its body."""
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+    class Front(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status(int(self.headers["Content-Length"] or 0)))
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            with suppress(OSError):  # where HAProxy answers in its place, it closes the connection
+                self.wfile.write(b"{}")
+
+        do_GET = do_POST  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_until_it_is_ready_nobody_waits_in_serves_own_proxy(tmp_path: Path) -> None:
     """That one keeps requests until there is a replica; who is told 503 at once can come again."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
-        threading.Thread(target=serve.serve_forever, daemon=True).start()
-        with haproxy(tmp_path, front=serve.server_port, starts=True) as port:
-            end(tmp_path / "node" / "admin.sock")
-            status, headers, body = asked(port, "/app/predict")
-            assert (status, b"retry-after: " in headers) == (503, True)
-            assert b"this server starts" in body
-            ready(tmp_path)
-            assert asked(port, "/app/predict")[0] == 404, "Serve's proxy has answered"
+    with answering(lambda _: 404) as serve, haproxy(tmp_path, front=serve, starts=True) as port:
+        end(tmp_path / "node" / "admin.sock")
+        status, headers, body = asked(port, "/app/predict")
+        assert (status, b"retry-after: " in headers) == (503, True)
+        assert b"this server starts" in body
+        ready(tmp_path)
+        assert asked(port, "/app/predict")[0] == 404, "Serve's proxy has answered"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_when_it_stops_serves_own_proxy_is_asked_no_more(tmp_path: Path) -> None:
     """Not even by the HAProxy that runs, which gets its next configuration some time after the fronts have gone."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as serve:
-        threading.Thread(target=serve.serve_forever, daemon=True).start()
-        with haproxy(tmp_path, front=serve.server_port) as port:
-            end(tmp_path / "node" / "admin.sock")
-            assert asked(port, "/app/predict")[0] == 404
-            stopping(tmp_path)
-            assert asked(port, "/app/predict")[0] == 503
+    with answering(lambda _: 404) as serve, haproxy(tmp_path, front=serve) as port:
+        end(tmp_path / "node" / "admin.sock")
+        assert asked(port, "/app/predict")[0] == 404
+        stopping(tmp_path)
+        assert asked(port, "/app/predict")[0] == 503
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_idle_connections_leave_places_for_others_and_go_after_a_while(tmp_path: Path) -> None:
     """The first address gets a fifth of all connections, each further one a fifth of those that are left."""
     with haproxy(tmp_path, within_s=2, connections=200) as port, ExitStack() as idle:
@@ -304,23 +288,6 @@ UNFINISHED = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r
 WHOLE = b"POST /app/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
-class TooSlow(BaseHTTPRequestHandler):
-    """A front that gives up each body at once."""
-
-    def do_POST(self) -> None:
-        status = 408 if int(self.headers["Content-Length"]) > 2 else 200
-        self.send_response(status)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        with suppress(OSError):  # HAProxy answers in its place, and closes the connection
-            self.wfile.write(b"{}")
-        self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_a_408_ends_the_connection_and_a_client_with_many_is_refused_before_the_front(tmp_path: Path) -> None:
     """Only requests that have not arrived completely are refused, and only those of this client."""
 
@@ -338,44 +305,27 @@ def test_a_408_ends_the_connection_and_a_client_with_many_is_refused_before_the_
                 return status, not reply.read(1)
         return status, False
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), TooSlow) as front:
-        threading.Thread(target=front.serve_forever, daemon=True).start()
-        with haproxy(tmp_path, front=front.server_port) as port:
-            assert {told(UNFINISHED, "127.0.0.2") for _ in range(SLOW)} == {(408, True)}
-            assert told(UNFINISHED, "127.0.0.2") == (408, True)
-            assert told(UNFINISHED, "127.0.0.2")[0] == 503
-            assert told(UNFINISHED, "127.0.0.3") == (408, True)
-            assert told(WHOLE, "127.0.0.2")[0] == 200
-        front.shutdown()
+    # The front gives up each body at once that is longer than it should be.
+    with answering(lambda size: 408 if size > 2 else 200) as front, haproxy(tmp_path, front=front) as port:
+        assert {told(UNFINISHED, "127.0.0.2") for _ in range(SLOW)} == {(408, True)}
+        assert told(UNFINISHED, "127.0.0.2") == (408, True)
+        assert told(UNFINISHED, "127.0.0.2")[0] == 503
+        assert told(UNFINISHED, "127.0.0.3") == (408, True)
+        assert told(WHOLE, "127.0.0.2")[0] == 200
 
 
-class Healthy(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 def test_a_front_that_hangs_is_passed_over_within_two_seconds(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hung, ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as healthy:
-        threading.Thread(target=healthy.serve_forever, daemon=True).start()
-        with haproxy(tmp_path, fronts=[hung.getsockname()[1], healthy.server_port]) as port:
-            time.sleep(2.2)  # from now on, nothing reaches the front that hangs
-            began_s = time.monotonic()
-            assert [asked(port, said=WHOLE)[0] for _ in range(5)] == [200] * 5
-            assert time.monotonic() - began_s < 1
-        healthy.shutdown()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as hung,
+        answering(lambda _: 200) as healthy,
+        haproxy(tmp_path, fronts=[hung.getsockname()[1], healthy]) as port,
+    ):
+        time.sleep(2.2)  # from now on, nothing reaches the front that hangs
+        began_s = time.monotonic()
+        assert [asked(port, said=WHOLE)[0] for _ in range(5)] == [200] * 5
+        assert time.monotonic() - began_s < 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="HAProxy comes for Linux")
 @pytest.mark.parametrize("header", [b"", b"X-Deadline-Ms: 300\r\n"])
 def test_at_a_front_that_hangs_a_client_gets_503_at_its_deadline(tmp_path: Path, header: bytes) -> None:
     with (

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from isobatch.cluster import cli
 from isobatch.cluster.serving import ports
 from isobatch.cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
 from isobatch.cluster.serving.ports import check_port, free_port, held_ports, is_free
@@ -103,7 +105,26 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
         check_place("127.0.0.1", 8000)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_serve_says_in_one_line_that_its_place_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those who run the tests have handlers of their own
+
+    def refusal(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["isobatch", "serve", str(tmp_path), "--grpc-port", "0", *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        error = capsys.readouterr().err
+        assert (ended.value.code, error.count("\n")) == (2, 1), error
+        return error
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 cannot be used" in refusal("--port", str(port))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert "already running at 10.0.0.1:6379" in refusal()
+
+
 def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
@@ -119,7 +140,6 @@ assert descendants(os.getpid()) == []
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gcs, subprocess.Popen(["sleep", "60"]) as raylet:
         ray = LocalRay(f"127.0.0.1:{gcs.getsockname()[1]}", tmp_path, Future(), raylet.pid)
@@ -128,7 +148,6 @@ def test_a_ray_whose_main_process_has_ended_does_not_run_though_its_gcs_does(tmp
         assert eventually(lambda: not ray.alive()), "a zombie does not run"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_zombies_of_orphans_are_removed(tmp_path: Path) -> None:
     (tmp_path / "haproxy").symlink_to(shutil.which("sleep") or "")
     script = f"""

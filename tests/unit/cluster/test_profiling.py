@@ -101,12 +101,8 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
     assert profile.tables[0].memory_bytes[0] > profile.tables[0].memory_bytes[1] > 0  # the embedding is in block 0
     assert out.with_suffix(".png").exists()
     assert "rounds spread by" in output
-    assert [note.partition(": ")[0] for note in profile.notes] == [
-        "cpu, 6 tokens",
-        "cpu, 12 tokens",
-        "exits",
-        "lengths",
-    ]
+    about = ["cpu, 6 tokens", "cpu, 12 tokens", "exits", "lengths"]
+    assert [note.partition(": ")[0] for note in profile.notes] == about
     assert report(profile).row_count == sum(len(table.batch_sizes) for table in profile.tables)
 
 

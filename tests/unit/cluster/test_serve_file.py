@@ -78,11 +78,6 @@ RAMP = '{"ramps": [{"block": 0, "threshold": %s}]}'
         ("exits.json", RAMP % "NaN", read_decoder_rules, "threshold: Input should be a finite number"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}',
          lambda path: check_index(path.parent), "'../../etc/passwd', which is not a file of this directory"),
-        ("serve.yaml", "applications: [{import_path: 5}]", lambda path: serve_file(path, {}), "import_path = 5: every"),
-        ("serve.yaml", "applications: [{import_path: 'isobatch.deployments.app:build', args: {slo_ms: .inf}}]",
-         lambda path: serve_file(path, {}), "slo_ms = inf: Input should be a finite number"),
-        ("serve.yaml", f"applications: [{{import_path: '{APPLICATION}', args: {{max_batch: 1000000000000}}}}]",
-         lambda path: serve_file(path, {}), "max_batch = 1000000000000: Input should be less than or equal to 1048576"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_sentence(
@@ -171,39 +166,48 @@ def test_applications_of_others_are_left_alone(tmp_path: Path) -> None:
     assert content["http_options"] == {"host": "127.0.0.1", "port": 9}
 
 
+def one(path: str = APPLICATION, **fields: str) -> str:
+    """A Serve file with one application, which has these fields."""
+    return f"applications: [{{import_path: '{path}'{''.join(f', {name}: {each}' for name, each in fields.items())}}}]"
+
+
+CONTROLLED = f"applications: [{{name: isobatch, import_path: '{APPLICATION}'}}, {{name: c, route_prefix: /c, "
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("a: b: c", "cannot be read as YAML"),
         ("just text", "needs a list 'applications:'"),
-        (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{ssl_keyfile: k}}", "speaks no TLS"),
-        (f"applications: [{{import_path: '{APPLICATION}'}}]\ntarget_capacity: 50", "target_capacity has no effect"),
-        (f"applications: [{{import_path: '{APPLICATION}', deployments: [{{name: split}}]}}]", "reaches front and"),
         ("applications: []", "needs a list 'applications:'"),
-        (f"applications: [{{import_path: '{APPLICATION}', deployments: front}}]", "deployments: must be a list"),
-        (f"applications: [{{import_path: '{APPLICATION}', deployments: {{front: 1}}}}]", "deployments: must be a list"),
-        (
-            f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{port: 70000}}",
-            "http_options: port = 70000: ",
-        ),
-        (
-            f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{port: null}}",
-            "http_options: port = None: ",
-        ),
-        (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_options: {{host: 5}}", "http_options: host = 5: "),
-        (f"applications: [{{import_path: '{APPLICATION}', args: {{max_bach: 3}}}}]", "no field 'max_bach'"),
-        (f"applications: [{{import_path: '{APPLICATION}', args: {{model: /nowhere}}}}]", "'/nowhere': no such"),
-        (f"applications: [{{import_path: '{APPLICATION}', args: {{plan: \"a\\0b\"}}}}]", "is not a path"),
+        ("applications: [{import_path: 5}]", "import_path = 5: every"),
         (str(["x"] * LONGEST), "64,000 at most"),
-        (
-            f"applications: [{{import_path: '{APPLICATION}', rout_prefix: /a}}]",
-            "'rout_prefix'; is 'route_prefix' meant",
+        (one() + "\nhttp_options: {ssl_keyfile: k}", "speaks no TLS"),
+        (one() + "\ntarget_capacity: 50", "target_capacity has no effect"),
+        (one() + "\nhttp_options: {port: 70000}", "http_options: port = 70000: "),
+        (one() + "\nhttp_options: {port: null}", "http_options: port = None: "),
+        (one() + "\nhttp_options: {host: 5}", "http_options: host = 5: "),
+        (one() + "\nhttp_option: {port: 9}", "is 'http_options' meant"),
+        (one() + "\n7: 8", "no field 7; there are: applications, contr"),
+        (one(rout_prefix="/a"), "'rout_prefix'; is 'route_prefix' meant"),
+        (one(deployments="[{name: split}]"), "reaches front and"),
+        (one(deployments="front"), "deployments: must be a list"),
+        (one(deployments="{front: 1}"), "deployments: must be a list"),
+        (one(args="{max_bach: 3}"), "no field 'max_bach'"),
+        (one(args="{model: /nowhere}"), "'/nowhere': no such"),
+        (one(args='{plan: "a\\0b"}'), "is not a path"),
+        (one(args="{links: {v100: 1}}"), "args: links.v100 = 'v100': "),
+        (one(args="{slo_ms: .inf}"), "slo_ms = inf: Input should be a finite number"),
+        (one(args="{max_batch: 1000000000000}"), "max_batch = 1000000000000: Input should be less than or equal to "),
+        *(
+            (one(misspelt), f"import_path = '{misspelt}': .* is '{APPLICATION}' meant")
+            for misspelt in ("isobatch.deployments.app:biuld", "deployment.app:build", "deployments.apps:build")
         ),
-        (f"applications: [{{import_path: '{APPLICATION}'}}]\nhttp_option: {{port: 9}}", "is 'http_options' meant"),
-        (f"applications: [{{import_path: '{APPLICATION}'}}]\n7: 8", "no field 7; there are: applications, contr"),
+        (one(CONTROLLER, args="{replan_evry_s: 1}"), "no field 'replan_evry_s'; there are: replan_every_s, "),
+        (f"{CONTROLLED}import_path: '{CONTROLLER}', args: {{devices: {{v100: -1}}}}}}]", "devices.v100"),
         (
-            f"applications: [{{import_path: '{APPLICATION}', args: {{links: {{v100: 1}}}}}}]",
-            "args: links.v100 = 'v100': ",
+            f"{CONTROLLED}import_path: '{CONTROLLER}', args: {{api_key_variable: NO_SUCH_KEY}}}}]",
+            "api_key_variable = 'NO_SUCH_KEY': that environment variable is not set",
         ),
     ],
 )
@@ -217,21 +221,10 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, sentence: str) -> N
 
 def test_ports_that_are_written_as_texts_are_numbers(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text(
-        f"applications: [{{import_path: '{APPLICATION}', args: {{grpc_port: '8001'}}}}]\n"
-        "http_options: {port: '9', a: b}"
-    )
+    file.write_text(one(args="{grpc_port: '8001'}") + "\nhttp_options: {port: '9', a: b}")
     content = serve_file(file, {})
     assert content["http_options"] == {"host": "127.0.0.1", "port": 9, "a": "b"}
     assert grpc_addresses(content) == [("127.0.0.1", 8001)]
-
-
-def test_a_misspelt_import_path_of_ours_is_told_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    for misspelt in ("isobatch.deployments.app:biuld", "deployment.app:build", "deployments.apps:build"):
-        file.write_text(f"applications: [{{name: a, import_path: '{misspelt}'}}]")
-        with pytest.raises(UserError, match=f"import_path = '{misspelt}': .* is '{APPLICATION}' meant"):
-            serve_file(file, {})
 
 
 def test_relative_paths_are_from_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +238,9 @@ def test_relative_paths_are_from_the_folder_of_the_file(tmp_path: Path, monkeypa
             assert application["args"]["model"] == str(tmp_path / "here" / "model")
 
 
-def test_a_decoder_refuses_the_profile_of_a_classifier() -> None:
+def test_a_path_that_is_not_there_or_of_another_kind_is_named() -> None:
+    with pytest.raises(UserError, match="/nowhere/at/all: no such directory or file"):
+        serve_file(Path("/nowhere/at/all"), {})
     with pytest.raises(UserError, match="is not a profile of a decoder"):
         serve_file(Path("llm-demo"), {"profile": str(ROOT / "cluster" / "demo" / "profile.json")})
 
@@ -274,11 +269,6 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
         served(mine, "other")
 
 
-def test_a_path_that_is_not_there_is_named() -> None:
-    with pytest.raises(UserError, match="/nowhere/at/all: no such directory or file"):
-        serve_file(Path("/nowhere/at/all"), {})
-
-
 @pytest.mark.parametrize(
     ("told", "port", "free", "found"),
     [
@@ -298,30 +288,6 @@ def test_grpc_listens_where_it_was_told_or_where_nobody_does(
     content = with_grpc({"applications": [application]}, None, port, lambda *_: free)
     assert grpc_addresses(content) == found
     assert application["args"] == told, "what was given stays as it was"
-
-
-def test_a_misspelt_field_of_the_controller_is_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        "applications: [{name: c, import_path: 'isobatch.cluster.controller.app:build', args: {replan_evry_s: 1}}]"
-    )
-    with pytest.raises(UserError, match="there is no field 'replan_evry_s'; there are: replan_every_s, "):
-        serve_file(file, {})
-
-
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ("devices: {v100: -1}", "devices.v100"),
-        ("api_key_variable: NO_SUCH_KEY", "api_key_variable = 'NO_SUCH_KEY': that environment variable is not set"),
-    ],
-)
-def test_what_is_wrong_of_a_controller_is_said_before_anything_starts(tmp_path: Path, told: str, said: str) -> None:
-    file = tmp_path / "serve.yaml"
-    paths = f"{{name: isobatch, import_path: '{APPLICATION}'}}, {{name: c, import_path: '{CONTROLLER}'"
-    file.write_text(f"applications: [{paths}, route_prefix: /c, args: {{{told}}}}}]")
-    with pytest.raises(UserError, match=said):
-        serve_file(file, {})
 
 
 # Several applications

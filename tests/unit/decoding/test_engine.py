@@ -9,10 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest
 from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plainly, t5, written_by
 
+Asked = tuple[Any, list[TextRequest]]  # a network, and what it is asked for
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -33,14 +35,8 @@ def enough(asked: list[TextRequest], within: DecodingLimits) -> int:
 def generated(model: Any, request: TextRequest) -> list[int]:
     """What transformers' `generate` writes."""
     source, stop = torch.tensor([request.source]), sorted(request.stop) or None
-    told = {
-        "max_new_tokens": request.max_tokens,
-        "min_new_tokens": min(request.min_tokens, request.max_tokens),
-        "eos_token_id": stop,
-        "pad_token_id": 0,
-        "do_sample": False,
-        "use_cache": False,
-    }
+    told = {"eos_token_id": stop, "pad_token_id": 0, "do_sample": False, "use_cache": False}
+    told |= {"max_new_tokens": request.max_tokens, "min_new_tokens": min(request.min_tokens, request.max_tokens)}
     with torch.inference_mode():
         return list(model.generate(source, **told)[0, 1:].tolist())
 
@@ -52,25 +48,14 @@ samplings = st.one_of(
         Sampling, st.sampled_from([0.5, 1.0]), st.sampled_from([0.3, 1.0]), st.integers(0, 3), st.sampled_from([0, 3])
     ),
 )
-requests = st.builds(
-    TextRequest,
-    prompts,
-    st.integers(1, 6),
-    st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2),
-    samplings,
-    min_tokens=st.integers(0, 4),
-)
-
+stops = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2)
+requests = st.builds(TextRequest, prompts, st.integers(1, 6), stops, samplings, min_tokens=st.integers(0, 4))
 thresholds = st.dictionaries(st.integers(0, 2), st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.1]), max_size=3)
 limits = st.builds(
-    DecodingLimits,
-    max_residents=st.integers(1, 6),
-    page_tokens=st.sampled_from([1, 3, 4]),
-    deep_share=st.sampled_from([0.01, 0.5, 1.0]),
-    prompt_rows=st.sampled_from([1, 3, 64]),
-    ttft_s=st.just(1e9),
-    tpot_s=st.just(1e9),
-)
+    DecodingLimits, max_residents=st.integers(1, 6), page_tokens=st.sampled_from([1, 3, 4]),
+    deep_share=st.sampled_from([0.01, 0.5, 1.0]), prompt_rows=st.sampled_from([1, 3, 64]),
+    ttft_s=st.just(1e9), tpot_s=st.just(1e9),
+)  # fmt: skip
 llamas = st.builds(decoder, st.just("llama"), st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4]))
 t5s = st.builds(t5, st.sampled_from(["t5", "mt5"]), st.integers(0, 1), st.booleans(), st.booleans())
 asked_of_llamas = st.tuples(llamas, st.lists(requests, min_size=1, max_size=6))
@@ -78,58 +63,31 @@ asked_of_t5s = st.tuples(t5s, st.lists(requests.map(with_encoder), min_size=1, m
 either = asked_of_llamas | asked_of_t5s
 
 
-@settings(max_examples=25, **PATIENT)
-@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
-def test_recompute_writes_what_plain_decoding_with_exits_writes(
-    told: tuple[Any, list[TextRequest]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
-) -> None:
-    """Whoever shares launches, however prompts are cut, and however often pages run out."""
-    model, asked = told
-    pages = enough(asked, within) + scarce
-    running = engine(model, ramps, pages=pages, max_pending=pending, limits=within)
-    assert written_by(running, asked) == {place: plainly(model, one, ramps) for place, one in enumerate(asked)}
-    assert running.scheduler.pool.free == pages
-    assert not running.network._pending  # type: ignore[attr-defined]
-
-
-@settings(max_examples=25, **PATIENT)
-@given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200))
-def test_verified_writes_what_the_full_network_writes(
-    told: tuple[Any, list[TextRequest]], ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int
-) -> None:
-    model, asked = told
-    pages = enough(asked, within) + scarce
-    running = engine(model, ramps, verified=True, pages=pages, max_pending=pending, limits=within)
-    found = written_by(running, asked)
-    assert {place: tokens for place, (tokens, _) in found.items()} == {
-        place: plainly(model, one, {})[0] for place, one in enumerate(asked)
-    }
-    assert running.scheduler.pool.free == pages
-    assert not running.network._pending  # type: ignore[attr-defined]
-
-
-@settings(max_examples=25, **PATIENT)
+@pytest.mark.parametrize("way", ["recompute", "verified", "project"])
+@settings(max_examples=20, **PATIENT)
 @given(either, thresholds, limits, st.integers(1, 6), st.integers(0, 200), st.integers(0, 5))
-def test_project_writes_what_plain_decoding_with_projected_kv_writes(
-    told: tuple[Any, list[TextRequest]],
-    ramps: dict[int, float],
-    within: DecodingLimits,
-    pending: int,
-    scarce: int,
-    lost: int,
+def test_each_way_writes_what_plain_decoding_writes(
+    way: str, told: Asked, ramps: dict[int, float], within: DecodingLimits, pending: int, scarce: int, lost: int
 ) -> None:
-    """Whoever shares launches, however often pages run out, and when a replica is lost after some tokens."""
+    """Whoever shares launches, however prompts are cut, and however often pages run out: `recompute` and `project` with
+    exits (and with projected KV, also when a replica is lost after some tokens), `verified` as the full network."""
     model, asked = told
     pages = enough(asked, within) + scarce
-    running = engine(model, ramps, pages=pages, max_pending=pending, limits=within, project=True)
-    plain = {place: plainly(model, one, ramps, project=True) for place, one in enumerate(asked)}
-    assert written_by(running, asked) == plain
-    left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(asked)}
-    rest = {place: one for place, one in left.items() if one}
-    found = written_by(running, list(rest.values()))
-    assert [found[number] for number in range(len(rest))] == [
-        (plain[place][0][lost:], plain[place][1][lost:]) for place in rest
-    ]
+    verified, project = way == "verified", way == "project"
+    running = engine(model, ramps, verified, pages, pending, within, project)
+    plain = {place: plainly(model, one, {} if verified else ramps, project) for place, one in enumerate(asked)}
+    found = written_by(running, asked)
+    assert found == plain if not verified else all(found[place][0] == plain[place][0] for place in plain)
+    if project:
+        left = {place: _continued(one, *plain[place], lost) for place, one in enumerate(asked)}
+        rest = {place: one for place, one in left.items() if one}
+        again = written_by(running, list(rest.values()))
+        assert list(again.values()) == [tuple(each[lost:] for each in plain[place]) for place in rest]
+    all_is_free(running, pages)
+
+
+def all_is_free(running: Engine, pages: int) -> None:
+    """Of its pages, and of what it remembers of positions that the deep part has not run."""
     assert running.scheduler.pool.free == pages
     assert not running.network._pending  # type: ignore[attr-defined]
 
@@ -140,13 +98,9 @@ changes = st.lists(st.tuples(st.integers(1, 6), st.frozensets(st.integers(0, 2))
 @settings(max_examples=25, **PATIENT)
 @given(either, thresholds, limits, changes, st.booleans(), st.integers(0, 200))
 def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_token(
-    told: tuple[Any, list[TextRequest]],
-    ramps: dict[int, float],
-    within: DecodingLimits,
-    moves: list[tuple[int, frozenset[int], DecodingLimits]],
-    verified: bool,
-    scarce: int,
-) -> None:
+    told: Asked, ramps: dict[int, float], within: DecodingLimits,
+    moves: list[tuple[int, frozenset[int], DecodingLimits]], verified: bool, scarce: int,
+) -> None:  # fmt: skip
     """To other cuts and limits, after so many launches each: a token is what those ramps say that it was written under,
     and `verified` writes what the full network writes."""
     model, asked = told
@@ -170,8 +124,7 @@ def test_an_engine_that_is_led_elsewhere_while_it_writes_loses_and_changes_no_to
     for name, one in zip(names, asked, strict=True):
         plain = plainly(model, one, {} if verified else under[name].__getitem__)
         assert found[name] == plain if not verified else found[name][0] == plain[0]
-    assert running.scheduler.pool.free == pages
-    assert not running.network._pending  # type: ignore[attr-defined]
+    all_is_free(running, pages)
 
 
 def _continued(request: TextRequest, tokens: list[int], depths: list[int], lost: int) -> TextRequest | None:

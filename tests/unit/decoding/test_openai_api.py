@@ -69,12 +69,8 @@ def test_several_prompts_are_several_choices_whole_and_streamed(world: World) ->
 
 
 def test_a_chat_streams_its_role_its_text_and_if_asked_its_usage(world: World) -> None:
-    asked = {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "4 + 5"}]}],
-        "max_completion_tokens": 6,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "4 + 5"}]}], "stream": True}
+    asked |= {"max_completion_tokens": 6, "stream_options": {"include_usage": True}}
     told = events(world.client().post("/v1/chat/completions", json=asked).text)
     text, _, count = world.plain("4+5=", 6)
     assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -128,18 +124,11 @@ def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status:
     assert world.asked == 0
 
 
-@pytest.mark.parametrize(
-    "unset",
-    [
-        {"temperature": None},
-        {"top_p": None},
-        {"stream": None},
-        {"stream": True, "stream_options": {"include_usage": None}},
-    ],
-)
-def test_null_is_what_nobody_has_set(world: World, unset: dict[str, Any]) -> None:
-    reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | unset)
-    assert reply.status_code == 200, reply.text
+def test_null_is_what_nobody_has_set(world: World) -> None:
+    nulls: list[dict[str, Any]] = [{name: None} for name in ("temperature", "top_p", "stream")]
+    for unset in (*nulls, {"stream": True, "stream_options": {"include_usage": None}}):
+        reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | unset)
+        assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize(
@@ -190,9 +179,8 @@ def drawn(world: World, **fields: Any) -> str:
 def test_without_a_seed_each_request_draws_anew_and_with_one_the_same_again(world: World) -> None:
     assert len({drawn(world) for _ in range(8)}) > 1
     assert len({drawn(world, seed=3) for _ in range(4)}) == 1
-    texts = world.client().post(
-        "/v1/completions", json={"prompt": ["1+1="] * 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": True}
-    )
+    three = {"prompt": ["1+1="] * 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": True}
+    texts = world.client().post("/v1/completions", json=three)
     assert len({choice["text"] for choice in texts.json()["choices"]}) > 1
 
 
@@ -230,7 +218,7 @@ def test_a_text_ends_neither_before_its_least_tokens_nor_where_its_end_is_ignore
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_usage_is_of_the_text_up_to_its_stop_string_however_tokens_are_grouped(world: World, stream: bool) -> None:
+def test_a_stop_string_ends_text_usage_and_pages_however_tokens_are_grouped(world: World, stream: bool) -> None:
     text, depths, _ = world.plain("47+85=", 20)
     stop = text[3:5]
     end = next(count for count in range(1, 21) if stop in world.plain("47+85=", count)[0])
@@ -244,8 +232,10 @@ def test_usage_is_of_the_text_up_to_its_stop_string_however_tokens_are_grouped(w
         choices = [event["choices"][0] for event in told if event["choices"]]
         assert "".join(choice["text"] for choice in choices) == text[: text.index(stop)]
         assert [depth for choice in choices for depth in choice["exit_blocks"]] == depths[:end]
+        assert choices[-1]["finish_reason"] == "stop"
         assert told[-1]["usage"]["completion_tokens"] == end
     assert world.front.meter.workload()["outputs"] == [end] * 3
+    until(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
 
 
 def test_a_t5_answers_a_completion_over_the_loss_of_replicas(world_of_t5: World) -> None:
@@ -268,15 +258,6 @@ def test_what_a_t5_cannot_do_is_said_in_one_sentence(world_of_t5: World, path: s
     world_of_t5.front.config = CONFIG.model_copy(update={"max_tokens": 100})
     reply = world_of_t5.client().post(f"/v1/{path}", json=body)
     assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
-
-
-def test_a_stop_string_ends_the_text_and_frees_its_pages(world: World) -> None:
-    text, _, _ = world.plain("47+85=", 20)
-    stop = text[3:5]
-    reply = world.client().post("/v1/completions", json={"prompt": "47+85=", "max_tokens": 20, "stop": stop}).json()
-    assert reply["choices"][0]["text"] == text[: text.index(stop)]
-    assert reply["choices"][0]["finish_reason"] == "stop"
-    until(lambda: world.engine.scheduler.pool.free == world.engine.scheduler.pool.count)
 
 
 class LostReplica:

@@ -18,15 +18,8 @@ from tests.helpers.grpc_client import Client, play
 from tests.helpers.toy_model import OVERFLOWS, Toy
 
 PAIRS = [[4, 7], [0, 3]]
-QUESTIONS = (
-    "ServerLive",
-    "ServerReady",
-    "ServerMetadata",
-    "ModelReady",
-    "ModelMetadata",
-    "ModelConfig",
-    "ModelStatistics",
-)
+QUESTIONS = [f"Server{each}" for each in ("Live", "Ready", "Metadata")]
+QUESTIONS += [f"Model{each}" for each in ("Ready", "Metadata", "Config", "Statistics")]
 
 
 def pairs(datatype: str = "INT64", shape: tuple[int, ...] = (2, 2), **contents: Any) -> dict[str, Any]:
@@ -42,13 +35,11 @@ def labels(reply: Any) -> list[int]:
 
 
 def test_values_come_raw_or_one_by_one() -> None:
-    requests = [
-        pairs(),
-        pairs("INT8"),
-        pairs("UINT64"),
-        pairs(int64_contents=[4, 7, 0, 3]),
-        pairs("INT16", int_contents=[4, 7, 0, 3]),
-        pairs("UINT8", uint_contents=[4, 7, 0, 3]),
+    values, requests = [4, 7, 0, 3], [pairs(), pairs("INT8"), pairs("UINT64")]
+    requests += [
+        pairs(int64_contents=values),
+        pairs("INT16", int_contents=values),
+        pairs("UINT8", uint_contents=values),
     ]
 
     async def scene(client: Client) -> list[Any]:

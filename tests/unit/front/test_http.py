@@ -12,13 +12,12 @@ from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
 from tests.helpers.documented import DocumentedClient
 
+TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
+
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    config = AppConfig(
-        model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, max_inputs=3, max_body_bytes=200
-    )
-    service = Service(config, time.perf_counter)
+    service = Service(TOY.model_copy(update={"max_inputs": 3, "max_body_bytes": 200}), time.perf_counter)
     with DocumentedClient(create_api(service)) as client:
         client.service = service
         yield client
@@ -113,16 +112,10 @@ def test_every_answer_says_the_version(client: TestClient) -> None:
 
 def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "open sesame")
-    config = AppConfig(
-        model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, api_key_variable="TOY_KEY"
-    )
+    config = TOY.model_copy(update={"api_key_variable": "TOY_KEY"})
     with TestClient(create_api(Service(config, time.perf_counter))) as client:
-        for method, path in (
-            ("POST", "/predict"),
-            ("GET", "/stats"),
-            ("GET", "/openapi.json"),
-            ("POST", "/v2/models/toy/infer"),
-        ):
+        for path in ("/predict", "/stats", "/openapi.json", "/v2/models/toy/infer"):
+            method = "GET" if path in ("/stats", "/openapi.json") else "POST"
             assert client.request(method, path).status_code == 401
             assert client.request(method, path, headers={"X-API-Key": "open"}).status_code == 401
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
@@ -132,24 +125,14 @@ def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pyt
 
 def test_a_missing_key_variable_is_one_sentence() -> None:
     with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
-        Service(
-            AppConfig(
-                model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, api_key_variable="NOT_SET"
-            ),
-            time.perf_counter,
-        )
+        Service(TOY.model_copy(update={"api_key_variable": "NOT_SET"}), time.perf_counter)
 
 
 def test_stats_have_counts_and_latencies(client: TestClient) -> None:
     client.post("/predict", json={"inputs": [[4, 7], [0, 3], [1, 1]]})
     stats = client.get("/stats").json()
     assert (stats["slo_ms"], stats["observations"]) == (60_000, 0)
-    assert stats["survival"] == [
-        1.0,
-        pytest.approx(2 / 3, abs=1e-3),
-        pytest.approx(2 / 3, abs=1e-3),
-        pytest.approx(1 / 3, abs=1e-3),
-    ]
+    assert stats["survival"] == pytest.approx([1.0, 2 / 3, 2 / 3, 1 / 3], abs=1e-3)
     assert set(stats["latency_ms"]) == {"p50", "p95", "p99"}
     (split,) = stats["splits"]
     assert (split["blocks"], split["batch"], split["launches"]) == ([0, 4], 32, 1)

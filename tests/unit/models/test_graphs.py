@@ -23,7 +23,7 @@ from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
-from tests.helpers.tiny_networks import FAMILIES, network
+from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
 
 @dataclass
@@ -52,7 +52,7 @@ def tensors(passed: RangeOutput) -> list[torch.Tensor]:
     return [each for each in (passed.hidden, *passed.ramps.values(), passed.head) if each is not None]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DISTINCT_FAMILIES)
 @settings(deadline=None, max_examples=6)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),

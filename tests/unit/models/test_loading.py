@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +240,6 @@ def test_a_device_holds_what_plans_say_of_the_blocks_that_it_runs(name: str) -> 
         assert sum(held.values()) == sum(facts.memory_bytes[start:]) - sum(repeated[start + 1 :])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is mapped")
 def test_on_the_host_weights_are_read_from_their_file_as_they_are_needed(text_checkpoint: Path) -> None:
     model = load(text_checkpoint)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]

@@ -20,7 +20,7 @@ from isobatch.deployments.models.spans import Spans, in_bands, similar_lengths, 
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.transport.packed import pack, take, unpack
 from isobatch.profiles.model import Batch, Exits
-from tests.helpers.tiny_networks import TEXT, VOCABULARY, network, reference_logits, with_memory
+from tests.helpers.tiny_networks import DISTINCT, TEXT, VOCABULARY, network, reference_logits, with_memory
 
 CPU = torch.device("cpu")
 LONGEST = 20
@@ -83,17 +83,11 @@ def served(exact: TorchModel, name: str, backend: str, exported: Exported) -> To
 
 @pytest.mark.usefixtures("cheap_bands")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", TEXT)
-@settings(deadline=None, max_examples=6)
+@pytest.mark.parametrize("name", DISTINCT)
+@settings(deadline=None, max_examples=5)
 @given(data=st.data(), lengths=some_lengths, seed=st.integers(0, 99), active=st.booleans())
 def test_in_any_company_a_text_gets_what_it_gets_alone(
-    exported: Exported,
-    name: str,
-    backend: str,
-    data: st.DataObject,
-    lengths: list[int],
-    seed: int,
-    active: bool,
+    exported: Exported, name: str, backend: str, data: st.DataObject, lengths: list[int], seed: int, active: bool
 ) -> None:
     """In any order, cut anywhere, with ramps and without: alone means on torch, the text and nobody else."""
     exact = network(name, "entropy", [0.8])

@@ -65,6 +65,21 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return typed
 
 
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(run: Run, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """What is said where the command cannot do what was asked, and ends with exit code 2."""
+
+    def said(*arguments: object) -> str:
+        capsys.readouterr()
+        assert run(*arguments) == 2
+        return capsys.readouterr().err.strip()
+
+    return said
+
+
 def rules_in(folder: Path) -> dict[str, Any]:
     rules: dict[str, Any] = json.loads((folder / "exits.json").read_text())
     return rules

@@ -12,6 +12,8 @@ from isobatch.deployments.prepare.data import ANY, Columns, rows, taken
 from isobatch.deployments.prepare.records import Layout
 from isobatch.profiles.errors import UserError
 
+PLAIN, IMAGE = Columns(), Columns(image="image")
+
 
 def written(folder: Path, name: str, text: str) -> Path:
     path = folder / name
@@ -165,51 +167,31 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("name", "text", "columns", "message"),
     [
-        (
-            "a.xml",
-            "",
-            Columns(),
-            "cannot read .xml; use .csv, .tsv, .jsonl, .json, .conll, .iob, .bio, .txt, .parquet, .arrow, .npz",
-        ),
-        ("a.csv", "x,y\n1,2\n", Columns(), "no column of texts found .* it has: 'x', 'y'"),
+        ("a.xml", "", PLAIN, "cannot read .xml; use .csv, .tsv, .jsonl, .json, .conll, .iob, .bio, .txt, .parquet, "),
+        ("a.csv", "x,y\n1,2\n", PLAIN, "no column of texts found .* it has: 'x', 'y'"),
         ("a.csv", "text,y\n1,2\n", Columns(label="lable"), "no column 'lable'; it has: 'text', 'y'"),
-        ("a.csv", "text,label\none\n", Columns(), "row 1 has no 'label'"),
-        (
-            "a.csv",
-            "sentence,label\nfine,1\ngood, 1, 0\n",
-            Columns(),
-            "row 2 has more cells .* quote texts that hold commas",
-        ),
-        ("a.tsv", "text\tlabel\na\tb\t1\n", Columns(), "row 1 has more cells .* a text must not hold tabs"),
-        ("a.jsonl", '{"text": "a"}\n{"text"\n', Columns(), "line 2 is not JSON: .* at character 9"),
-        ("a.jsonl", '{"text": "a"}\n\n{"text": 3}\n', Columns(), "row 2: 'text' must be a text, got int"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n', Columns(), "row 2 has a label .* but row 1 has none"),
-        ("a.jsonl", "{}\n", Columns(), r"it has: nothing$"),
-        (
-            "a.csv",
-            'image\n[[1]]\n"[[1], [2, 3]]"\n',
-            Columns(image="image"),
-            "row 2: 'image' must be an array of numbers",
-        ),
-        ("a.csv", "image\n[[1]]\n[[1]\n", Columns(image="image"), "row 2: 'image' is not JSON"),
-        (
-            "a.jsonl",
-            '{"image": "[1, 2]"}\n',
-            Columns(image="image"),
-            r"row 1: 'image' must be height x width .* got \(2,\)",
-        ),
-        ("a.jsonl", '{"image": [[NaN]]}\n', Columns(image="image"), "row 1: 'image' must be .* finite"),
-        ("a.jsonl", "[1]\n", Columns(), "line 1 is not a JSON object but list"),
-        ("a.json", '{"text": "a"}', Columns(), "is not a JSON array but dict; one object per line is .jsonl"),
-        ("a.json", '[{"text": "a"}, 3]', Columns(), "item 2 is not a JSON object but int"),
-        ("a.csv", "text;label\na;1\n", Columns(), "Are its columns divided by ';'. Then give --delimiter ';'"),
+        ("a.csv", "text,label\none\n", PLAIN, "row 1 has no 'label'"),
+        ("a.csv", "sentence,label\na,1\nb, 1, 0\n", PLAIN, "row 2 has more cells .* quote texts that hold commas"),
+        ("a.tsv", "text\tlabel\na\tb\t1\n", PLAIN, "row 1 has more cells .* a text must not hold tabs"),
+        ("a.jsonl", '{"text": "a"}\n{"text"\n', PLAIN, "line 2 is not JSON: .* at character 9"),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": 3}\n', PLAIN, "row 2: 'text' must be a text, got int"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n', PLAIN, "row 2 has a label .* but row 1 has none"),
+        ("a.jsonl", "{}\n", PLAIN, r"it has: nothing$"),
+        ("a.csv", 'image\n[[1]]\n"[[1], [2, 3]]"\n', IMAGE, "row 2: 'image' must be an array of numbers"),
+        ("a.csv", "image\n[[1]]\n[[1]\n", IMAGE, "row 2: 'image' is not JSON"),
+        ("a.jsonl", '{"image": "[1, 2]"}\n', IMAGE, r"row 1: 'image' must be height x width .* got \(2,\)"),
+        ("a.jsonl", '{"image": [[NaN]]}\n', IMAGE, "row 1: 'image' must be .* finite"),
+        ("a.jsonl", "[1]\n", PLAIN, "line 1 is not a JSON object but list"),
+        ("a.json", '{"text": "a"}', PLAIN, "is not a JSON array but dict; one object per line is .jsonl"),
+        ("a.json", '[{"text": "a"}, 3]', PLAIN, "item 2 is not a JSON object but int"),
+        ("a.csv", "text;label\na;1\n", PLAIN, "Are its columns divided by ';'. Then give --delimiter ';'"),
         ("a.csv", "text,label\n", Columns(layout=Layout(encoding="klingon")), "unknown encoding: klingon"),
-        ("a.parquet", "no table", Columns(), "cannot be read as .parquet"),
+        ("a.parquet", "no table", PLAIN, "cannot be read as .parquet"),
         ("a.parquet", "", Columns(layout=Layout(header=("text",))), "--columns is only for .csv, .tsv"),
         ("a.jsonl", "", Columns(layout=Layout(delimiter=";")), "--delimiter is only for .csv, .tsv"),
         ("a.npz", "", Columns(layout=Layout(encoding="cp1252")), "--encoding is only for .csv, .tsv, .jsonl, .json"),
-        ("a.npz", "no archive", Columns(), "cannot be read as .npz"),
-        ("a.csv", "image,label\nnowhere.png,1\n", Columns(image="image"), "row 1: the picture 'nowhere.png'"),
+        ("a.npz", "no archive", PLAIN, "cannot be read as .npz"),
+        ("a.csv", "image,label\nnowhere.png,1\n", IMAGE, "row 1: the picture 'nowhere.png'"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(

@@ -71,7 +71,7 @@ def test_a_promise_is_broken_no_more_often_than_its_confidence_says(
     metric: Metric, rare: float, max_loss: float
 ) -> None:
     """The whole procedure, 100 times: of 5 % that may fail, more than 11.5 % would be three standard errors off."""
-    everything, trials = exit_table(7, count=20_000, rare=rare), 100
+    everything, trials = exit_table(7, count=8_000, rare=rare), 100
     random, broken, early = np.random.default_rng(0), 0, 0
     of_class = [np.flatnonzero(everything.truth == label) for label in (0, 1)]
     counts = [round(800 * (1 - rare)), round(800 * rare)]

@@ -65,7 +65,7 @@ def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> R
 
 
 @given(lanes(), st.sampled_from((1.2, 1.6, 2.5, 4.0)), st.sampled_from((1.0, 0.5, 0.7, 0.85, 1.2)))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], slo_times: float, load: float) -> None:
     """`slo_times`: the SLO as a multiple of the latency of an input that is alone in the slowest lane."""
     facts, plan = problem

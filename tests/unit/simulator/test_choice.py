@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from isobatch.cluster.simulator.plan_choice import (
-    DEFAULT_EFFORT,
     LONG_EFFORT,
     SimulationEffort,
     best_simulated,
@@ -20,9 +19,8 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
-from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO, facts
+from tests.helpers.simulated_fleet import BLOCKS, FAST, HASTY, TWO, facts
 
-HASTY = replace(DEFAULT_EFFORT, inputs=500, slos=10, last_inputs=2000, last_slos=10, most=6_000)
 FIND = partial(side_by_side, gap=0.03)
 TIGHT = Objective(slo_s=0.02, max_batch=8)
 POOR = Plan((Placement("fast", 4, (Split(0, BLOCKS, 1),)),))
@@ -43,9 +41,9 @@ def test_a_run_that_is_broken_off_would_not_have_been_kept(share: float) -> None
 
 
 def test_the_promise_is_what_other_inputs_show_and_the_same_question_has_the_same_answer() -> None:
-    plan = planned(FAST, TIGHT)
-    found = best_simulated(plan, FAST, TIGHT, FIND, HASTY)
-    assert found == best_simulated(plan, FAST, TIGHT, FIND, HASTY)
+    plan, effort = planned(FAST, TIGHT), replace(HASTY, last_inputs=2000)
+    found = best_simulated(plan, FAST, TIGHT, FIND, effort)
+    assert found == best_simulated(plan, FAST, TIGHT, FIND, effort)
     assert found.plan.promise is not None
     assert found.plan.promise.goodput_per_s == found.after_per_s
     kept = confirmed_rate_per_s(World(found.plan, FAST, 0.02), found.after_per_s, 8000, 5, 20)

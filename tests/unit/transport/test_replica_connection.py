@@ -131,13 +131,8 @@ def test_replies_arrive_as_they_were(batch: Batch, sizes: list[int], of_words: b
     answers = len(rows) if counts is None else int(counts.sum())
     logits = np.linspace(0, 1, 2 * answers, dtype=np.float32).reshape(-1, 2)
     exits = Exits(rows, rows + 3, logits, counts)
-    said = [
-        Departed(exits, 0.25),
-        Stayed(pack(batch), rows, 0.5),
-        Stayed(HELD, rows, 0.5),
-        Stayed(None, rows[:0], 0.75),
-        Failed("why", True),
-    ]
+    stayed = (Stayed(pack(batch), rows, 0.5), Stayed(HELD, rows, 0.5), Stayed(None, rows[:0], 0.75))
+    said = [Departed(exits, 0.25), *stayed, Failed("why", True)]
     ear = Ear()
     ear.hear(b"".join(bytes_of_frame(NumberedReply(n, reply)) for n, reply in enumerate(said)), sizes)
     departed, by_value, held, nobody, failed = ear.replies
@@ -287,18 +282,11 @@ def test_replies_to_a_caller_that_gave_up_are_ignored() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize(
-    "noise",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        frame(Key("0" * 32)),
-        frame(EndIfStuck(0.0)),
-        frame(["NumberedOrder", 1]),
-        frame([1]),
-        b"\0" * 64,
-        b"\xff" * 64,
-    ],
-)
+NOISE = b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"\xff" * 64
+WRONG = Key("0" * 32), EndIfStuck(0.0), ["NumberedOrder", 1], [1]
+
+
+@pytest.mark.parametrize("noise", [*NOISE, *map(frame, WRONG)])
 def test_connections_without_the_key_are_ended(noise: bytes) -> None:
     async def scene(replica: Replica, connection: ReplicaConnection, _: list[str]) -> None:
         reader, writer = await stranger(replica)
