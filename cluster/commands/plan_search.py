@@ -49,7 +49,7 @@ def searched(
     simulate = _simulation(options, live)
 
     def result(survival: tuple[float, ...], simulate: Simulate | None = None) -> PlanResult:
-        return _result(options, problem_for(survival), within, live, simulate)
+        return plan_result(options, problem_for(survival), within, live, simulate)
 
     survival = exits.survival
     if exits.sure:
@@ -162,7 +162,7 @@ def _reason_not_simulated(result: PlanResult, options: "ClassifierPlanOptions", 
     return "--believed" if options.believed else unusual
 
 
-def _result(
+def plan_result(
     options: "ClassifierPlanOptions", facts: Problem, objective: Objective, live: LivePlan, simulate: Simulate | None
 ) -> PlanResult:
     """The best plan, or the one in a file, beside the baselines. The error says why when no plan fits.
