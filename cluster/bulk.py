@@ -7,7 +7,6 @@ some rows at a time with a hash of all inputs so far. At the end it becomes OUT,
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -23,14 +22,6 @@ PART = ".part"
 ROWS_PER_GROUP = 4096  # of a Parquet file
 _FIELDS = ("label", "name", "score", "tokens", "entities", "scores", "exit_block")  # of an output that are written
 Answerer = Callable[[Sequence[Any]], list[Outputs]]
-
-
-@dataclass(frozen=True)
-class KeptAnswers:
-    """The answers of an earlier run: how many, and the hash of their inputs."""
-
-    rows: int = 0
-    digest: str = ""
 
 
 def check_out(out: Path, replace: bool) -> None:
@@ -55,38 +46,39 @@ def part_of(out: Path) -> Path:
     return out.with_name(out.name + PART)
 
 
-def kept_in(part: Path, job: Mapping[str, Any]) -> KeptAnswers:
-    """What an earlier run of this job has answered. A line that was not written to its end is removed."""
+def kept_in(part: Path, job: Mapping[str, Any]) -> tuple[int, str]:
+    """How many rows an earlier run of this job has answered, and the hash of their inputs.
+
+    A line that was not written to its end is removed.
+    """
+    rows, digest, whole = 0, "", 0
     if not part.exists():
-        return KeptAnswers()
-    kept, whole = KeptAnswers(), 0
+        return rows, digest
     with part.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
             content = json_in(line.decode(), part)
             if "job" not in content:
-                kept = KeptAnswers(kept.rows + len(content["outputs"]), content["digest"])
+                rows, digest = rows + len(content["outputs"]), content["digest"]
             elif content["job"] != job:
                 other = next(name for name in job if content["job"].get(name) != job[name])
-                raise UserError(
-                    f"{part} holds answers with another {other} ({content['job'].get(other)}, now {job[other]}): "
-                    "--force starts again"
-                )
+                before = f"another {other} ({content['job'].get(other)}, now {job[other]})"
+                raise UserError(f"{part} holds answers with {before}: --force starts again")
             whole += len(line)
     with part.open("ab") as file:
         file.truncate(whole)
-    return kept
+    return rows, digest
 
 
 def answer_rows(rows: Iterable[Row], answer: Answerer, part: Path, job: Mapping[str, Any], at_once: int) -> int:
     """Answer the rows that no earlier run has answered, `at_once` at a time. Returns how many answers there are."""
-    kept = kept_in(part, job)
-    digest, done, remaining = sha256(), kept.rows, iter(rows)
-    for row in islice(remaining, kept.rows):
+    done, kept = kept_in(part, job)
+    digest, remaining = sha256(), iter(rows)
+    for row in islice(remaining, done):
         digest.update(_bytes_of(row.value))
-    if kept.rows and digest.hexdigest() != kept.digest:
-        raise UserError(f"the first {kept.rows} rows are not those that {part} answers: --force starts again")
+    if done and digest.hexdigest() != kept:
+        raise UserError(f"the first {done} rows are not those that {part} answers: --force starts again")
     with part.open("a") as file:
         if not file.tell():
             file.write(json.dumps({"job": job}) + "\n")

@@ -11,13 +11,10 @@ from rich.markup import escape
 
 from isobatch.cluster.commands.bench import bench
 from isobatch.cluster.commands.cascade import cascade
-from isobatch.cluster.commands.dashboards import dashboards
-from isobatch.cluster.commands.deploy import deploy
+from isobatch.cluster.commands.deploy import dashboards, deploy, environment, kubernetes
 from isobatch.cluster.commands.doctor import doctor
-from isobatch.cluster.commands.environment import environment
 from isobatch.cluster.commands.evaluate import evaluate
 from isobatch.cluster.commands.explain import explain
-from isobatch.cluster.commands.kubernetes import kubernetes
 from isobatch.cluster.commands.load import load
 from isobatch.cluster.commands.plan import plan
 from isobatch.cluster.commands.predict import predict
@@ -54,26 +51,12 @@ def _options(
     pass
 
 
-app.command("bench")(bench)
-app.command("cascade")(cascade)
-app.command("dashboards")(dashboards)
-app.command("deploy")(deploy)
-app.command("doctor")(doctor)
-app.command("environment")(environment)
-app.command("evaluate")(evaluate)
-app.command("explain")(explain)
-app.command("kubernetes")(kubernetes)
-app.command("load")(load)
-app.command("plan")(plan)
-app.command("predict")(predict)
-app.command("prepare")(prepare)
-app.command("profile")(profile)
+for command in (
+    bench, cascade, dashboards, deploy, doctor, environment, evaluate, explain, kubernetes, load, plan, predict,
+    prepare, profile, serve, simulate, status, tune, up,
+):  # fmt: skip
+    app.command()(command)
 app.add_typer(profiles, name="profiles")
-app.command("serve")(serve)
-app.command("simulate")(simulate)
-app.command("status")(status)
-app.command("tune")(tune)
-app.command("up")(up)
 
 
 def main() -> None:
@@ -100,12 +83,10 @@ def _message(error: Exception) -> str:
     """
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
-    remedy = NO_ROOM.get(error.errno or 0)
-    if place := error.filename2 or error.filename:
-        return f"{place}: {error.strerror}" + (f": {remedy}" if remedy else "")
-    if remedy:  # the system does not say where
-        return f"{error.strerror}: what was being written has no room there; {remedy}"
-    return str(error)
+    remedy, place = NO_ROOM.get(error.errno or 0), error.filename2 or error.filename
+    if place:
+        return ": ".join(filter(None, (str(place), error.strerror, remedy)))
+    return f"{error.strerror}: what was being written has no room there; {remedy}" if remedy else str(error)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""A server's answers to many inputs, over HTTP: several requests are under way at once, so that its batches fill."""
+"""A server's answers over HTTP: JSON, and the answers to many inputs, with several requests under way at once."""
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException
 from itertools import islice
 from typing import Any, TypeVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from isobatch.deployments.tasks import Outputs
 from isobatch.profiles.errors import UserError
@@ -19,6 +19,34 @@ UNDER_WAY = 8  # requests
 PATIENCE_S = 60.0
 _LATER = (503, 504)  # statuses after which a request is sent again
 Item = TypeVar("Item")
+
+
+def json_at(
+    url: str, headers: Mapping[str, str], body: bytes | None = None, method: str | None = None, patience_s: float = 10.0
+) -> Any:
+    """The server's JSON. Raise HTTPError for another status than success, UserError if nobody answers there in HTTP."""
+    try:
+        with urlopen(Request(url, body, dict(headers), method=method), timeout=patience_s) as reply:
+            return json.load(reply)
+    except HTTPError:
+        raise
+    except HTTPException:
+        raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
+    except OSError as error:
+        cause = getattr(error, "reason", error)
+        reason = getattr(cause, "strerror", None) or cause
+        raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None
+    except ValueError as error:
+        raise UserError(f"{url} does not answer in JSON: {error}") from None
+
+
+def stats_at(base: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The statistics of the application at this address; empty if there is none."""
+    try:
+        stats = json_at(f"{base}/stats", headers)
+    except (HTTPError, UserError):
+        return {}
+    return stats if isinstance(stats, dict) else {}
 
 
 def outputs_from(url: str, values: Iterable[Any], headers: Mapping[str, str], **fields: Any) -> Iterator[Outputs]:
@@ -49,29 +77,17 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def post(url: str, body: Mapping[str, Any], extra_headers: Mapping[str, str]) -> list[Outputs]:
     """The outputs of one request. While the server has no room, the request is sent again."""
     headers = {"Content-Type": "application/json", "X-Deadline-Ms": str(1e3 * PATIENCE_S), **extra_headers}
-    request, until_s = urllib.request.Request(url, json.dumps(body).encode(), headers), time.monotonic() + PATIENCE_S
+    content, until_s = json.dumps(body).encode(), time.monotonic() + PATIENCE_S
     while True:
         try:
-            return _outputs(url, request, body["inputs"])
-        except urllib.error.HTTPError as error:
+            outputs: list[Outputs] = json_at(url, headers, content, patience_s=2 * PATIENCE_S)["outputs"]
+            if len(outputs) == len(body["inputs"]):
+                return outputs
+            raise UserError(f"{url} answers {len(body['inputs'])} inputs with {len(outputs)} outputs")
+        except HTTPError as error:
             if error.code not in _LATER or time.monotonic() > until_s:
                 reply = error.read(300).decode(errors="replace")
                 raise UserError(f"{url} answers with status {error.code}: {reply}") from error
             time.sleep(min(float(error.headers.get("Retry-After", 1)), PATIENCE_S))
-
-
-def _outputs(url: str, request: urllib.request.Request, inputs: Sequence[Any]) -> list[Outputs]:
-    try:
-        with urllib.request.urlopen(request, timeout=2 * PATIENCE_S) as response:
-            outputs = json.load(response)["outputs"]
-        if len(outputs) != len(inputs):
-            raise ValueError(f"{len(outputs)} outputs for {len(inputs)} inputs")
-    except urllib.error.HTTPError:
-        raise
-    except urllib.error.URLError as error:
-        raise UserError(f"nobody answers at {url} ({error.reason}): does 'isobatch serve' run there?") from error
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{url} does not answer as isobatch does: {error}") from error
-    except HTTPException as error:
-        raise UserError(f"what answers at {url} does not speak HTTP/1.1: is that the port of gRPC?") from error
-    return outputs  # type: ignore[no-any-return]
+        except (LookupError, TypeError) as error:
+            raise UserError(f"{url} does not answer as isobatch does: {error!r}") from error

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.prepare.classes import by_class
 from isobatch.deployments.prepare.entities import entity_f1, of_words
 from isobatch.deployments.progress import show
-from isobatch.deployments.tasks import Outputs, Task, task_of
+from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import (
     NAMES,
@@ -36,7 +37,6 @@ from isobatch.profiles.losses import (
     score_loss,
     scored,
 )
-from isobatch.profiles.model import Label
 from isobatch.profiles.promise import RULES, ExitPromise
 
 SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
@@ -77,22 +77,17 @@ def evaluated(
         return Evaluation(len(exits), agreement, _mean(depth))
     lost = (full_answers == truth).astype(float) - (early == truth)
     classes = by_class(truth, full_answers, early)
-    scores: dict[Metric, ScoreFigures] = {
-        metric: _scored(metric, truth, full_answers, early) for metric in ("macro-f1", "mcc")
-    }
+    rated: tuple[Metric, ...] = ("macro-f1", "mcc")
+    scores = {metric: _scored(metric, truth, full_answers, early) for metric in rated}
     scores["worst-class"] = _worst(truth, full_answers, early)
     in_full, with_exits = _share(full_answers == truth), _share(early == truth)
     return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), scores, classes)
 
 
 def evaluated_words(
-    full: Sequence[PredictedAnswer],
-    exits: Sequence[PredictedAnswer],
-    truth: Indices | None,
-    given: Indices | None,
-    num_blocks: int,
-    names: Sequence[str],
-) -> Evaluation:
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, given: Indices | None,
+    num_blocks: int, names: Sequence[str],
+) -> Evaluation:  # fmt: skip
     """The same where words are answered: shares of a text's words, and every text counts alike.
 
     `truth` has the labels of all words, `given` the number of words of each text, `names` the names of the labels.
@@ -210,12 +205,8 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
 
 def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
     outputs = show(outputs_from(url, values, headers), "asking the server", len(values))
-    return [_heard(url, each, task) for each in outputs]
-
-
-def _heard(url: str, output: Outputs, task: Task) -> PredictedAnswer:
     try:
-        return PredictedAnswer(*task.parsed(output), output["exit_block"])
+        return [PredictedAnswer(*task.parsed(each), each["exit_block"]) for each in outputs]
     except (LookupError, TypeError) as error:
         raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
 
@@ -224,16 +215,11 @@ def check_same_network(url: str, answers: Sequence[PredictedAnswer], network: Se
     """Raise UserError if this network cannot have given these answers, so that no other is measured in its place."""
     labels, num_blocks = network.labels, network.num_blocks
     for each in answers:
-        if not (_named(network, each.label) == each.name and each.exit_block < num_blocks):
+        name = None
+        with suppress(IndexError):  # it has no such label
+            name = task_of(network).named(each.label, labels)
+        if not (name == each.name and each.exit_block < num_blocks):
             raise UserError(
                 f"{url} serves another network: it answers {each.name!r} (label {each.label}) at block "
                 f"{each.exit_block}; this one has {num_blocks} blocks and knows {', '.join(labels[:10])}"
             )
-
-
-def _named(network: ServedModel, label: Label) -> Any:
-    """What the network calls this answer; None if it has no such label."""
-    try:
-        return task_of(network).named(label, network.labels)
-    except IndexError:
-        return None

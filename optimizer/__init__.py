@@ -12,12 +12,12 @@ Only labels that another one dominates or that a bound rules out are dropped, so
 
 The package, in the order in which a plan comes about:
     objective, goals/, problem   the question: the goal (one file each), the limits, the network and its devices
-    model/                       what a plan costs: cost (every assumption), work, evaluate, limits, memory, valuation
-    search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local: the local placements
-    pipelines/                   several side by side, the baselines, and upper bounds on goodput (ceiling, oracle)
+    model/                       what a plan costs: split_costs has every assumption about hardware
+    search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local_placements: its other kind of plans
+    pipelines/                   several side by side, the baselines, and upper bounds (ceiling, shortfalls)
     plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs
     effort                           the constants of the search
-    answers                          early answers: an input is answered at a ramp but runs to the end
+    early_answers                    an input is answered at a ramp but runs to the end
     tuning                           which inputs leave with a plan's own ramps, and thresholds for these ramps
 
 >>> from isobatch.profiles.devices import fleet, links_between
@@ -36,7 +36,6 @@ The package, in the order in which a plan comes about:
 from collections.abc import Sequence
 
 from isobatch.optimizer.early_answers import early_plan
-from isobatch.optimizer.effort import EFFORT, Effort
 from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.objective import Objective
@@ -72,42 +71,31 @@ def optimize(
     objective: Objective,
     *,
     survival: Sequence[float] | None = None,
-    pessimistic: Sequence[float] | None = None,
     gap: float = 0.0,
     side_by_side: bool = True,
-    effort: Effort = EFFORT,
 ) -> Plan:
     """The best plan there is. When there is none, the error names the limit that binds and the nearest feasible value.
 
     `survival` replaces that of the profile, for a forecast; without it, the plan is made for the survival that its own
-    ramps cause, as far as the profile knows it (`ExitProfile.sure`). With `pessimistic`, the plan also keeps its
-    promise at that survival. `gap` lets the search stop when no plan can be better by more than this share. Kinds of
-    devices may serve in pipelines of their own (`Plan.beside`) where that is better, unless `side_by_side` is False.
-    Where the profile knows the lengths of texts, the plan counts tokens (`Plan.length`). Where the objective has
-    a budget for ramps, answers are early (optimizer/early_answers.py). `effort` limits how much the search tries,
-    and how long.
+    ramps cause, as far as the profile knows it (`ExitProfile.sure`). `gap` lets the search stop when no plan can be
+    better by more than this share. Kinds of devices may serve in pipelines of their own (`Plan.beside`) where that is
+    better, unless `side_by_side` is False. Where the profile knows the lengths of texts, the plan counts tokens
+    (`Plan.length`). Where the objective has a budget for ramps, answers are early (optimizer/early_answers.py).
     """
     exits = profile.exits_of(profile.length) if survival is None else ExitProfile(tuple(survival))
 
     def find(survival: tuple[float, ...]) -> Plan:
-        worse = None if pessimistic is None else tuple(map(max, pessimistic, survival))
-        facts = problem(profile, devices, links, survival, worse, profile.length)
-        return _best(facts, objective, gap, side_by_side, effort)
+        facts = problem(profile, devices, links, survival, length=profile.length)
+        if objective.ramp_budget is not None:
+            return facts.annotated(early_plan(facts, objective))
+        plan = best_pipelines(facts, objective, gap) if side_by_side else search(facts, objective, gap)
+        if plan is None:
+            raise UserError(reason(facts, objective))
+        return facts.annotated(plan)
 
     plan = plan_for_its_ramps(exits, find, lambda plan: plan)
     assert plan, "This is a bug: where there is no plan, an error says why."
     return plan
-
-
-def _best(facts: Problem, objective: Objective, gap: float, side_by_side: bool, effort: Effort) -> Plan:
-    if objective.ramp_budget is not None:
-        return facts.annotated(early_plan(facts, objective))
-    plan = (
-        best_pipelines(facts, objective, gap, effort) if side_by_side else search(facts, objective, gap, effort=effort)
-    )
-    if plan is None:
-        raise UserError(reason(facts, objective))
-    return facts.annotated(plan)
 
 
 if __name__ != "isobatch.optimizer":  # under a second name, each class would exist twice

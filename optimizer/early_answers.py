@@ -15,7 +15,7 @@ import numpy as np
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline
-from isobatch.optimizer.plan import Placement, Plan, Promise
+from isobatch.optimizer.plan import Placement, Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
 
@@ -92,7 +92,7 @@ def early_plan(facts: Problem, objective: Objective) -> Plan:
     first, *others = [_answering(pipeline, facts, objective.ramp_budget) for pipeline in plan.pipelines]
     opened = replace(first, beside=tuple(others))
     score = evaluate(opened, facts.without_exits, objective)
-    return replace(opened, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, 0.0))
+    return replace(opened, promise=score.promise(0.0))
 
 
 def _answering(pipeline: Plan, facts: Problem, budget: float) -> Plan:
@@ -100,9 +100,8 @@ def _answering(pipeline: Plan, facts: Problem, budget: float) -> Plan:
     (split,) = placement.splits
     times, alone = (Times.of(facts, placement.kind, size) for size in (split.batch_size, 1))
     ramps = best_ramps(times, facts.survival, tuple(sorted(facts.ramp_blocks)), budget * alone.known[-1])
-    return replace(
-        pipeline, placements=(Placement(placement.kind, placement.replicas, (replace(split, ramps=ramps),)),)
-    )
+    opened = Placement(placement.kind, placement.replicas, (replace(split, ramps=ramps),))
+    return replace(pipeline, placements=(opened,))
 
 
 def answered_s(plan: Plan, facts: Problem) -> float:

@@ -1,7 +1,19 @@
-"""The constants of the search: how much it tries, and when two numbers count as equal. They were tuned, not derived."""
+"""The constants of the search: how much it tries, and when two numbers count as equal. They were tuned, not derived.
+
+It also has the types of the arrays that the planner computes with.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Number = Any  # a float or an array of floats: numpy broadcasts
 
 SAME = 1e-9  # values that differ by a smaller share are equal
 LAST_BITS = 1e-12  # the size of accumulated rounding errors, as a share

@@ -33,11 +33,10 @@ def _too_large(facts: Problem) -> str | None:
 
 
 def _too_slow(facts: Problem, objective: Objective) -> str | None:
-    fastest = side_by_side(facts, replace(objective, goal="latency", slo_s=None, goodput_per_s=0.0, cost_per_hour=None))
+    fastest = side_by_side(facts, replace(objective.for_most_goodput, goal="latency", slo_s=None))
     if fastest is None:
-        return (
-            "the network fits on these devices only in parts, and no links lead from one part to the next: add devices"
-        )
+        parts = "the network fits on these devices only in parts, and no links lead from one part to the next"
+        return f"{parts}: add devices"
     needed_s = _promise(fastest, facts, objective)[1] / (1 - objective.slack)
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
@@ -45,7 +44,7 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
 
 
 def _too_much(facts: Problem, objective: Objective) -> str | None:
-    most = side_by_side(facts, replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None))
+    most = side_by_side(facts, objective.for_most_goodput)
     if most is None:
         return None
     sustained = _promise(most, facts, objective)[0]

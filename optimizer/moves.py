@@ -21,7 +21,12 @@ def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Pla
             _batches(pipeline, facts, objective), _cuts(pipeline, facts), _merged(pipeline, facts),
             _parted(pipeline, facts), _ramps(pipeline, facts),
         )  # fmt: skip
-        for other in (_changed(pipeline, each) for each in changes):
+        for change in changes:
+            placements = (
+                replace(each, splits=tuple(new for split in each.splits for new in change.get(split, (split,))))
+                for each in pipeline.placements
+            )
+            other = replace(pipeline, placements=tuple(placements))
             moved = joined([*pipelines[:index], other, *pipelines[index + 1 :]])
             if _allowed(other, facts, objective) and not evaluate(moved, facts).broken:
                 yield moved
@@ -31,14 +36,6 @@ def neighbours(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Pla
 def _allowed(plan: Plan, facts: Problem, objective: Objective) -> bool:
     cuts = {split.start for split in plan.splits} - {0}
     return {*facts.edges} <= cuts and (objective.cuts is None or cuts == {*objective.cuts, *facts.edges})
-
-
-def _changed(plan: Plan, changes: Changes) -> Plan:
-    placements = (
-        replace(each, splits=tuple(new for split in each.splits for new in changes.get(split, (split,))))
-        for each in plan.placements
-    )
-    return replace(plan, placements=tuple(placements))
 
 
 def _inner(split: Split) -> bool:

@@ -43,7 +43,6 @@ class Objective:
 
     @property
     def aim(self) -> Goal:
-        """The goal as an object."""
         return GOALS[self.goal]
 
     @property
@@ -55,6 +54,11 @@ class Objective:
     def budget_s(self) -> float:
         """The latency a plan may have: the SLO less its slack."""
         return float("inf") if self.slo_s is None else self.slo_s * (1 - self.slack)
+
+    @property
+    def for_most_goodput(self) -> "Objective":
+        """The same SLO, for the most goodput at any cost."""
+        return replace(self, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
 
     def within(self, limit: float) -> "Objective":
         """The same objective, with this share of the SLO as the limit of the estimated latency, and no slack."""

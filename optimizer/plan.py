@@ -231,10 +231,8 @@ class Plan:
         if not isinstance(content, dict):
             raise UserError(f"this plan must be a JSON object, got {type(content).__name__}")
         if content.get("schema_version") != SCHEMA_VERSION:
-            version = content.get("schema_version")
-            raise UserError(
-                f"this plan has schema_version {version!r}, this isobatch reads {SCHEMA_VERSION}: plan again"
-            )
+            version = f"schema_version {content.get('schema_version')!r}, this isobatch reads {SCHEMA_VERSION}"
+            raise UserError(f"this plan has {version}: plan again")
         fields = {key: value for key, value in content.items() if key != "schema_version"}
         try:
             return TypeAdapter(cls).validate_python(fields)

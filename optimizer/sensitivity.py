@@ -37,15 +37,13 @@ def surprised(survival: Iterable[float], error: float) -> tuple[float, ...]:
     return tuple(max(0.0, 1 - (1 - error) * (1 - share)) for share in survival)
 
 
-def sensitivity(
-    plan: Plan, facts: Problem, objective: Objective, errors: Iterable[float] = ERRORS
-) -> tuple[ForecastError, ...]:
+def sensitivity(plan: Plan, facts: Problem, objective: Objective) -> tuple[ForecastError, ...]:
     """The plan under wrong forecasts, compared with the best plan for the true survival on the same devices."""
     used = tuple(replace(facts.device(kind), count=count) for kind, count in plan.devices().items())
     same_devices = replace(facts, pessimistic=None).with_devices(used)
-    most = replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
     return tuple(
-        _of_error(plan, same_devices.surviving(surprised(facts.survival, error)), most, error) for error in errors
+        _of_error(plan, same_devices.surviving(surprised(facts.survival, error)), objective.for_most_goodput, error)
+        for error in ERRORS
     )
 
 

@@ -182,7 +182,6 @@ def _begins_s(facts: DecodingFacts, way: DecodingWay, launch_s: float) -> float:
 
 
 def expected_paces(facts: DecodingFacts, goal: DecodingGoal) -> list[ExpectedPace]:
-    """The expected pace of all ways to write."""
     return [expected_pace(facts, way, goal.exits == PROJECT) for way in ways(facts, goal)]
 
 
@@ -196,13 +195,12 @@ def most_promising(paces: Iterable[ExpectedPace], goal: DecodingGoal, count: int
     for pace in paces:
         if pace.tpot_s <= goal.tpot_s and pace.ttft_s <= goal.ttft_s:
             by_rhythm.setdefault((pace.way.cut, pace.way.launches), []).append(pace)
-    leanest = [_leanest(alike) for alike in by_rhythm.values()]
+    leanest = []
+    for alike in by_rhythm.values():
+        nearly_best = NEARLY_BEST * max(each.tokens_per_s for each in alike)
+        fast = (each for each in alike if each.tokens_per_s >= nearly_best)
+        leanest.append(min(fast, key=lambda each: each.way.residents))
     return sorted(leanest, key=lambda pace: pace.tokens_per_s, reverse=True)[:count]
-
-
-def _leanest(alike: list[ExpectedPace]) -> ExpectedPace:
-    least = NEARLY_BEST * max(each.tokens_per_s for each in alike)
-    return min((each for each in alike if each.tokens_per_s >= least), key=lambda each: each.way.residents)
 
 
 def misfit(facts: DecodingFacts, goal: DecodingGoal) -> str | None:

@@ -16,14 +16,19 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
         survival = profile.workload.after(way.cut - 1)
         waits = min(way.residents, max(1, round(way.residents * (1 - (1 - survival) ** way.launches))))
         splits = (Split(0, way.cut, way.residents, (way.cut - 1,)), Split(way.cut, profile.num_blocks, waits))
-    kv_bytes, holds_longest = _kv_bytes(way, facts, goal)
+    prompt, output = profile.workload.longest
+    position_bytes = facts.position_bytes * (1 + profile.has_encoder)  # with an encoder, of its source and of the text
+    longest_bytes = profile.reads * position_bytes + PAGE * facts.position_bytes
+    room = facts.kv_bytes(goal)
+    kv_bytes = min(room, max(way.residents * (prompt + output + PAGE) * facts.position_bytes, longest_bytes))
+    fitting = max(2, kv_bytes // position_bytes // PAGE * PAGE)  # the longest text whose KV fits, in whole pages
     terms = DecodingTerms(
         exits=goal.exits if len(splits) > 1 else OFF,
         prompt_rows=way.prompt_rows,
         kv_megabytes=ceil(kv_bytes / MEGABYTE),
         ttft_s=goal.ttft_s,
         tpot_s=goal.tpot_s,
-        max_context=None if holds_longest else _context(kv_bytes, facts),
+        max_context=None if room >= longest_bytes else fitting,
         threads=facts.table.threads,
     )
     table = facts.table
@@ -93,18 +98,3 @@ def emptiest_first(texts: Sequence[int], shares: Sequence[float]) -> list[int]:
 def residents_of(plan: Plan) -> int:
     """Texts that all replicas write at once."""
     return sum(each.placements[0].replicas * each.splits[0].batch_size for each in plan.pipelines)
-
-
-def _kv_bytes(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal) -> tuple[int, bool]:
-    """Memory for the KV of all residents, and whether it holds the longest text that the network reads."""
-    prompt, output = facts.profile.workload.longest
-    longest = facts.profile.reads * (1 + facts.profile.has_encoder)
-    wanted = max(way.residents * (prompt + output + PAGE), longest + PAGE) * facts.position_bytes
-    room = facts.kv_bytes(goal)
-    return min(wanted, room), room >= (longest + PAGE) * facts.position_bytes
-
-
-def _context(kv_bytes: int, facts: DecodingFacts) -> int:
-    """The longest text whose KV fits, in whole pages; with an encoder, of its source or of itself."""
-    positions = kv_bytes // (facts.position_bytes * (1 + facts.profile.has_encoder))
-    return max(2, positions // PAGE * PAGE)

@@ -93,7 +93,8 @@ def _climbed(facts: Problem, objective: Objective, evidence: Evidence, best: Pla
     for _ in range(TURNS):
         ramps, costs = opened(best), costs_of(best, facts)
         choices = [ramps, *(sorted(set(ramps) ^ {ramp}) for ramp in range(facts.num_blocks - 1))]
-        plans = [find(_surviving(facts, evidence, evidence.likely_candidates(each, costs))) for each in choices]
+        survivals = [evidence.survival(evidence.likely_candidates(each, costs)) for each in choices]
+        plans = [find(facts.surviving(survival)) for survival in survivals]
         better = min((plan for plan in plans if plan), key=lambda plan: _value(plan, objective), default=best)
         if _value(better, objective) >= _value(best, objective) * (1 - LEAST_GAIN):
             break
@@ -122,10 +123,6 @@ def _block_costs(pipeline: Plan, facts: Problem) -> Floats:
         times_s = facts.table(kind).block_times_s(split.batch_size) / split.batch_size
         costs[split.start : split.stop] = times_s[split.start : split.stop] * (facts.device(kind).price_per_hour or 1.0)
     return costs
-
-
-def _surviving(facts: Problem, evidence: Evidence, chosen: Indices) -> Problem:
-    return facts.surviving(evidence.survival(chosen))
 
 
 def _value(plan: Plan, objective: Objective) -> float:

@@ -1,6 +1,7 @@
 """Compares the full network, plain early exit and constant batches: each with its best plan, under equal load."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import chain
@@ -11,7 +12,7 @@ from isobatch.deployments.dispatch.route import Route, route_of
 from isobatch.optimizer import Objective, evaluate, optimize, problem
 from isobatch.optimizer.pipelines.baselines import baselines
 from isobatch.optimizer.pipelines.batch_gain import BatchGain, batch_gains
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.shortfalls import oracle_per_s
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.devices import Device, Link
@@ -64,21 +65,17 @@ def alone(profile: Profile, kind: str) -> Problem:
 def plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, list[Plan]]:
     """Candidate plans of each system: the planner's latencies may be wrong, so several are made, and trials decide."""
     plans: dict[str, list[Plan]] = {system: [] for system in SYSTEMS}
+    facts = alone(profile, kind)
     for looser in LOOSER:
-        for system, plan in _plans(profile, kind, looser * slo_s, max_batch).items():
+        objective = Objective(slo_s=looser * slo_s, max_batch=max_batch)
+        stock, naive, *_ = (each.plan for each in baselines(facts, objective))
+        best: Plan | None = None
+        with suppress(UserError):  # no plan keeps this SLO
+            best = optimize(profile, facts.devices, list(facts.links.values()), objective)
+        for system, plan in ((STOCK, stock), (NAIVE, naive), (CONSTANT, best)):
             if plan is not None and plan.placements not in [known.placements for known in plans[system]]:
                 plans[system].append(plan)
     return plans
-
-
-def _plans(profile: Profile, kind: str, slo_s: float, max_batch: int) -> dict[str, Plan | None]:
-    facts, objective = alone(profile, kind), Objective(slo_s=slo_s, max_batch=max_batch)
-    stock, naive, *_ = baselines(facts, objective)
-    try:
-        best: Plan | None = optimize(profile, facts.devices, list(facts.links.values()), objective)
-    except UserError:  # no plan keeps this SLO
-        best = None
-    return {STOCK: stock.plan, NAIVE: naive.plan, CONSTANT: best}
 
 
 @dataclass(frozen=True)
@@ -128,14 +125,6 @@ class Bench:
         objectives = {slo_ms: Objective(slo_s=slo_ms / 1e3, max_batch=self.max_batch) for slo_ms in slos_ms}
         return {slo_ms: gain for slo_ms, each in objectives.items() for gain in batch_gains(facts, each)}
 
-    def about_s(self, slos_ms: Sequence[float], seconds: float, rounds: int) -> float:
-        """The longest time that `compare` takes by the profile, with a queue as long as the SLO after each trial."""
-        facts, longest_s = alone(self.profile, self.kind), 0.0
-        for slo_s in (slo_ms / 1e3 for slo_ms in slos_ms):
-            for plan in chain(*plans(self.profile, self.kind, slo_s, self.max_batch).values()):
-                longest_s += max(seconds, self.least / evaluate(plan, facts).goodput_per_s) + slo_s
-        return rounds * STEPS * longest_s
-
     def _best(self, ways: Sequence[Plan], facts: Problem, slo_s: float, seconds: float, seed: int) -> BestPlan:
         best = BestPlan(None, DeviceTrial(seconds, slo_s))
         for plan in ways:
@@ -150,29 +139,17 @@ class Bench:
         return best
 
     def _row(
-        self,
-        system: str,
-        slo_ms: float,
-        runs: Sequence[BestPlan],
-        facts: Problem,
-        bound: float,
+        self, system: str, slo_ms: float, runs: Sequence[BestPlan], facts: Problem, bound: float,
         score: Callable[[tuple[int, ...]], Scored],
-    ) -> ComparedSystem:
+    ) -> ComparedSystem:  # fmt: skip
         median_run = sorted(runs, key=lambda run: run.trial.goodput_per_s)[len(runs) // 2]
         plan, trial = median_run.plan, median_run.trial
         if plan is None:
             return ComparedSystem(system, slo_ms, 0.0, 0.0, bound, None, None, None, None, "nothing keeps this SLO")
-        return ComparedSystem(
-            system,
-            slo_ms,
-            evaluate(plan, facts).goodput_per_s,
-            trial.goodput_per_s,
-            bound,
-            trial.latency_ms(0.5),
-            trial.latency_ms(0.99),
-            *score(plan.ramps),
-            ", ".join(f"{split.blocks_text} @ {split.batch_size}" for split in plan.splits),
-        )
+        promised_per_s, times = evaluate(plan, facts).goodput_per_s, (trial.latency_ms(0.5), trial.latency_ms(0.99))
+        splits = ", ".join(f"{split.blocks_text} @ {split.batch_size}" for split in plan.splits)
+        figures = (promised_per_s, trial.goodput_per_s, bound, *times)
+        return ComparedSystem(system, slo_ms, *figures, *score(plan.ramps), splits)
 
 
 def sustained(at: Callable[[float], DeviceTrial], low: float, high: float) -> DeviceTrial | None:

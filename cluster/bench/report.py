@@ -25,10 +25,11 @@ def table(rows: Sequence[ComparedSystem], title: str) -> Table:
     result.add_column("system", no_wrap=True)
     for heading in ("per s", "x", "bound", "p50 ms", "p99 ms", "accuracy", "depth"):
         result.add_column(heading, justify="right", no_wrap=True)
+    stock = {row.slo_ms: row for row in rows if row.system == STOCK}
     for row in rows:
         if row.system == STOCK and result.rows:
             result.add_section()
-        result.add_row(f"{row.slo_ms:g}", row.system, *_cells(row, _stock_of(rows, row)))
+        result.add_row(f"{row.slo_ms:g}", row.system, *_cells(row, stock[row.slo_ms]))
     return result
 
 
@@ -49,11 +50,6 @@ def gain_lines(gains: Mapping[float, BatchGain]) -> Iterator[str]:
         slos_of.setdefault(str(gain), []).append(f"{slo_ms:g}")
     for gain_text, slos in slos_of.items():
         yield f"{', '.join(slos)} ms, {gain_text}"
-
-
-def _stock_of(rows: Sequence[ComparedSystem], row: ComparedSystem) -> ComparedSystem:
-    """The row of the network in full under the same SLO."""
-    return next(each for each in rows if each.system == STOCK and each.slo_ms == row.slo_ms)
 
 
 def _cells(row: ComparedSystem, stock: ComparedSystem) -> list[str]:
@@ -88,18 +84,12 @@ def too_short(slos_ms: Sequence[float], seconds: float) -> Iterator[str]:
     """
     for slo_ms in slos_ms:
         if seconds < (enough := SPAN * slo_ms / 1e3):
-            yield (
-                f"{seconds:g} s of load is short for an SLO of {slo_ms:g} ms, and rates are low for it: "
-                f"use --seconds {enough:g}"
-            )
+            short = f"{seconds:g} s of load is short for an SLO of {slo_ms:g} ms, and rates are low for it"
+            yield f"{short}: use --seconds {enough:g}"
 
 
 def write(
-    rows: Sequence[ComparedSystem],
-    model: str,
-    measured: LatencyTable,
-    path: Path,
-    gains: Mapping[float, BatchGain] | None = None,
+    rows: Sequence[ComparedSystem], model: str, measured: LatencyTable, path: Path, gains: Mapping[float, BatchGain]
 ) -> None:
     content = {
         "model": model,
@@ -108,19 +98,17 @@ def write(
         "length": measured.length,
         "date": datetime.now(UTC).date().isoformat(),
         "rows": [row.as_dict() for row in rows],
-        "batch_gains": [{"slo_ms": slo_ms, **asdict(gain)} for slo_ms, gain in (gains or {}).items()],
+        "batch_gains": [{"slo_ms": slo_ms, **asdict(gain)} for slo_ms, gain in gains.items()],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def draw(rows: Sequence[ComparedSystem], title: str, path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     slos = list(dict.fromkeys(row.slo_ms for row in rows))
-    figure, axes = plt.subplots(figsize=(max(5, 1.6 * len(slos) + 2), 4))
+    figure = Figure(figsize=(max(5, 1.6 * len(slos) + 2), 4))
+    axes = figure.subplots()
     for offset, (system, colour) in enumerate(SYSTEMS.items()):
         heights = [row.goodput_per_s for row in rows if row.system == system]
         axes.bar([at + 0.27 * (offset - 1) for at in range(len(slos))], heights, 0.25, color=colour, label=system)
@@ -134,4 +122,3 @@ def draw(rows: Sequence[ComparedSystem], title: str, path: Path) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     plain(axes)
     figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)

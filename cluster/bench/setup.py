@@ -65,7 +65,12 @@ def with_recorded_exits(model: TorchModel, everywhere: bool = False) -> TorchMod
         dtype=model.ramps.rules.dtype,
         ramps=tuple(RampRule(block=block, threshold=float(block)) for block in blocks),
     )
-    heads = {block: model.ramps.heads.get(block) or _light(model, block) for block in blocks}
+    widths = model.anatomy.pooled_widths
+    heads = {
+        block: model.ramps.heads.get(block)
+        or make_head("light", widths[block], model.num_labels).to(model.device).eval()
+        for block in blocks
+    }
     return model.with_ramps(RecordedRamps(rules, heads))
 
 
@@ -73,11 +78,6 @@ def drawn(batch: Batch, exits: ExitProfile, random: np.random.Generator) -> Batc
     """The same batch, with a block at which to leave drawn from the profile for each input."""
     depths = exit_blocks(exits, len(batch), random)
     return replace(batch, memory=depths[:, None].astype(np.float32))
-
-
-def _light(model: TorchModel, block: int) -> torch.nn.Module:
-    head = make_head("light", model.anatomy.pooled_widths[block], model.num_labels)
-    return head.to(model.device).eval()
 
 
 INVENTED = 512  # inputs that are generated where there are no real ones
@@ -122,9 +122,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     exact = load(folder, request.device, weights_dtype(request.dtype))
     if exact.task.by_token:
-        raise UserError(
-            f"{request.model} answers words of texts, which bench does not measure: use 'isobatch evaluate'"
-        )
+        words = "answers words of texts, which bench does not measure"
+        raise UserError(f"{request.model} {words}: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
     if request.profile:
@@ -144,10 +143,18 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     progress("counting exits")
     exits = _counted(model, folder, recorded) if recorded else _known_exits(request, exact)
     profile = Profile(folder.name, (table,), exits)
-    source = _real(model, recorded) if recorded else _drawn(inputs, exits)
+    source = _drawn(inputs, exits)
+    if recorded:
+        source = Source([model.encode([value]) for value in recorded.values], recorded.labels)
     watch, largest = stopwatch_for(str(model.device)), min(request.largest, table.largest)
-    bench = Bench(model, profile, kind, source, watch, largest, make_ready=_ready(model, folder, kind))
-    return PreparedBench(bench, table, (*notes, *_read_from(request, folder)))
+
+    def ready(plan: Plan) -> None:
+        """Export what a plan runs, so that no export falls into a timed trial."""
+        make_ready(model, folder, planned_block_ranges(model, plan, kind))
+
+    if request.data:
+        notes += (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),)
+    return PreparedBench(Bench(model, profile, kind, source, watch, largest, make_ready=ready), table, notes)
 
 
 def _check_profile(profile: Profile, folder: Path, num_blocks: int) -> None:
@@ -173,19 +180,10 @@ def _recorded(request: BenchRequest, folder: Path) -> RecordedInputs | None:
     return RecordedInputs([row.value for row in sample], labels_of(sample, request.data, names))
 
 
-def _read_from(request: BenchRequest, folder: Path) -> tuple[str, ...]:
-    return (taken(request.data, request.columns, channels=checkpoint.channels_of(folder)),) if request.data else ()
-
-
 def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
     """A long length among the inputs (the 90th percentile): a profile for it promises too little, not too much."""
     lengths = model.encode(recorded.values[:INVENTED]).lengths
     return 1 if lengths is None else int(np.quantile(lengths, 0.9))
-
-
-def _ready(model: BackedModel, folder: Path, kind: str) -> Callable[[Plan], None]:
-    """A function that exports what a plan runs, so that no export falls into a timed trial."""
-    return lambda plan: make_ready(model, folder, planned_block_ranges(model, plan, kind))
 
 
 def _table(
@@ -214,10 +212,6 @@ def _known_exits(request: BenchRequest, exact: TorchModel) -> ExitProfile:
     if known is None:
         raise UserError(f"it is unknown where inputs of {request.model} leave: give --data, or a --profile with exits")
     return known
-
-
-def _real(model: BackedModel, recorded: RecordedInputs) -> Source:
-    return Source([model.encode([value]) for value in recorded.values], recorded.labels)
 
 
 def _drawn(inputs: SampleInputs, exits: ExitProfile) -> Source:

@@ -71,3 +71,17 @@ def check_writable(out: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}: choose a directory that exists with --out") from None
+
+
+def share(text: str) -> float:
+    """
+    >>> share("1%"), share("0.02")
+    (0.01, 0.02)
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UserError(f"--max-accuracy-loss {text} is not a share; write it as 1% or 0.01")
+    return value

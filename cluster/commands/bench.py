@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from isobatch.cluster.commands import check_writable, numbers_in
 from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, pairs_of, with_options
 from isobatch.deployments.named import known_backend
+from isobatch.profiles.files import load
 
 
 @with_options(reading=ReadingOptions)
@@ -25,9 +28,6 @@ def bench(
     ] = None,
     slo_ms: Annotated[str, typer.Option(help="SLOs for which to compare.")] = "25,50,100",
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds, in each of which all systems run; the median counts.")
-    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[str, typer.Option(help="As `backend:` of `isobatch serve`. auto: the fastest here.")] = "auto",
@@ -50,38 +50,21 @@ def bench(
 
     Example: [bold]isobatch bench my-bert-ee --data reviews.csv --slo-ms 50,100[/]
     """
-    from rich.console import Console
 
     from isobatch.cluster.bench import report, setup
-    from isobatch.cluster.commands import check_writable, numbers_in
-    from isobatch.profiles.files import load
 
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
     known_backend(backend)
     slos = numbers_in("--slo-ms", slo_ms, float, "milliseconds above 0, as in 25,50")
     check_writable(out)
     with console.status("loading") as status:
-        made = setup.make(
-            setup.BenchRequest(
-                model,
-                data,
-                load(profile) if profile else None,
-                device,
-                dtype,
-                backend,
-                length,
-                largest,
-                budget,
-                threads,
-                max_rows,
-                reading.data_columns,
-                pairs_of(labels),
-            ),
-            status.update,
-        )
-        about_s = made.bench.about_s(slos, seconds, rounds)
-        console.print(f"the comparison takes up to {about_s:,.0f} s: fewer SLOs (--slo-ms) take less", highlight=False)
-        rows = list(made.bench.compare(slos, seconds, rounds, status.update))
+        known = load(profile) if profile else None
+        request = setup.BenchRequest(
+            model, data, known, device, dtype, backend, length, largest, budget, threads, max_rows,
+            reading.data_columns, pairs_of(labels),
+        )  # fmt: skip
+        made = setup.make(request, status.update)
+        rows = list(made.bench.compare(slos, seconds, rounds=1, progress=status.update))
     title = f"{made.bench.profile.model}: {made.table.source}"
     gains = made.bench.gains(slos)
     report.write(rows, made.bench.profile.model, made.table, out, gains)
@@ -90,12 +73,7 @@ def bench(
         print(out.read_text(), end="")
         return
     console.print(report.table(rows, title))
-    for note in (
-        *report.plan_lines(rows),
-        *report.gain_lines(gains),
-        *made.notes,
-        *report.unkept(rows, made.table),
-        *report.too_short(slos, seconds),
-    ):
+    notes = (*made.notes, *report.unkept(rows, made.table), *report.too_short(slos, seconds))
+    for note in (*report.plan_lines(rows), *report.gain_lines(gains), *notes):
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")

@@ -1,9 +1,16 @@
-"""`isobatch deploy`: deploys a Serve file onto a running Ray cluster."""
+"""What a cluster needs: `isobatch deploy`, `environment`, `kubernetes` and `dashboards`."""
 
 from pathlib import Path
+from shutil import copy
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+
+from isobatch.profiles.errors import UserError
+
+LONGEST = 29  # characters: a path of HAProxy's sockets has at most 97, of which 68 are needed below the folder
+DASHBOARDS = Path(__file__).parents[1] / "grafana"
 
 
 def deploy(
@@ -30,10 +37,8 @@ def deploy(
 def run(content: dict[str, Any], address: str, check: bool, others: str | None, patience_s: float) -> None:
     import sys
 
-    from rich.console import Console
-
     from isobatch.cluster.commands.serve import progress_printer, url
-    from isobatch.cluster.serving.applications import deploy as put
+    from isobatch.cluster.serving import applications
     from isobatch.cluster.serving.capacity import check_capacity
     from isobatch.cluster.serving.local import attached
     from isobatch.cluster.serving.readiness import check_nodes
@@ -50,6 +55,80 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
         complete = beside(requested, declared_applications(), others)
         check_capacity(complete, nodes())
         if not check:
-            put(serving(complete["http_options"]), complete, patience_s, show_progress)
+            applications.deploy(serving(complete["http_options"]), complete, patience_s, show_progress)
     base = url(requested["http_options"])
     console.print("nothing is missing there" if check else f"[bold green]deployed[/]: {base} on every node that serves")
+
+
+def environment(
+    folder: Annotated[
+        Path, typer.Option(help="Folder for HAProxy's files: a short path to which only you can write.")
+    ] = Path("~/.isobatch"),
+) -> None:
+    """Print the settings for `ray start` as shell commands, and write the files that they name.
+
+    Example: [bold]isobatch environment[/] as in  eval "$(isobatch environment)"; ray start --head
+    """
+    import shlex
+
+    from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, ready, write_script
+    from isobatch.deployments.front.proxy import allowed_connections
+    from isobatch.deployments.ray_settings import PORTS_OF_PROXY, node_settings
+
+    place = folder.expanduser().absolute()
+    if len(str(place)) > LONGEST:
+        raise UserError(f"--folder {place} is too long for sockets: at most {LONGEST} characters")
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    connections = allowed_connections(MAX_CONNECTIONS)
+    program = write_script(place, (PORTS_OF_PROXY["stats"], PORTS_OF_PROXY["metrics"]), connections)
+    ready(place)  # a cluster's node does not know when an application is ready
+    for name, value in node_settings(str(place), program, connections).items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def kubernetes(
+    file: Annotated[Path, typer.Argument(help="A Serve file (*.yaml) with a plan, as isobatch serve --out writes it.")],
+    image: Annotated[str, typer.Option(help="The image of every node, with your files in its folder /models.")],
+    storage_class: Annotated[
+        str, typer.Option(help="A class of volumes to which several nodes may write, for the controller's memory.")
+    ],
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How nodes with a kind of device are labelled, if not as on GKE; again for each kind.",
+            metavar="KIND=LABEL:VALUE",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of printing.")] = None,
+) -> None:
+    """Write a RayService with a group of nodes for each kind of device of the plan, and a volume.
+
+    docs/deploy.md ("Kubernetes") has the other steps: the image, and the secret with the key.
+
+    Example: [bold]isobatch kubernetes serve.yaml --image IMAGE --storage-class standard-rwx | kubectl apply -f -[/]
+    """
+    import sys
+
+    from isobatch.cluster.serving.kubernetes import KubernetesPlace, as_yaml, files, labels, objects
+    from isobatch.cluster.serving.serve_file import serve_file
+
+    content = serve_file(file, {})
+    text = as_yaml(objects(content, KubernetesPlace(image, storage_class, labels(nodes or ()))))
+    if out:
+        out.write_text(text)
+    else:
+        print(text, end="")
+    for here, there in files(content).items():
+        print(f"the image needs {here} as {there}", file=sys.stderr)
+
+
+def dashboards(
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("isobatch-grafana"),
+) -> None:
+    """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md explains how to use them.
+
+    Example: [bold]isobatch dashboards --out monitoring[/]
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(DASHBOARDS.iterdir()):
+        print(f"wrote {copy(file, out)}")

@@ -7,13 +7,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 from packaging.requirements import Requirement
+from rich.console import Console
 
+from isobatch.deployments.folders import cache_directory
 from isobatch.profiles.errors import UserError
 
 LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
@@ -26,8 +28,7 @@ ONLY_FATAL = 4  # of ONNX Runtime's severities
 PORTS = {8000: "--port", 8001: "--grpc-port"}
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU as NVIDIA's driver describes it."""
 
     name: str
@@ -35,22 +36,13 @@ class Gpu:
     capability: str
 
 
-@dataclass(frozen=True)
-class CudaNeeds:
-    """The oldest driver and the oldest generation of GPUs that a version of CUDA runs with."""
-
-    driver: int
-    capability: float
-    first: str  # the oldest generation
-
-
-# By CUDA's major version, from the release notes of NVIDIA's toolkit.
-CUDA_NEEDS = {12: CudaNeeds(525, 5.0, "Maxwell"), 13: CudaNeeds(580, 7.5, "Turing")}
+# By CUDA's major version: the oldest driver, and the oldest generation of GPUs with its compute capability, from the
+# release notes of NVIDIA's toolkit.
+CUDA_NEEDS = {12: (525, 5.0, "Maxwell"), 13: (580, 7.5, "Turing")}
 CheckResult = tuple[str, str]  # the result, and what to do; empty where nothing is wrong
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What was checked and the result; `wrong` says what to do, and is empty where nothing is wrong."""
 
     what: str
@@ -63,14 +55,11 @@ def doctor() -> None:
 
     Example: [bold]isobatch doctor[/]
     """
-    from rich.console import Console
-
     console, wrong = Console(soft_wrap=True, highlight=False), False
-    for finding in findings():
-        mark = "[bold red]fail[/]" if finding.wrong else "[green]ok[/]  "
-        console.print(mark, end=" ")
-        console.print(f"{finding.what}: {finding.wrong or finding.result}", markup=False)
-        wrong = wrong or bool(finding.wrong)
+    for what, result, to_do in findings():
+        console.print("[bold red]fail[/]" if to_do else "[green]ok[/]  ", end=" ")
+        console.print(f"{what}: {to_do or result}", markup=False)
+        wrong = wrong or bool(to_do)
     if wrong:
         raise typer.Exit(1)
 
@@ -82,11 +71,6 @@ def findings() -> Iterator[Finding]:
             yield Finding(what, *look())
         except (UserError, OSError, ImportError) as error:
             yield Finding(what, "", str(error).strip().partition("\n")[0])
-
-
-def _python() -> CheckResult:
-    wrong = "" if sys.version_info >= (3, 11) else "isobatch needs Python 3.11 or newer"
-    return f"{sys.version.split()[0]}, {os.cpu_count()} processors", wrong
 
 
 def _packages() -> CheckResult:
@@ -139,11 +123,11 @@ def gpu_obstacle(gpu: Gpu, cuda: str | None) -> str:
     """
     if cuda is None:
         return f"{gpu.name} is here, but this torch is a CPU build: install a CUDA build, as docs/gpu.md says"
-    needs = CUDA_NEEDS.get(int(cuda.partition(".")[0]))
-    if needs and int(gpu.driver.partition(".")[0]) < needs.driver:
-        return f"{gpu.name}: torch's CUDA {cuda} needs driver {needs.driver} or newer, this is {gpu.driver}"
-    if needs and float(gpu.capability) < needs.capability:
-        wanted = f"compute capability {needs.capability} ({needs.first})"
+    driver, capability, generation = CUDA_NEEDS.get(int(cuda.partition(".")[0]), (0, 0.0, ""))
+    if int(gpu.driver.partition(".")[0]) < driver:
+        return f"{gpu.name}: torch's CUDA {cuda} needs driver {driver} or newer, this is {gpu.driver}"
+    if float(gpu.capability) < capability:
+        wanted = f"compute capability {capability} ({generation})"
         return f"{gpu.name}: torch's CUDA {cuda} needs {wanted}, this has {gpu.capability}: docs/gpu.md"
     return ""
 
@@ -210,16 +194,6 @@ def _files() -> CheckResult:
     return f"enough for {allowed_connections(MAX_CONNECTIONS):,} connections", ""
 
 
-def _cache() -> CheckResult:
-    from isobatch.deployments.folders import cache_directory
-
-    return _room(cache_directory(), LEAST_FREE_BYTES)
-
-
-def _shared() -> CheckResult:
-    return _room(SHARED, LEAST_SHARED_BYTES) if SHARED.is_dir() else (f"no {SHARED}: Ray uses files instead", "")
-
-
 def _temporary() -> CheckResult:
     with tempfile.TemporaryDirectory() as folder:
         return _room(Path(folder).parent, LEAST_FREE_BYTES)
@@ -232,7 +206,7 @@ def _room(folder: Path, least_bytes: int) -> CheckResult:
 
 
 LOOKS: dict[str, Callable[[], CheckResult]] = {
-    "python": _python,
+    "python": lambda: (f"{sys.version.split()[0]}, {os.cpu_count()} processors", ""),
     "packages": _packages,
     "devices": _devices,
     "onnx runtime": _onnx_runtime,
@@ -240,7 +214,9 @@ LOOKS: dict[str, Callable[[], CheckResult]] = {
     "haproxy": _proxy,
     "ports": _ports,
     "open files": _files,
-    "cache": _cache,
+    "cache": lambda: _room(cache_directory(), LEAST_FREE_BYTES),
     "temporary files": _temporary,
-    "shared memory": _shared,
+    "shared memory": lambda: (
+        _room(SHARED, LEAST_SHARED_BYTES) if SHARED.is_dir() else (f"no {SHARED}: Ray uses files instead", "")
+    ),
 }

@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from isobatch.cluster.commands import Dtype, KeyVariable, key_headers
+from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
+from isobatch.cluster.load.request_bodies import predicts_at
+from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
+from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
 
 
@@ -33,54 +37,37 @@ def evaluate(
 
     Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv --dtype bfloat16[/]
     """
-    from rich.console import Console
 
-    from isobatch.cluster.commands import server_at
-    from isobatch.cluster.evaluation import (
-        answered,
-        check_same_network,
-        evaluated,
-        evaluated_words,
-        loaded,
-        promise_kept,
-        served,
-        table,
-    )
-    from isobatch.cluster.load.request_bodies import predicts_at
+    from isobatch.cluster import evaluation as evaluating
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.prepare.classes import class_table, warnings
-    from isobatch.deployments.prepare.data import rows, taken
-    from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
-    from isobatch.deployments.tasks import task_of
 
     server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)
     located = checkpoint.locate(model)
-    channels, pairs = checkpoint.channels_of(located), not checkpoint.task_at(located).by_token
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
-    console.print(taken(data, reading.data_columns, channels=channels, pairs=pairs), highlight=False)
-    sample = sampled(rows(data, reading.data_columns, channels=channels, pairs=pairs), max_rows, seed)
-    network = loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
+    sample = sampled(reading.rows_for(located, console, data), max_rows, seed)
+    network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
     names, task = label_names(network.labels, labels), task_of(network)
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
     if server:  # the server comes first, so that a wrong URL is reported before anything is computed
-        exits = served(server, values, key, task)
-        check_same_network(server, exits, network)
+        exits = evaluating.served(server, values, key, task)
+        evaluating.check_same_network(server, exits, network)
     else:
-        exits = answered(network, values)
-    full = answered(network, values, exits=False)
+        exits = evaluating.answered(network, values)
+    full = evaluating.answered(network, values, exits=False)
     if task.by_token:
         words = words_of(sample, truth, task)
-        evaluation = evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
+        evaluation = evaluating.evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
     else:
-        evaluation = evaluated(full, exits, truth, network.num_blocks)
+        evaluation = evaluating.evaluated(full, exits, truth, network.num_blocks)
     if as_json:
         print(evaluation.as_json())
         return
-    console.print(table(evaluation))
-    if (promise := network.ramps.rules.promise) and (sentence := promise_kept(promise, evaluation)):
+    console.print(evaluating.table(evaluation))
+    if (promise := network.ramps.rules.promise) and (sentence := evaluating.promise_kept(promise, evaluation)):
         console.print(sentence, style="yellow", highlight=False)
     if evaluation.classes:
         console.print(class_table(evaluation.classes, network.labels, task.answered))

@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from isobatch.cluster.commands import above_0, check_writable
+from isobatch.deployments.progress import show
+from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile, load
+from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
 if TYPE_CHECKING:
-    from isobatch.cluster.simulator.explained import Improvement, MechanismStep
+    from isobatch.cluster.simulator.explained import MechanismStep
     from isobatch.optimizer import Plan, Problem
-    from isobatch.profiles.files import Profile
 
 PADDED_SHARE = 0.9  # texts are padded to a length that this share of them does not exceed
 
@@ -36,13 +42,9 @@ def explain(
 
     Example: [bold]isobatch explain plan.json --profile bert.json[/]
     """
-    from rich.console import Console
 
-    from isobatch.cluster.commands import above_0, check_writable
     from isobatch.cluster.simulator.explained import changes, steps
-    from isobatch.deployments.progress import show
     from isobatch.optimizer import Objective, read_plan
-    from isobatch.profiles.files import load
 
     above_0("--slo-ms", slo_ms)
     explained, known = read_plan(plan), load(profile)
@@ -66,17 +68,20 @@ def explain(
         return
     console = Console()
     console.print(_table(all_steps))
-    for line in _words(more):
-        console.print(line, highlight=False)
+    if more:
+        console.print("What would bring more, by the planner's estimates, each change alone:", highlight=False)
+    for each in more:
+        console.print(f"  {each.what}: {each.times - 1:+.0%}", highlight=False)
+    if not more:
+        console.print("By the planner's estimates, nothing that it knows would bring 1 % more.", highlight=False)
     if picture.name:
         console.print(f"the picture is {picture}", highlight=False, soft_wrap=True)
 
 
-def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | None]":
+def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]":
     """The problem that the plan solves, and where texts have lengths the same one with padding."""
     from isobatch.optimizer import problem
     from isobatch.optimizer.tuning import opened
-    from isobatch.profiles.devices import fleet, links_between
 
     devices = fleet(",".join(f"{kind}={count}" for kind, count in plan.devices().items()))
     measured, links = profile.on(plan.backend, plan.dtype), links_between(devices)
@@ -95,8 +100,6 @@ def _problems(plan: "Plan", profile: "Profile") -> "tuple[Problem, Problem | Non
 
 
 def _table(all_steps: "list[MechanismStep]") -> "object":
-    from rich.table import Table
-
     table = Table("mechanism", "goodput", "change", "of this plan", title="the best plan with each mechanism")
     last_per_s, before = all_steps[-1].goodput_per_s, None
     for each in all_steps:
@@ -110,25 +113,17 @@ def _table(all_steps: "list[MechanismStep]") -> "object":
     return table
 
 
-def _words(more: "list[Improvement]") -> list[str]:
-    if not more:
-        return ["By the planner's estimates, nothing that it knows would bring 1 % more."]
-    lines = [f"  {each.what}: {each.times - 1:+.0%}" for each in more]
-    return ["What would bring more, by the planner's estimates, each change alone:", *lines]
-
-
 def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
     """A waterfall: each bar goes from the goodput before a step to the one after it."""
     from matplotlib.figure import Figure
-
-    from isobatch.profiles.picture import BLUE, DARK, RED, plain
 
     figure = Figure(figsize=(8, 0.6 * len(all_steps) + 1.2), layout="constrained")
     axes, before = figure.subplots(), 0.0
     for row, each in enumerate(all_steps):
         is_last = row == len(all_steps) - 1
         left = 0.0 if is_last else before
-        axes.barh(row, each.goodput_per_s - left, left=left, color=DARK if is_last else _color(each, before, BLUE, RED))
+        color = DARK if is_last else BLUE if each.goodput_per_s >= before else RED
+        axes.barh(row, each.goodput_per_s - left, left=left, color=color)
         axes.text(max(each.goodput_per_s, before), row, f" {each.goodput_per_s:,.0f}", va="center")
         before = each.goodput_per_s or before
     axes.set_yticks(range(len(all_steps)), [each.mechanism for each in all_steps])
@@ -137,7 +132,3 @@ def _draw(all_steps: "list[MechanismStep]", path: Path) -> None:
     axes.margins(x=0.12)
     plain(axes)
     figure.savefig(path, dpi=110)
-
-
-def _color(step: "MechanismStep", before: float, gain: str, loss: str) -> str:
-    return gain if step.goodput_per_s >= before else loss

@@ -7,22 +7,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from isobatch.cluster.commands import KeyVariable, key_headers
+from isobatch.cluster.commands import KeyVariable, above_0, check_writable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
+from isobatch.cluster.load import generator, prompts, report
+from isobatch.cluster.load.http_connection import run_noting_polls
+from isobatch.cluster.load.prompts import PromptLoad, prompts_in
+from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up, predicts_at, promised_ms
+from isobatch.deployments.prepare.sample import sampled
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.lengths import read_lengths, text_of
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from isobatch.cluster.load.prompts import PromptLoad
-    from isobatch.deployments.prepare.data import Columns
-
 DEFAULT_SLO_MS = 1000.0  # if neither the user nor the server names one
+CONNECTIONS = 512  # at most, unless there are more clients
 MOST_TEXTS = 20_000  # made-up texts, which are all held in memory
 SHOWN_BYTES = 300  # of an answer with another status than 200
 RATE_OR_CLIENTS = "give either --clients (closed loop), or --rate or --trace or both (open loop)"
@@ -66,7 +67,6 @@ def load(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
     api_key_variable: KeyVariable = None,
-    connections: Annotated[int, typer.Option(min=1, help="The most connections.")] = 512,
     out: Annotated[Path, typer.Option(help="File for the figures; a picture is written beside it.")] = Path(
         "load.json"
     ),
@@ -82,14 +82,6 @@ def load(
 
     Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
     """
-    from rich.console import Console
-
-    from isobatch.cluster.commands import above_0, check_writable, server_at
-    from isobatch.cluster.load import generator, report
-    from isobatch.cluster.load.http_connection import run_noting_polls
-    from isobatch.cluster.load.prompts import PromptLoad, prompts_in
-    from isobatch.cluster.load.request_bodies import bodies_of, predicts_at, promised_ms
-
     if clients is not None and arriving.given:
         raise UserError(RATE_OR_CLIENTS)
     if sum(source is not None for source in (data, bodies, lengths, prompts)) > 1:
@@ -112,8 +104,8 @@ def load(
     if tokens:
         contents = bodies_of(map(text_of, tokens))
     else:
-        contents = _bodies(url, key, data, reading.data_columns, max_rows, bodies, console)
-    source = generator.LoadGenerator(url, contents, max(connections, clients or 0), headers)
+        contents = _bodies(url, key, data, reading, max_rows, bodies, console)
+    source = generator.LoadGenerator(url, contents, max(CONNECTIONS, clients or 0), headers)
     with console.status(f"sending requests to {url} for {seconds:g} s"):
         record = replace(run_noting_polls(run(source)), duration_s=seconds)
     summary = report.summary(record, slo_ms, tokens)
@@ -142,8 +134,6 @@ def _run(arriving: ArrivalOptions, clients: int | None, seconds: float, console:
 
 
 def _load_prompts(source: PromptLoad, run: Callable[[Any], Any], slo_ms: float, out: Path, console: Console) -> None:
-    from isobatch.cluster.load import prompts, report
-
     with console.status("sending prompts"):
         texts = asyncio.run(run(source))
     summary = prompts.summed(texts, slo_ms)
@@ -164,28 +154,18 @@ def _tokens(path: Path) -> tuple[int, ...]:
 
 
 def _bodies(
-    url: str,
-    key: dict[str, str],
-    data: Path | None,
-    columns: Columns,
-    max_rows: int,
-    bodies: Path | None,
+    url: str, key: dict[str, str], data: Path | None, reading: ReadingOptions, max_rows: int, bodies: Path | None,
     console: Console,
-) -> list[bytes]:
-    from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up
+) -> list[bytes]:  # fmt: skip
 
     if bodies:
         return bodies_in(bodies)
     accepted = accepted_at(url, key)
     if data is None:
         description, contents = made_up(accepted)
-        kind = "texts" if accepted.texts else "images"
-        console.print(
-            f"{url} takes {kind}: sending {len(contents)} {description}; --data sends your own", highlight=False
-        )
+        sending = f"sending {len(contents)} {description}; --data sends your own"
+        console.print(f"{url} takes {'texts' if accepted.texts else 'images'}: {sending}", highlight=False)
         return contents
-    from isobatch.deployments.prepare.data import rows, taken
-    from isobatch.deployments.prepare.sample import sampled
 
-    console.print(taken(data, columns, channels=accepted.channels), highlight=False)
-    return bodies_of(sampled((row.value for row in rows(data, columns, channels=accepted.channels)), max_rows))
+    rows = reading.rows(console, data, accepted.channels, pairs=True)
+    return bodies_of(sampled((row.value for row in rows), max_rows))

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.shared_options import GivenOptions, flag, of_kinds
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +172,9 @@ def plan(given: GivenOptions) -> None:
 
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
-    from rich.console import Console
-
     from isobatch.cluster.commands import check_writable, plan_report
     from isobatch.cluster.commands.plan_live import LivePlan
     from isobatch.cluster.commands.plan_search import objective_of, searched
-    from isobatch.profiles.files import load
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ class LivePlan:
     """Shows the best plan so far, and says when to stop: after `seconds`, if given, or at the first Ctrl-C."""
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._seconds, self._began_s = clock, seconds, clock()
+        self._clock, self._seconds, self._began_s = clock, inf if seconds is None else seconds, clock()
         self._until_share, self._stopped = SEARCHING, False
         self._console = Console(stderr=True)
         self._status: Status | None = self._console.status("planning") if self._console.is_terminal else None
@@ -48,12 +49,9 @@ class LivePlan:
     def is_over(self) -> bool:
         """Whether to stop searching, and later whether to simulate no further plan."""
         self._show()
-        return self._stopped or (
-            self._seconds is not None and self._clock() - self._began_s >= self._until_share * self._seconds
-        )
+        return self._stopped or self._clock() - self._began_s >= self._until_share * self._seconds
 
     def is_stopped(self) -> bool:
-        """Whether Ctrl-C was pressed."""
         return self._stopped
 
     def estimated(self, plan: Plan, rate_per_s: float) -> None:

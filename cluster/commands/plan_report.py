@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from isobatch.optimizer import Objective, Placement, Plan, Problem, Score
 from isobatch.optimizer.pipelines.baselines import Baseline
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import SimulatedTimes, blocks_text
-from isobatch.profiles.latency import ESTIMATED, PUBLISHED, LatencyTable, mixed_backends_warning
+from isobatch.profiles.latency import ESTIMATED, PUBLISHED, mixed_backends_warning
 
 if TYPE_CHECKING:
     from isobatch.cluster.simulator.plan_choice import SimulatedChoice
@@ -42,37 +43,26 @@ class PlanResult:
 
     def as_json(self) -> dict[str, object]:
         """The JSON that docs/planner.md describes; fields are added, never renamed, within a schema version."""
+        of_tables = ("kind", "source", "origin", "backend", "dtype")
+        of_scores = ("goodput_per_s", "cost_per_hour", "latency_s")
+        simulated = self.simulated and {
+            **{name: getattr(self.simulated, name) for name in ("before_per_s", "after_per_s", "tried")},
+            "cell": self.simulated.cell and asdict(self.simulated.cell),
+            **(asdict(self.times) if self.times else {}),
+        }
         return {
             "schema_version": 1,
             "plan": json.loads(self.plan.to_json()),
             "score": {**self.score.as_json(), "latency_parts_s": self.score.latency_parts_s},
             "tables": [
-                {
-                    "kind": table.kind,
-                    "source": table.source,
-                    "estimated": table.derived,
-                    "origin": table.origin,
-                    "backend": table.backend,
-                    "dtype": table.dtype,
-                }
+                {name: getattr(table, name) for name in of_tables} | {"estimated": table.derived}
                 for table in self.facts.tables
             ],
-            "played": self.simulated
-            and {
-                "before_per_s": self.simulated.before_per_s,
-                "after_per_s": self.simulated.after_per_s,
-                "tried": self.simulated.tried,
-                "cell": self.simulated.cell and asdict(self.simulated.cell),
-                **(asdict(self.times) if self.times else {}),
-            },
+            "played": simulated,
             "batch_gains": [asdict(each) for each in self.batch_gains],
             "baselines": [
-                {
-                    "name": each.name,
-                    "goodput_per_s": each.score.goodput_per_s if each.score else 0.0,
-                    "cost_per_hour": each.score.cost_per_hour if each.score else None,
-                    "latency_s": each.score.latency_s if each.score else None,
-                }
+                {"name": each.name, "goodput_per_s": 0.0}
+                | {name: getattr(each.score, name, None) for name in of_scores if each.score or name != "goodput_per_s"}
                 for each in self.baselines
             ],
         }
@@ -108,15 +98,12 @@ def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
 def _estimated(result: PlanResult) -> Iterator[str]:
     """Name the device kinds whose numbers are not measured, so that nobody takes them for measurements."""
     for origin, words in ((PUBLISHED, "fitted to published times"), (ESTIMATED, "from those of other devices")):
-        estimated = [_of(table) for table in result.facts.tables if table.origin == origin]
+        kinds = [table for table in result.facts.tables if table.origin == origin]
+        estimated = [" ".join(filter(None, (each.kind, each.backend, each.dtype))) for each in kinds]
         if estimated:
             yield f"[bold]{origin}[/] ({words}), not measured: {', '.join(estimated)}. 'isobatch profile' measures."
     if warning := mixed_backends_warning(result.facts.tables):
         yield f"[bold yellow]mixed:[/] {warning}"
-
-
-def _of(table: LatencyTable) -> str:
-    return " ".join(filter(None, (table.kind, table.backend, table.dtype)))
 
 
 def _splits(result: PlanResult) -> Table:
@@ -146,12 +133,7 @@ def _ramps(ramps: tuple[int, ...]) -> str:
     >>> _ramps((1, 2, 3, 7)), _ramps(())
     ('1-3, 7', 'none')
     """
-    runs: list[list[int]] = []
-    for ramp in ramps:
-        if runs and runs[-1][-1] == ramp - 1:
-            runs[-1].append(ramp)
-        else:
-            runs.append([ramp])
+    runs = [[ramp for _, ramp in run] for _, run in groupby(enumerate(ramps), key=lambda each: each[1] - each[0])]
     return ", ".join(blocks_text(run[0], run[-1]) for run in runs) or "none"
 
 
@@ -160,38 +142,28 @@ def _promise(result: PlanResult) -> Table:
     table = Table("promise", "value", show_header=False, title="promise")
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
     if simulated := result.simulated:
-        others = (
-            f"{simulated.gain:+.1%} after {simulated.tried} other plans"
-            if simulated.tried
-            else "no other was promising"
-        )
+        tried = f"{simulated.gain:+.1%} after {simulated.tried} other plans"
+        others = tried if simulated.tried else "no other was promising"
         cell = f", {simulated.cell}" if simulated.cell else ""
         table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}{cell}")
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
-    table.add_row("latency, as simulated", _as_simulated(result))
-    budget = (
-        "" if objective.slo_s is None else f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)"
-    )
+    earlier = "" if result.simulated else ", when it was planned"
+    latency = f"{result.times}{earlier}" if result.times else f"not simulated: {result.not_simulated}"
+    table.add_row("latency, as simulated", latency)
+    budget = f" of {objective.budget_s * 1e3:.1f} ms ({objective.slack:.0%} slack kept)" if objective.slo_s else ""
     table.add_row("full launches all the way", f"{score.latency_s * 1e3:.1f} ms{budget}, to the last block")
     for part, seconds in score.latency_parts_s.items():
         table.add_row(f"  {part}", f"{seconds * 1e3:.1f} ms")
     table.add_row("cost", f"${score.cost_per_hour:,.2f} per hour")
     if score.cost_per_hour:
-        per_dollar = score.goodput_per_s * 3600 / score.cost_per_hour
-        table.add_row("inputs per dollar", f"{per_dollar:,.0f}")
+        table.add_row("inputs per dollar", f"{score.goodput_per_s * 3600 / score.cost_per_hour:,.0f}")
     if result.plan.promise and not result.score.broken:
         gap = result.plan.promise.gap
         proved = "yes, proved" if gap == 0 else f"within {gap:.2%}, proved"
         table.add_row("best possible", f"within {gap:.2%} of what the devices alone allow" if simulated else proved)
     return table
-
-
-def _as_simulated(result: PlanResult) -> str:
-    if result.times is None:
-        return f"not simulated: {result.not_simulated}"
-    return f"{result.times}" if result.simulated else f"{result.times}, when it was planned"
 
 
 def _baselines(result: PlanResult) -> Table:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isobatch.cluster.commands import numbers_in
@@ -14,7 +13,7 @@ from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
 from isobatch.cluster.simulator.sustained import SHORT_SLOS
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
-from isobatch.optimizer.effort import EFFORT, Effort
+from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.pipelines.baselines import baselines, constrained, no_later
@@ -50,10 +49,7 @@ def searched(
     simulate = _simulation(options, live)
 
     def result(survival: tuple[float, ...], simulate: Simulate | None = None) -> PlanResult:
-        return plan_result(
-            problem_for(survival), within, options.alpha, options.gap, not options.one_pipeline, options.evaluate,
-            options.max_splits, replace(EFFORT, out_of_time=live.is_over), simulate, live.estimated,
-        )  # fmt: skip
+        return plan_result(options, problem_for(survival), within, live, simulate)
 
     survival = exits.survival
     if exits.sure:
@@ -61,8 +57,11 @@ def searched(
             first = plan_for_its_ramps(exits, result, lambda each: each.plan)
             survival = exits.planning_survival(opened(first.plan)) if first else survival
     last = result(survival, simulate)
-    not_simulated = _reason_not_simulated(last, bool(simulate), options.believed)
-    return replace(last, not_simulated=not_simulated, batch_gains=tuple(batch_gains(last.facts, within)))
+    return replace(
+        last,
+        not_simulated=_reason_not_simulated(last, options, simulate),
+        batch_gains=(*batch_gains(last.facts, within),),
+    )
 
 
 def objective_of(options: "ClassifierPlanOptions") -> Objective:
@@ -71,11 +70,7 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
         raise UserError(f"the goal {goal} needs --rate: how many inputs per second must the plan sustain?")
     if options.cut and options.max_splits:
         raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
-    cuts = (
-        None
-        if options.cut is None
-        else sorted({*numbers_in("--cut", options.cut, int, "numbers of blocks above 0, as in 2,4")})
-    )
+    cuts = numbers_in("--cut", options.cut, int, "numbers of blocks above 0, as in 2,4") if options.cut else ()
     return Objective(
         goal,
         slo_s=None if options.slo_ms is None else options.slo_ms / 1e3,
@@ -83,7 +78,7 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
         goodput_per_s=options.rate or 0.0,
         cost_per_hour=options.budget,
         max_batch=options.max_batch,
-        cuts=tuple(cuts) if cuts else None,
+        cuts=tuple(sorted({*cuts})) or None,
     )
 
 
@@ -128,8 +123,8 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
         """The time of `--polish` begins when there is a plan."""
         live.allow(CHOOSING)
         if polish:
-            polished = _after(polish)
-            effort = replace(choice.LONG_EFFORT, out_of_time=lambda: live.is_over() or polished())
+            until_s = time.monotonic() + polish
+            effort = replace(choice.LONG_EFFORT, out_of_time=lambda: live.is_over() or time.monotonic() >= until_s)
         elif choice.why_not_simulated(facts, objective):
             return None
         else:
@@ -157,35 +152,20 @@ def _hurried(seconds: float | None) -> choice.SimulationEffort:
     )
 
 
-def _reason_not_simulated(result: PlanResult, may_be_simulated: bool, believed: bool) -> str:
+def _reason_not_simulated(result: PlanResult, options: "ClassifierPlanOptions", simulate: Simulate | None) -> str:
     """Why the plan was not simulated; empty where it was."""
     if result.simulated:
         return ""
-    if may_be_simulated:
+    if simulate:
         return choice.why_not_simulated(result.facts, result.objective)
-    if believed:
-        return "--believed"
-    return "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates"
-
-
-def _after(seconds: float) -> Callable[[], bool]:
-    until_s = time.monotonic() + seconds
-    return lambda: time.monotonic() >= until_s
+    unusual = "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates"
+    return "--believed" if options.believed else unusual
 
 
 def plan_result(
-    facts: Problem,
-    objective: Objective,
-    alpha: float | None,
-    gap: float,
-    apart: bool,
-    file: Path | None,
-    max_splits: int | None = None,
-    effort: Effort = EFFORT,
-    simulate: Simulate | None = None,
-    show: Callable[[Plan, float], None] = lambda plan, rate_per_s: None,
+    options: "ClassifierPlanOptions", facts: Problem, objective: Objective, live: LivePlan, simulate: Simulate | None
 ) -> PlanResult:
-    """The best plan, or the one in `file`, beside the baselines. The error says why when no plan fits.
+    """The best plan, or the one in a file, beside the baselines. The error says why when no plan fits.
 
     A plan that was simulated need not fit the latency that the planner believes in, and none has to fit it with slack.
     """
@@ -195,22 +175,23 @@ def plan_result(
         raise UserError(f"--cut {objective.cuts[-1]}: the network has {within}")
     others = baselines(facts, objective)
     if simple := best_of([each.plan for each in others], facts, objective):
-        show(simple, evaluate(simple, facts).goodput_per_s)
-    if alpha is not None:
-        objective = constrained(objective, others[0], alpha)
-    one = partial(side_by_side if apart else search, effort=effort)
+        live.estimated(simple, evaluate(simple, facts).goodput_per_s)
+    if options.alpha is not None:
+        objective = constrained(objective, others[0], options.alpha)
+    effort, most = replace(EFFORT, out_of_time=live.is_over), options.max_splits
+    one = partial(search if options.one_pipeline else side_by_side, effort=effort)
 
     def find(facts: Problem, objective: Objective, gap: float = CANDIDATE_GAP) -> Plan | None:
-        return few_splits(facts, objective, gap, max_splits, one) if max_splits else one(facts, objective, gap)
+        return few_splits(facts, objective, gap, most, one) if most else one(facts, objective, gap)
 
-    plan_found = read_plan(file) if file else find(facts, objective, gap)
-    first = plan_found or (find(facts, replace(objective, slack=0.0), gap) if simulate else None)
+    chosen = read_plan(options.evaluate) if options.evaluate else find(facts, objective, options.gap)
+    first = chosen or (find(facts, replace(objective, slack=0.0), options.gap) if simulate else None)
     if first:
-        show(first, evaluate(first, facts).goodput_per_s)
+        live.estimated(first, evaluate(first, facts).goodput_per_s)
     better = simulate(first, facts, objective, find) if simulate and first else None
     if better:
-        plan_found, objective = better.plan, replace(objective, slo_s=None)
-    if plan_found is None:
+        chosen, objective = better.plan, replace(objective, slo_s=None)
+    if chosen is None:
         raise UserError(reason(facts, objective))
-    plan = facts.annotated(plan_found)
+    plan = facts.annotated(chosen)
     return PlanResult(facts, objective, plan, evaluate(plan, facts, objective), others, better)

@@ -48,18 +48,14 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
         out.write_text(choice.plan.to_json() + "\n")
         lines.append(f"written to {out}; isobatch serve {options.model} --plan {out}")
     if options.as_json:
-        print(json.dumps(plan_as_json(choice), indent=2))
+        shares = {name: getattr(choice.run, name) for name in ("ttft_kept", "tpot_kept")}
+        figures = {"tokens_per_s": tokens_per_s(choice.plan), **shares, "ceiling_tokens_per_s": choice.ceiling_per_s}
+        print(json.dumps({"plan": json.loads(choice.plan.to_json()), **figures}, indent=2))
         return
     console = Console(soft_wrap=True, markup=False)
     console.print(plan_table(choice, profile))
     for line in lines:
         console.print(line, highlight=False)
-
-
-def plan_as_json(choice: DecodingChoice) -> dict[str, object]:
-    run = choice.run
-    shares = {"ttft_kept": run.ttft_kept, "tpot_kept": run.tpot_kept, "ceiling_tokens_per_s": choice.ceiling_per_s}
-    return {"plan": json.loads(choice.plan.to_json()), "tokens_per_s": tokens_per_s(choice.plan), **shares}
 
 
 def plan_table(choice: DecodingChoice, profile: DecoderProfile) -> Table:

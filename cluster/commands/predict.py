@@ -3,17 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from isobatch.cluster.commands import Dtype, KeyVariable, key_headers
+from isobatch.cluster.bulk import Answerer, answer_rows, check_out, finish, part_of
+from isobatch.cluster.client import outputs_from
+from isobatch.cluster.commands import Dtype, KeyVariable, check_writable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import READS, ReadingOptions, with_options
+from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
+from isobatch.deployments.folders import content_of
+from isobatch.deployments.progress import show
+from isobatch.deployments.tasks import Outputs, task_of
 from isobatch.profiles.errors import UserError
-
-if TYPE_CHECKING:
-    from isobatch.cluster.bulk import Answerer
-    from isobatch.deployments.tasks import Outputs
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 SERVED_AT_ONCE = 1024  # rows that a server answers between two moments at which answers are kept
@@ -22,13 +25,11 @@ Listed = str | int  # the labels to list, as in a request
 
 @dataclass(frozen=True)
 class _Source:
-    """What answers: a network here, or a server."""
-
     name: str
     channels: int | None  # of images; None: it reads texts
     words: bool  # the words of a text get a label each
     at_once: int  # rows
-    answerer: "Callable[[], Answerer]"
+    answerer: Callable[[], Answerer]
 
 
 @with_options(reading=ReadingOptions)
@@ -61,13 +62,6 @@ def predict(
 
     Through a server: [bold]isobatch predict reviews.csv --url http://127.0.0.1:8000 --scores all --out answers.jsonl[/]
     """
-    from rich.console import Console
-
-    from isobatch.cluster.bulk import answer_rows, check_out, finish, part_of
-    from isobatch.cluster.commands import check_writable
-    from isobatch.deployments.prepare.data import rows, taken
-    from isobatch.deployments.progress import show
-
     if (model is None) == (url is None):
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
     check_out(out, force)
@@ -78,14 +72,12 @@ def predict(
     source = _server(url, headers, listed, full) if url else _local(model or "", listed, full, device, dtype)
     if source.words and out.suffix == ".csv":
         raise UserError(f"--out {out}: the network labels words, several in each row: write .jsonl or .parquet")
-    channels, pairs, part = source.channels, not source.words, part_of(out)
-    console.print(taken(data, reading.data_columns, channels=channels, pairs=pairs))
+    part, rows = part_of(out), reading.rows(console, data, source.channels, pairs=not source.words)
     if force:
         part.unlink(missing_ok=True)
     job = {"file": data.name, "network": source.name, "scores": scores, "full": full}
-    inputs = show(rows(data, reading.data_columns, channels=channels, pairs=pairs), f"answering {data.name}")
     try:
-        count = answer_rows(inputs, source.answerer(), part, job, source.at_once)
+        count = answer_rows(show(rows, f"answering {data.name}"), source.answerer(), part, job, source.at_once)
     except KeyboardInterrupt:
         console.print(f"interrupted: {part} has the answers so far; the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
@@ -106,22 +98,20 @@ def _listed(scores: str) -> Listed:
 
 
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
-    from isobatch.deployments.folders import content_of
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.predict import AT_ONCE
 
     folder = checkpoint.locate(model)
 
-    def answerer() -> "Answerer":
+    def answerer() -> Answerer:
         from isobatch.cluster.evaluation import loaded
         from isobatch.deployments.front.predict import top_of
         from isobatch.deployments.models.predict import predict as predicted
-        from isobatch.deployments.tasks import task_of
 
         network = loaded(folder, device, dtype)
         task, top = task_of(network), top_of(listed, network.num_labels)
 
-        def answer(values: Sequence[Any]) -> "list[Outputs]":
+        def answer(values: Sequence[Any]) -> list[Outputs]:
             return [
                 task.output(each, network.labels, top) | {"exit_block": each.exit_block, "truncated": each.truncated}
                 for each in predicted(network, values, not full)
@@ -134,14 +124,10 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
 
 def _server(url: str, key: Mapping[str, str], listed: Listed, full: bool) -> _Source:
-    from isobatch.cluster.client import outputs_from
-    from isobatch.cluster.commands import server_at
-    from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
-
     at = predicts_at(server_at(url))
     accepts, headers = accepted_at(at, key), {**key, **({"X-Full": "1"} if full else {})}
 
-    def answer(values: Sequence[Any]) -> "list[Outputs]":
+    def answer(values: Sequence[Any]) -> list[Outputs]:
         return list(outputs_from(at, values, headers, scores=listed))
 
     return _Source(accepts.model, accepts.channels, accepts.words, SERVED_AT_ONCE, lambda: answer)

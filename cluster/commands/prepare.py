@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Dtype, Metric
+from isobatch.cluster.commands import METRICS, Dtype, Metric, share
 from isobatch.cluster.commands.shared_options import (
     READS,
     GivenOptions,
@@ -16,10 +17,13 @@ from isobatch.cluster.commands.shared_options import (
     label_names,
     of_kinds,
 )
+from isobatch.deployments.folders import replacing
+from isobatch.deployments.prepare.sample import draw, sampled
+from isobatch.deployments.progress import busy, show
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
-    from isobatch.deployments.exits import Policy
     from isobatch.deployments.prepare.decoder import DecoderReport
 
 Kind = Literal["light", "pooler"]
@@ -105,28 +109,22 @@ def prepare(given: GivenOptions) -> None:
 
 
 def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
-    from rich.console import Console
-
     from isobatch.deployments.models import checkpoint
-    from isobatch.deployments.models.ramps import policy_at
+    from isobatch.deployments.models.ramps import check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
     from isobatch.deployments.prepare.classes import class_table, unseen, warnings
-    from isobatch.deployments.prepare.data import rows, taken
     from isobatch.deployments.prepare.measuring import PrepareOptions
     from isobatch.deployments.prepare.report import advice, exit_table, outdone, promise_text
-    from isobatch.deployments.prepare.sample import draw
-    from isobatch.deployments.progress import show
 
     data, out, metric, policy = options.data, options.out, options.metric, policy_at(options.policy_path)
     checkpoint.check(source)
     task = checkpoint.task_at(source)
     if task.by_token:
-        _check_for_words(metric, policy)
-    channels, names = checkpoint.channels_of(source), label_names(checkpoint.label_names(source), options.labels)
-    console = Console(markup=False)
-    columns, pairs = options.data_columns, not task.by_token
-    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
-    inputs = show(rows(data, columns, channels=channels, pairs=pairs), f"reading {data.name}")
+        if metric not in ("accuracy", "agreement"):
+            raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
+        check_forgets(policy, "--policy")
+    names, console = label_names(checkpoint.label_names(source), options.labels), Console(markup=False)
+    inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task)
     if sample.labels is None:
         if metric not in ("accuracy", "agreement"):
@@ -139,47 +137,34 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     preparation = PrepareOptions(
         options.policy_path, options.ramp, options.dtype, loss, options.confidence, metric, options.seed
     )
-    notes: dict[str, str | int | float] = {
-        "checkpoint": Path(options.model).name,
-        "data": data.name,
-        "rows": len(sample),
-    }
+    named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
+    notes = named | {"rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force)
     console.print(exit_table(rules, len(checkpoint.label_names(source))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    warned = [
-        advice(rules),
-        outdone(rules),
-        *warnings(rules.classes, names.names, sample.labels is not None, task.answered),
-    ]
-    if rules.promise and rules.promise.counted:
-        warned.append(unseen(rules.classes, names.names))
-    for sentence in filter(None, warned):
+    of_classes = warnings(rules.classes, names.names, sample.labels is not None, task.answered)
+    counted = rules.promise and rules.promise.counted
+    rare = unseen(rules.classes, names.names) if counted else None
+    for sentence in filter(None, (advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 
 
 def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) -> None:
     """Write the checkpoint with the rules of its ramp."""
-    from rich.console import Console
 
     from isobatch.deployments.decoding.ramp_rules import check_decoder
-    from isobatch.deployments.folders import replacing
     from isobatch.deployments.models.checkpoint import copy
-    from isobatch.deployments.prepare.data import rows, taken
     from isobatch.deployments.prepare.pipeline import check_free
-    from isobatch.deployments.prepare.sample import sampled
-    from isobatch.profiles.promise import RULES
 
     if options.dtype == "int8":
         raise UserError("--dtype int8 is for classifiers: a decoder is served in float32, float16 or bfloat16")
     check_decoder(source)
-    console, data, columns = Console(markup=False), options.data, options.data_columns
-    console.print(taken(data, columns, pairs=False), highlight=False, soft_wrap=True)
-    values = (row.value for row in rows(data, columns, pairs=False))
+    console, data = Console(markup=False), options.data
+    values = (row.value for row in options.rows(console, data, channels=None, pairs=False))
     prompts = sampled((value if isinstance(value, str) else " ".join(value) for value in values), options.max_rows)
     report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, options.dtype, loss, options.device)
     notes = {"checkpoint": Path(options.model).name, "data": data.name}
@@ -199,7 +184,6 @@ def ramp_report(
     from isobatch.deployments.decoding.anatomy import shape_of
     from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer, stop_tokens
     from isobatch.deployments.prepare.decoder import DecoderOptions, ramps_for
-    from isobatch.deployments.progress import busy
 
     model, tokenizer = load_decoder(source, device, dtype), load_tokenizer(source)
     tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -226,26 +210,3 @@ def _ramp_sentences(report: "DecoderReport") -> str:
         f"leave, and by arithmetic it is at most {project.gain:.2f} times as fast as without exits. If you accept "
         "that, write it under args: of a Serve file"
     )
-
-
-def _check_for_words(metric: Metric, policy: "Policy") -> None:
-    """Raise UserError about a metric or a policy that does not work for single words."""
-    from isobatch.deployments.models.ramps import check_forgets
-
-    if metric not in ("accuracy", "agreement"):
-        raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
-    check_forgets(policy, "--policy")
-
-
-def share(text: str) -> float:
-    """
-    >>> share("1%"), share("0.02")
-    (0.01, 0.02)
-    """
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise UserError(f"--max-accuracy-loss {text} is not a share; write it as 1% or 0.01")
-    return value

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from isobatch.cluster.commands import check_writable
 from isobatch.cluster.commands.shared_options import READS, GivenOptions, ReadingOptions, of_kinds
 from isobatch.deployments.named import known_backend
 
@@ -65,7 +66,6 @@ def profile(given: GivenOptions) -> None:
 
     Example: [bold]isobatch profile my-bert-ee --data reviews.csv --budget 60[/]
     """
-    from isobatch.cluster.commands import check_writable
     from isobatch.deployments.decoding.ramp_rules import check_if_decoder, is_decoder
     from isobatch.deployments.models import checkpoint
 

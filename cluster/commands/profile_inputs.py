@@ -9,7 +9,6 @@ from rich.console import Console
 
 from isobatch.cluster.commands import numbers_in
 from isobatch.cluster.profiling.block_times import (
-    SampleInputs,
     exits_from_rules,
     in_batches,
     lengths_of,
@@ -25,15 +24,12 @@ from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
 from isobatch.deployments.models.served_model import ServedModel
-from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.sample import sampled
 from isobatch.profiles.devices import kind_of, known_kinds
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
-from isobatch.profiles.latency import LatencyTable
-from isobatch.profiles.lengths import Lengths
-from isobatch.profiles.measure import CountedExits, count_exits, device_name
+from isobatch.profiles.measure import count_exits, device_name
 from isobatch.profiles.model import edges_of
 from isobatch.profiles.picture import draw, name
 
@@ -48,7 +44,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     torch.set_num_threads(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
-    recorded = _recorded(console, source, data, options.data_columns, options.max_rows) if data else []
+    recorded = _recorded(console, source, data, options) if data else []
     exact = load_served(model, device=options.device, dtype=weights_dtype(dtype))
     weights = weights_of(source)
     if before:
@@ -61,29 +57,31 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     make_ready(network, model, timed_block_ranges(network))
     lengths = lengths_of(network, recorded)
     inputs = sample_inputs(network, source, lengths, tokens)
-    derived = _derived(network, source, [each for each in kinds if each != kind], inputs)
+    side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
+    at, others = [each.length for each in inputs], [each for each in kinds if each != kind]
+    derived = checkpoint_tables(source, others, at, side, network.ramp_blocks)
     measured = timed(network, inputs, kind, dtype, options.budget, options.largest)
     interrupted = any(each.interrupted for each in measured)
     by_tokens = None
     if data and not interrupted:
         counted = count_exits(network, in_batches(network, recorded))
         exits, by_tokens, interrupted = counted.exits, counted.by_tokens, counted.interrupted
-        exit_notes = (f"exits: {_counted(counted, recorded)} of {data.name}", *_lengths_note(lengths, data))
+        partly = f"WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
+        over = partly if interrupted else f"counted over {counted.inputs} inputs"
+        exit_notes = (f"exits: {over} of {data.name}",)
+        if lengths:
+            span = f"{lengths.tokens[0]} to {lengths.tokens[-1]}: plans count tokens"
+            exit_notes += (f"lengths: {lengths.mean} tokens on average in {data.name}, {span}",)
     exits, by_tokens = (each and with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
     notes = (*(str(each) for each in measured), *exit_notes)
     tables = (*(each.table for each in measured), *derived)
     new = Profile(Path(model).name, tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
-    _add(new, out)
+    with locked(out):  # another command may have added a profile meanwhile
+        save(load(out).joined_by(new) if out.exists() else new, out)
     draw(new, out.with_suffix(".png"))
     _report(console, new, out)
     if interrupted:
         raise typer.Exit(130)
-
-
-def _add(new: Profile, out: Path) -> None:
-    """Add a profile to a file, to which another command may have added one meanwhile."""
-    with locked(out):
-        save(load(out).joined_by(new) if out.exists() else new, out)
 
 
 def _report(console: Console, new: Profile, out: Path) -> None:
@@ -93,25 +91,6 @@ def _report(console: Console, new: Profile, out: Path) -> None:
     for note in new.notes:
         console.print(note, highlight=False)
     console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
-
-
-def _counted(counted: CountedExits, recorded: list[Any]) -> str:
-    if not counted.interrupted:
-        return f"counted over {counted.inputs} inputs"
-    return f"WARNING: interrupted: counted over {counted.inputs} of {len(recorded)} inputs"
-
-
-def _lengths_note(lengths: Lengths | None, data: Path) -> tuple[str, ...]:
-    if lengths is None:
-        return ()
-    shortest, longest = lengths.tokens[0], lengths.tokens[-1]
-    return (f"lengths: {lengths.mean} tokens on average in {data.name}, {shortest} to {longest}: plans count tokens",)
-
-
-def _derived(network: ServedModel, source: Path, kinds: list[str], inputs: list[SampleInputs]) -> list[LatencyTable]:
-    """Tables of kinds of devices that are not measured, at the lengths that are measured on this device."""
-    side = checkpoint.image_size(source)[0] if checkpoint.reads_images(source) else 0
-    return checkpoint_tables(source, kinds, [each.length for each in inputs], side, network.ramp_blocks)
 
 
 def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str, ...]]:
@@ -125,11 +104,9 @@ def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str
     return None, ("exits: WARNING: not known, so a plan assumes that no input leaves early; give --data",)
 
 
-def _recorded(console: Console, source: Path, data: Path, columns: Columns, max_rows: int) -> list[Any]:
+def _recorded(console: Console, source: Path, data: Path, options: "ClassifierProfileOptions") -> list[Any]:
     """A sample of a file's inputs, read before anything is timed, so that a wrong file is refused at once."""
-    channels, pairs = checkpoint.channels_of(source), not checkpoint.task_at(source).by_token
-    console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False)
-    values = sampled((row.value for row in rows(data, columns, channels=channels, pairs=pairs)), max_rows)
+    values = sampled((row.value for row in options.rows_for(source, console, data)), options.max_rows)
     if not values:
         raise UserError(f"{data} holds no inputs")
     return values

@@ -64,7 +64,10 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
         with locked(path):  # another profile may have ended meanwhile
             before = load_text_profile(path) if path.exists() else None
             save_text_profile(before.joined_by(new) if before else new, path)
-    console.print(_summary(new), highlight=False)
+    ramps = ", ".join(f"{share:.0%} after block {block}" for block, share in workload.survival) or "no ramps"
+    lengths = f"on average {workload.prompt:.0f} tokens of a prompt, and {workload.output:.0f} that are written"
+    for line in (*notes, f"tokens that go on: {ramps}", lengths):
+        console.print(line, highlight=False)
     console.print(f"written to {options.out}, and kept for isobatch plan {options.model}")
 
 
@@ -114,10 +117,3 @@ def workload_of(rules: DecoderRules, source: Path, reads: int) -> DecodingWorklo
         return DecodingWorkload(survival, rules.lengths.prompts, rules.lengths.outputs, agreement, projected)
     except ValueError as error:
         raise UserError(f"{source}: the lengths in exits.json: {error}") from None
-
-
-def _summary(profile: DecoderProfile) -> str:
-    workload = profile.workload
-    ramps = ", ".join(f"{share:.0%} after block {block}" for block, share in workload.survival) or "no ramps"
-    lengths = f"on average {workload.prompt:.0f} tokens of a prompt, and {workload.output:.0f} that are written"
-    return "\n".join([*profile.notes, f"tokens that go on: {ramps}", lengths])

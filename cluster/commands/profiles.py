@@ -1,27 +1,32 @@
 """`isobatch profiles`: shows published times of devices, and the curves fitted to them."""
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
+from isobatch.profiles.curves import Published, curve_table, fitted, published
+from isobatch.profiles.datasheet import ENCODERS, published_shape
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import load
+from isobatch.profiles.latency import LatencyTable, mixed_backends_warning
+from isobatch.profiles.picture import PALETTE, plain, plain_logarithmic
+from isobatch.profiles.sweep import knee, whole_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
-    from isobatch.profiles.curves import Published
-    from isobatch.profiles.latency import LatencyTable
 
 profiles = typer.Typer(
     no_args_is_help=True,
     help="Published times of devices, and curves fitted to them.\n\n"
     "Example: [bold]isobatch profiles show v100,l4 --backend onnx[/]",
 )
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-MOST_SIZES = len(SIZES)  # batch sizes that fit into a table of 80 columns
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # as many as fit into a table of 80 columns
 
 Kinds = Annotated[str, typer.Argument(help="Kinds of devices: v100,a100,l4.")]
 Network = Annotated[
@@ -39,10 +44,6 @@ def list_all() -> None:
 
     Example: [bold]isobatch profiles list[/]
     """
-    from rich.console import Console
-
-    from isobatch.profiles.curves import fitted
-
     title = "curves fitted to published times: a launch = call + layers, each at least its kernels' floors"
     names, figures = ("device", "backend", "dtype", "family"), ("call\nus", "floor\nus", "GB\n/s", "Tflop\n/s")
     table = _table(title, names, (*figures, "times", "error"))
@@ -69,18 +70,19 @@ def show(
 
     Example: [bold]isobatch profiles show v100,l4 --backend onnx --network bert-base --length 128[/]
     """
-    from rich.console import Console
-
-    tables = _tables(kinds, network, length, backend, dtype)
-    facts = [fact for table in tables for fact in _facts(table, network)]
+    shape = published_shape(_checked(network), length)
+    tables = [
+        curve_table(shape, kind.strip(), backend=each.strip(), dtype=dtype, batch_sizes=SIZES)
+        for kind, each in product(kinds.split(","), backend.split(","))
+    ]
+    shown = {(table.kind, table.backend, table.dtype, network, table.length) for table in tables}
+    facts = [each for each in published() if (each.kind, each.backend, each.dtype, each.network, each.length) in shown]
     console = Console(soft_wrap=True)
     console.print(_rates(tables, f"{network}: ms per batch"))
     for fact in facts:
         times = ", ".join(f"{batch}: {seconds * 1e3:g}" for batch, seconds in fact.seconds)
         console.print(f"{fact.kind}, {fact.framework}, ms by batch: {times}  ({fact.source})", highlight=False)
-    if picture:
-        _draw(tables, facts, f"{network}, {dtype}", picture)
-        console.print(f"drawn in {picture}", markup=False)
+    _draw(console, tables, facts, f"{network}, {dtype}", picture)
 
 
 @profiles.command()
@@ -95,73 +97,33 @@ def compare(
 
     Example: [bold]isobatch profiles compare profile.json --network bert-base --picture compare.png[/]
     """
-    from rich.console import Console
-
-    from isobatch.profiles.curves import curve_table
-    from isobatch.profiles.datasheet import published_shape
-    from isobatch.profiles.files import load
-    from isobatch.profiles.latency import mixed_backends_warning
-
     measured = [table for table in load(profile).on(backend, dtype).tables if not table.derived and table.kind != "cpu"]
     if not measured:
         raise UserError(f"{profile} contains no table that was measured on a GPU: there is nothing to compare")
-    console, pairs = Console(soft_wrap=True), list["LatencyTable"]()
+    console, pairs = Console(soft_wrap=True), list[LatencyTable]()
     for table in measured:
         shape = published_shape(_checked(network), table.length)
         if len(shape.blocks) != table.num_blocks:
-            raise UserError(
-                f"{profile} has {table.num_blocks} blocks, {network} has {len(shape.blocks)}: name the network"
-            )
-        curve = curve_table(
-            shape,
-            table.kind,
-            backend=table.backend or "torch",
-            dtype=table.dtype or "float32",
-            batch_sizes=table.batch_sizes,
-        )
-        pairs += [table, curve]
+            blocks = f"{table.num_blocks} blocks, {network} has {len(shape.blocks)}"
+            raise UserError(f"{profile} has {blocks}: name the network")
+        precise = {"backend": table.backend or "torch", "dtype": table.dtype or "float32"}
+        pairs += [table, curve_table(shape, table.kind, **precise, batch_sizes=table.batch_sizes)]
     console.print(_rates(pairs, f"{network}: ms per batch"))
     if warning := mixed_backends_warning(measured):
         console.print(f"[bold yellow]mixed:[/] {warning}")
-    if picture:
-        _draw(pairs, [], network, picture)
-        console.print(f"drawn in {picture}", markup=False)
+    _draw(console, pairs, [], network, picture)
 
 
 def _checked(network: str) -> str:
-    from isobatch.profiles.datasheet import ENCODERS
-
     names = [*ENCODERS, "resnet50", "resnet18"]
     if network not in names:
         raise UserError(f"unknown network {network!r}: choose among {', '.join(names)}")
     return network
 
 
-def _tables(kinds: str, network: str, length: int, backends: str, dtype: str) -> "list[LatencyTable]":
-    from isobatch.profiles.curves import curve_table
-    from isobatch.profiles.datasheet import published_shape
-
-    shape = published_shape(_checked(network), length)
-    return [
-        curve_table(shape, kind.strip(), backend=backend.strip(), dtype=dtype, batch_sizes=SIZES)
-        for kind in kinds.split(",")
-        for backend in backends.split(",")
-    ]
-
-
-def _facts(table: "LatencyTable", network: str) -> "list[Published]":
-    """The published times of exactly this network at this length."""
-    from isobatch.profiles.curves import published
-
-    wanted = (table.kind, table.backend, table.dtype, network, table.length)
-    return [fact for fact in published() if (fact.kind, fact.backend, fact.dtype, fact.network, fact.length) == wanted]
-
-
-def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
-    from isobatch.profiles.sweep import knee, whole_s
-
+def _rates(tables: list[LatencyTable], title: str) -> Table:
     all_sizes = sorted({size for table in tables for size in table.batch_sizes})
-    sizes = spread(all_sizes, MOST_SIZES)
+    sizes = spread(all_sizes, len(SIZES))
     note = f", {len(sizes)} of {len(all_sizes)} batch sizes" if len(sizes) < len(all_sizes) else ""
     headings = {size: table.size_text(size) for table in tables for size in table.batch_sizes}
     rows = _table(title + note, ("device", "backend", "dtype", "from"), [*(headings[size] for size in sizes), "knee"])
@@ -172,11 +134,8 @@ def _rates(tables: "list[LatencyTable]", title: str) -> "Table":
     return rows
 
 
-def _table(title: str, names: "Sequence[str]", figures: "Sequence[str]") -> "Table":
+def _table(title: str, names: "Sequence[str]", figures: "Sequence[str]") -> Table:
     """An empty table without padding, so that many columns fit into 80 characters."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table(*names, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in figures:
         table.add_column(heading, justify="right")
@@ -201,12 +160,11 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, path: Path) -> None:
+def _draw(console: Console, tables: list[LatencyTable], facts: list[Published], title: str, path: Path | None) -> None:
     """Draw measured and published times as points and curves as dashed lines, with a colour for device and backend."""
+    if path is None:
+        return
     from matplotlib.figure import Figure
-
-    from isobatch.profiles.picture import PALETTE, plain, plain_logarithmic
-    from isobatch.profiles.sweep import whole_s
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -229,3 +187,4 @@ def _draw(tables: "list[LatencyTable]", facts: "list[Published]", title: str, pa
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
+    console.print(f"drawn in {path}", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,10 +9,8 @@ import stat
 import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,13 +19,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from isobatch.cluster.client import stats_at
+from isobatch.cluster.commands import check_writable, key_headers
+
 if TYPE_CHECKING:
     from isobatch.cluster.serving.local import LocalRay
 
 SAME_SIGNAL_S = 0.5  # signals within this time count as one: a terminal that closes may send two
 STATS_KEYS = {"requests", "exits"}  # in the statistics of every isobatch application
 SHORTEST_FILE = 600  # characters: a longer example request is written to a file
-STATS_PATIENCE_S = 10.0  # for a front's statistics
 STATS_EVERY_S = 0.5
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
@@ -95,8 +94,6 @@ def write(content: dict[str, Any], out: Path) -> None:
     """Write a Serve file with absolute paths."""
     import yaml
 
-    from isobatch.cluster.commands import check_writable
-
     check_writable(out)
     out.write_text(yaml.safe_dump(content, sort_keys=False))
     print(f"written to {out}: isobatch serve {out} runs it here, isobatch deploy {out} --address auto on a cluster")
@@ -104,11 +101,11 @@ def write(content: dict[str, Any], out: Path) -> None:
 
 def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_port: int | None) -> None:
     """Start the applications, serve until a signal comes, and stop."""
+    from isobatch.cluster.serving import serve_file as files
     from isobatch.cluster.serving.applications import deploy
     from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
     from isobatch.cluster.serving.ports import check_port
-    from isobatch.cluster.serving.serve_file import grpc_addresses, key_variable, name_of, prefix_of, served, with_demo
 
     # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -120,12 +117,12 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     check_processors(content, (os.cpu_count() or 1) + sum(node.cpus for node in more))
     check_gpus(content, _gpus)
     check_place(http["host"], http["port"])
-    for grpc in grpc_addresses(content):
+    for grpc in files.grpc_addresses(content):
         check_port(*grpc, "--grpc-port")
     if metrics_port:
         check_port("0.0.0.0", metrics_port, "--metrics-port")
     try:
-        complete = with_demo(content)
+        complete = files.with_demo(content)
         status = console.status("Starting Ray")
         aside = Console(stderr=True, highlight=False, soft_wrap=True)  # nothing is printed on stdout before "ready"
         show_progress = progress_printer(console, status.update, aside.print)
@@ -135,19 +132,21 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             deploy(ray, complete, patience_s, show_progress)
             status.stop()
             _on_signals(partial(_stop_or_hurry, stop))
-            places = {name_of(application): f"{base}{prefix_of(application)}" for application in served(complete)}
+            places = {files.name_of(each): f"{base}{files.prefix_of(each)}" for each in files.served(complete)}
             for place in places.values() or [base]:
                 console.print(f"[bold green]ready[/] at {place}  (open it in a browser; explained at {place}/docs)")
             if places:
-                console.print(f"gRPC: {_grpc(complete)}")
+                at = ", ".join(f"{host}:{port}" for host, port in files.grpc_addresses(complete))
+                console.print(f"gRPC: {at or f'not served ({files.GRPC_PORT} is taken, or it was switched off)'}")
             if metrics_port:
                 console.print(f"metrics: http://127.0.0.1:{metrics_port}/metrics")
-            variable = key_variable(complete)
+            variable = files.key_variable(complete)
             _show_example(console, base, example(content), ray.folder, variable)
-            requests = {name: _stats_request(place, variable) for name, place in (places or {"": base}).items()}
-            for request in requests.values():
-                _show_plan(console, request)
-            _watch(console, requests, stop, ray)
+            headers, fronts = key_headers(variable), places or {"": base}
+            for place in fronts.values():
+                if plan := stats_at(place, headers).get("plan"):
+                    console.print(f"plan: {plan}", markup=False)
+            _watch(console, fronts, headers, stop, ray)
             status.update("Stopping: admitted requests are answered first (Ctrl-C again: stop at once)")
             status.start()
     except BaseException as error:
@@ -268,49 +267,26 @@ def _show_example(
     console.print(f"try it:  curl{key} -d '{body}' {base}{path}", markup=False)
 
 
-def _show_plan(console: Console, request: urllib.request.Request) -> None:
-    if plan := _read(request).get("plan"):
-        console.print(f"plan: {plan}", markup=False)
-
-
-def _grpc(content: dict[str, Any]) -> str:
-    """The addresses of gRPC, or why there are none."""
-    from isobatch.cluster.serving.serve_file import GRPC_PORT, grpc_addresses
-
-    addresses = [f"{host}:{port}" for host, port in grpc_addresses(content)]
-    return ", ".join(addresses) or f"not served ({GRPC_PORT} is taken, or it was switched off)"
-
-
-def _stats_request(base: str, variable: str | None) -> urllib.request.Request:
-    return urllib.request.Request(f"{base}/stats", headers={"X-API-Key": os.environ[variable]} if variable else {})
-
-
-def _watch(console: Console, requests: dict[str, urllib.request.Request], stop: threading.Event, ray: LocalRay) -> None:
+def _watch(
+    console: Console, fronts: Mapping[str, str], headers: Mapping[str, str], stop: threading.Event, ray: LocalRay
+) -> None:
     """Show a line with the current figures of each application, twice a second, until `stop` is set."""
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while not stop.wait(STATS_EVERY_S):
             if not ray.alive():
-                console.print(f"[bold red]Ray ended unexpectedly[/]: start again; its logs are in {ray.logs}")
+                from isobatch.cluster.serving.local import logs
+
+                console.print(f"[bold red]Ray ended unexpectedly[/]: start again; its logs are in {logs()}")
                 raise typer.Exit(1)
-            lines = {name: _line(request) for name, request in requests.items()}
+            lines = {name: _line(place, headers) for name, place in fronts.items()}
             text = "\n".join(f"{name}: {line}" if len(lines) > 1 else line for name, line in lines.items())
             live.update(Text(text), refresh=True)
 
 
-def _read(request: urllib.request.Request) -> dict[str, Any]:
-    """The statistics of a front; empty if no front answers, or an application of another program."""
-    with (
-        contextlib.suppress(OSError, HTTPException, ValueError),
-        urllib.request.urlopen(request, timeout=STATS_PATIENCE_S) as reply,
-    ):
-        stats = json.load(reply)
-        return stats if isinstance(stats, dict) and stats.keys() >= STATS_KEYS else {}
-    return {}
-
-
-def _line(request: urllib.request.Request) -> str:
-    if not (stats := _read(request)):
-        return f"no figures from {request.full_url} | Ctrl-C stops"
+def _line(place: str, headers: Mapping[str, str]) -> str:
+    stats = stats_at(place, headers)
+    if not stats.keys() >= STATS_KEYS:  # an application of another program, or none
+        return f"no figures from {place}/stats | Ctrl-C stops"
     exits = {int(block): count for block, count in stats["exits"].items()}
     inputs = sum(exits.values())
     depth = sum((block + 1) * count for block, count in exits.items()) / inputs if inputs else 0.0

@@ -3,26 +3,26 @@
 Several commands share those for a file of inputs and for the times at which inputs arrive.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from rich.console import Console
 
+from isobatch.cluster.load import traces, workloads
+from isobatch.cluster.load.workloads import Floats
+from isobatch.deployments.prepare.data import Columns, Row, rows, taken
+from isobatch.deployments.prepare.records import UTF8, Layout
+from isobatch.deployments.prepare.sample import LabelNames
 from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from _typeshed import DataclassInstance
 
-    from isobatch.cluster.load.workloads import Floats
-    from isobatch.deployments.prepare.data import Columns
-    from isobatch.deployments.prepare.records import Layout
-    from isobatch.deployments.prepare.sample import LabelNames
 
 READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for images, or CoNLL for labelled words"
 
@@ -48,21 +48,24 @@ class TextFileOptions:
     encoding: Annotated[str, typer.Option(help="Encoding of a text file, such as cp1252.")] = "utf-8"
 
     @property
-    def data_columns(self) -> "Columns":
-        from isobatch.deployments.prepare.data import Columns
-
-        return Columns(self.text_column, None, None, None, self._layout)
-
-    @property
-    def _layout(self) -> "Layout":
-        from isobatch.deployments.prepare.records import UTF8, Layout
-
+    def data_columns(self) -> Columns:
         divider = (self.delimiter or "").replace("\\t", "\t")
         if len(divider) > 1:
             raise UserError(f"--delimiter {self.delimiter!r} must be one character")
         names = tuple(self.columns.split(",")) if self.columns else None
         encoding = UTF8 if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
-        return Layout(names, divider or None, encoding)
+        return Columns(self.text_column, layout=Layout(names, divider or None, encoding))
+
+    def rows(self, console: Console, data: Path, channels: int | None, pairs: bool) -> Iterator[Row]:
+        """The rows of a file (prepare/data.py); a sentence says which columns are read."""
+        columns = self.data_columns
+        console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
+        return rows(data, columns, channels=channels, pairs=pairs)
+
+    def rows_for(self, folder: Path, console: Console, data: Path) -> Iterator[Row]:
+        from isobatch.deployments.models import checkpoint
+
+        return self.rows(console, data, checkpoint.channels_of(folder), not checkpoint.task_at(folder).by_token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +77,17 @@ class ReadingOptions(TextFileOptions):
     label_column: Annotated[str | None, typer.Option(help="Column of the labels.")] = None
 
     @property
-    def data_columns(self) -> "Columns":
-        from isobatch.deployments.prepare.data import Columns
+    def data_columns(self) -> Columns:
+        columns = super().data_columns
+        return replace(columns, pair=self.text_pair_column, image=self.image_column, label=self.label_column)
 
-        return Columns(self.text_column, self.text_pair_column, self.image_column, self.label_column, self._layout)
 
-
-def label_names(names: "Sequence[str]", labels: str | None) -> "LabelNames":
+def label_names(names: Sequence[str], labels: str | None) -> LabelNames:
     """The names of labels: the head's, and those in --labels."""
-    from isobatch.deployments.prepare.sample import LabelNames
-
     return LabelNames(names, pairs_of(labels))
 
 
-def pairs_of(labels: str | None) -> "Mapping[str, str]":
+def pairs_of(labels: str | None) -> Mapping[str, str]:
     """
     >>> pairs_of("neg=0, pos=1")
     {'neg': '0', 'pos': '1'}
@@ -122,13 +122,9 @@ class ArrivalOptions:
     @property
     def trace_text(self) -> str:
         """How the trace's file was understood; empty without a trace."""
-        from isobatch.cluster.load.traces import description
+        return traces.description(self.trace, self.trace_each_s) if self.trace else ""
 
-        return description(self.trace, self.trace_each_s) if self.trace else ""
-
-    def times_s(self, seconds: float) -> "Floats":
-        from isobatch.cluster.load import traces, workloads
-
+    def times_s(self, seconds: float) -> Floats:
         if self.trace:
             return traces.trace(self.trace, self.rate, seconds, self.seed, self.trace_each_s)
         if self.rate is None:

@@ -1,5 +1,6 @@
 """Runs `isobatch simulate`: makes a run of inputs or of texts from a configuration and a workload, and reports it."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,12 +41,17 @@ if TYPE_CHECKING:
     from isobatch.cluster.commands.simulate import ClassifierSimulationOptions, DecoderSimulationOptions
 
 
+NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
+EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
+
+
 def slow_of(written: Sequence[str]) -> dict[str, float]:
     """
     >>> slow_of(["v100/3=2.5"])
     {'v100/3': 2.5}
     """
-    return dict(_pair(option, "=", "REPLICA=TIMES, as in v100/3=2") for option in written)
+    parts = (_parts(option, f"(.+?)={NUMBER}", "REPLICA=TIMES, as in v100/3=2") for option in written)
+    return {replica: float(times) for replica, times in parts}
 
 
 def outages_of(written: Sequence[str]) -> tuple[Outage, ...]:
@@ -54,7 +60,8 @@ def outages_of(written: Sequence[str]) -> tuple[Outage, ...]:
     (Outage(replica='v100/3', from_s=60.0, until_s=90.0),)
     """
     shape = "REPLICA=FROM-UNTIL in seconds, as in v100/3=60-90"
-    return tuple(_outage(option, shape) for option in written)
+    parts = (_parts(option, f"(.+?)={NUMBER}-{NUMBER}", shape) for option in written)
+    return tuple(Outage(replica, float(from_s), float(until_s)) for replica, from_s, until_s in parts)
 
 
 def shares_of(option: str) -> tuple[tuple[float, float], ...]:
@@ -63,12 +70,18 @@ def shares_of(option: str) -> tuple[tuple[float, float], ...]:
     ((0.0, 0.8), (600.0, 0.2))
     """
     shape = "SECONDS:SHARE,..., as in 0:0.8,600:0.2"
-    shares = tuple(
-        (_number(at, option, shape), share) for at, share in (_pair(part, ":", shape) for part in option.split(","))
-    )
+    parts = (_parts(part.strip(), f"{NUMBER}:{NUMBER}", shape) for part in option.split(","))
+    shares = tuple((float(at_s), float(share)) for at_s, share in parts)
     if [at_s for at_s, _ in shares] != sorted({at_s for at_s, _ in shares}):
         raise UserError(f"{option!r}: the seconds of a mix must ascend")
     return shares
+
+
+def _parts(option: str, pattern: str, shape: str) -> tuple[str, ...]:
+    match = re.fullmatch(pattern, option, re.IGNORECASE)
+    if match is None:
+        raise UserError(f"{option!r} must look like {shape}")
+    return match.groups()
 
 
 def read_exits(path: Path, num_blocks: int) -> Ints:
@@ -82,31 +95,6 @@ def read_exits(path: Path, num_blocks: int) -> Ints:
         present = f"{blocks.min()}..{blocks.max()}" if len(blocks) else "none"
         raise UserError(f"{path}: block numbers must lie in 0..{num_blocks - 1}, there are {present}")
     return blocks
-
-
-def _outage(option: str, shape: str) -> Outage:
-    name, _, times = option.partition("=")
-    start, dash, stop = times.partition("-")
-    if not (name and dash):
-        raise UserError(f"{option!r} must look like {shape}")
-    return Outage(name, _number(start, option, shape), _number(stop, option, shape))
-
-
-def _pair(option: str, sign: str, shape: str) -> tuple[str, float]:
-    name, separator, number = option.partition(sign)
-    if not (name and separator):
-        raise UserError(f"{option!r} must look like {shape}")
-    return name, _number(number, option, shape)
-
-
-def _number(text: str, option: str, shape: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{option!r} must look like {shape}") from None
-
-
-EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
 
 
 def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
@@ -129,17 +117,10 @@ def controlled_world(
     return replace(world, facts=facts.surviving(world.facts.survival) if problem.answers_early else facts), problem
 
 
-def run_controlled(world: World, problem: ClassifierPlanningProblem, load: "ClassifierSimulationOptions") -> Replanned:
-    inputs = _inputs(world, load)
-    with progress_of(load) as progress:
-        return replan(world, problem, inputs, load.seconds, seed=load.seed, progress=progress)
-
-
 def run(world: World, load: "ClassifierSimulationOptions") -> Report:
     """Simulate with a progress bar over simulated time."""
-    inputs = _inputs(world, load)
-    with progress_of(load) as progress:
-        return simulate(world, inputs, load.seconds, load.seed, progress)
+    with _progress(load.seconds) as progress:
+        return simulate(world, _inputs(world, load), load.seconds, load.seed, progress)
 
 
 def _inputs(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk]:
@@ -174,10 +155,10 @@ def decisions(replanned: Replanned) -> Table:
 
 
 @contextmanager
-def progress_of(load: "ClassifierSimulationOptions") -> Iterator[Callable[[float], None]]:
+def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
     """A bar over simulated time; the function that it yields moves it."""
     with Progress(transient=True) as bar:
-        task = bar.add_task("simulating", total=load.seconds)
+        task = bar.add_task("simulating", total=seconds)
         yield lambda at_s: bar.update(task, completed=at_s)
 
 
@@ -193,8 +174,11 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     if options.trace_text:
         console.print(options.trace_text, highlight=False)
     if options.replan:
-        world, problem = controlled_world(app_config, _controller(content), world)
-        replanned = run_controlled(world, problem, options)
+        arguments = next((each.get("args") or {} for each in controllers(content)), {})
+        world, problem = controlled_world(app_config, ControllerConfig.model_validate(arguments), world)
+        with _progress(options.seconds) as progress:
+            inputs = _inputs(world, options)
+            replanned = replan(world, problem, inputs, options.seconds, seed=options.seed, progress=progress)
         report, changes_s = replanned.report, [event.at_s for event in replanned.changes]
         console.print(decisions(replanned))
     else:
@@ -248,10 +232,3 @@ def _with_prompts_of(file: Path, texts: Sequence[TextArrival], source: Path) -> 
     tokenizer = load_tokenizer(source)
     lengths = cycle([len(tokenizer(prompt)["input_ids"]) for prompt in prompts_in(file)])
     return [replace(text, prompt=length) for text, length in zip(texts, lengths, strict=False)]
-
-
-def _controller(content: ServeFile) -> ControllerConfig:
-    """The settings of the controller in the Serve file, or the defaults if the file has none."""
-    return ControllerConfig.model_validate(
-        next((application.get("args") or {} for application in controllers(content)), {})
-    )

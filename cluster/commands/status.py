@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from datetime import datetime
-from http.client import HTTPException
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+from urllib.error import HTTPError
 
 import typer
+from rich.console import Console, Group
+from rich.table import Table
 
+from isobatch.cluster.client import json_at, stats_at
 from isobatch.cluster.commands import KeyVariable, key_headers, server_at
 from isobatch.cluster.commands.status_picture import Stats, picture, texts_table
+from isobatch.profiles.agreement import Agreement
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import carried
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
 
 PATH = "/controller"  # the default route prefix of the controller's application
 NO_CONTROLLER = "none: the plan stays as it is"
@@ -53,8 +51,6 @@ def status(
 
     Example: [bold]isobatch status http://127.0.0.1:8000 --watch[/]
     """
-    from rich.console import Console
-
     actions = {"pause": pause, "resume": resume, "force": force, "would": dry_run}
     chosen = [name for name, wanted in actions.items() if wanted]
     if len(chosen) > 1 or (chosen and watch):
@@ -84,30 +80,23 @@ def status(
 
 def _stats(url: str, variable: str | None) -> Stats | None:
     """The application's statistics; None: it is not at this address, for instance because it has a route prefix."""
-    try:
-        stats: Stats | None = ask(f"{url}/stats", variable)
-    except UserError:
-        return None
-    return stats if stats and "splits" in stats else None
+    stats = stats_at(url, key_headers(variable))
+    return stats if "splits" in stats else None
 
 
 def ask(url: str, variable: str | None, post: bool = False) -> Any:
     """The server's JSON answer; None: there is no such path."""
-    headers = key_headers(variable)
+    method, patience_s = ("POST", FORCE_PATIENCE_S) if post else ("GET", PATIENCE_S)
     try:
-        request = urllib.request.Request(url, headers=headers, method="POST" if post else "GET")
-        with urllib.request.urlopen(request, timeout=FORCE_PATIENCE_S if post else PATIENCE_S) as reply:
-            return json.load(reply)
-    except urllib.error.HTTPError as error:
+        return json_at(url, key_headers(variable), method=method, patience_s=patience_s)
+    except HTTPError as error:
         if error.code == 404:
             return None
-        raise UserError(_refusal(url, error)) from None
-    except HTTPException:
-        raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "reason", error)
-        reason = getattr(cause, "strerror", None) or cause
-        raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None
+        try:
+            reason = f"{url}: {json.load(error)['error']}"
+        except (ValueError, KeyError, TypeError):
+            reason = f"{url} answers {error.code} {error.reason}"
+        raise UserError(reason) from None
 
 
 def _no_controller_error(base: str, stats: Stats | None) -> UserError:
@@ -115,17 +104,6 @@ def _no_controller_error(base: str, stats: Stats | None) -> UserError:
     return UserError(
         f"no controller runs at {base}: add isobatch.cluster.controller.app:build to your Serve file{hint}"
     )
-
-
-def _writes_texts(stats: Stats) -> bool:
-    return "tokens_per_s" in stats
-
-
-def _refusal(url: str, error: urllib.error.HTTPError) -> str:
-    try:
-        return f"{url}: {json.load(error)['error']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{url} answers {error.code} {error.reason}"
 
 
 def _sentence(answer: dict[str, Any]) -> str:
@@ -143,22 +121,19 @@ def tables(
     `last` are the previous statistics. `earlier`: whether to show the decisions of earlier deployments. For an
     application without a controller, only the statistics are shown.
     """
-    from rich.console import Group
-
+    writes_texts = stats is not None and "tokens_per_s" in stats
     if answer is None:
         assert stats, "This is a bug: either the controller or the application has answered."
-        if _writes_texts(stats):
+        if writes_texts:
             return Group(texts_table(stats, NO_CONTROLLER))
         return Group(_without_controller(stats), picture(stats, last, ()))
     expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
-    drawn = [texts_table(stats) if _writes_texts(stats) else picture(stats, last, expected)] if stats else []
+    drawn = [texts_table(stats) if writes_texts else picture(stats, last, expected)] if stats else []
     previous = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *previous)
 
 
 def _without_controller(stats: Stats) -> Table:
-    from rich.table import Table
-
     table = Table("", "", title=stats["model"], show_header=False, title_justify="left")
     table.add_row("plan", stats["plan"] or "none: the whole network runs in the front")
     table.add_row("exits", stats["promise"])
@@ -169,10 +144,6 @@ def _without_controller(stats: Stats) -> Table:
 
 
 def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
-    from rich.table import Table
-
-    from isobatch.profiles.agreement import Agreement
-
     plan, window, forecast = answer["plan"], answer["window"], answer["forecast"]
     table = Table("", "", title=answer["application"], show_header=False, title_justify="left")
     table.add_row("plan", plan["summary"])
@@ -215,8 +186,6 @@ def _now(answer: dict[str, Any], stats: Stats | None) -> Table:
 
 def _survival(answer: dict[str, Any]) -> Table:
     """The forecast survival: the share of inputs that stay after each block."""
-    from rich.table import Table
-
     forecast = answer["forecast"]
     table = Table("block", "survive", "between", "ramp behind it", title="survival", title_justify="left")
     for block, share in enumerate(answer["survival"]):
@@ -232,26 +201,18 @@ def _earlier(deployments: Sequence[dict[str, Any]], now_s: float, unfolded: bool
     if not unfolded:
         ended = _at(deployments[0]["ended_s"], now_s)
         return [f"earlier deployments: {len(deployments)} (the last ended {ended}; --earlier shows their decisions)"]
-    return [
-        _events(
-            deployment["events"],
-            now_s,
-            f"earlier deployment, {_at(deployment['began_s'], now_s)} to {_at(deployment['ended_s'], now_s)}",
-            "it decided nothing",
-        )
-        for deployment in deployments
+    titles = [
+        f"earlier deployment, {_at(each['began_s'], now_s)} to {_at(each['ended_s'], now_s)}" for each in deployments
     ]
+    none = "it decided nothing"
+    return [_events(each["events"], now_s, title, none) for each, title in zip(deployments, titles, strict=True)]
 
 
 def _events(
-    events: list[dict[str, Any]],
-    now_s: float,
-    title: str = "last decisions",
+    events: list[dict[str, Any]], now_s: float, title: str = "last decisions",
     none: str = "none yet: the first comes after a whole window",
-) -> Table:
+) -> Table:  # fmt: skip
     """The decisions, the latest first. Equal decisions in a row, as in idle times, are shown once."""
-    from rich.table import Table
-
     table = Table("", "", "why", "promised", "seen", title=title, title_justify="left")
     if not events:
         table.add_row("", "", none)

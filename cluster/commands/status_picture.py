@@ -6,11 +6,10 @@ It shows the same as the page at `/`, from the same `/stats`. With earlier stati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+from rich.console import Group
+from rich.table import Table
 
 Stats = dict[str, Any]
 BAR_WIDTH = 24  # characters
@@ -20,14 +19,10 @@ HEIGHTS = "▁▂▃▄▅▆▇█"
 
 def picture(stats: Stats, earlier: Stats | None, forecast: Sequence[float]) -> Group:
     """The splits with their devices and the fill of their launches, then the survival beside its forecast."""
-    from rich.console import Group
-
     return Group(_splits(stats, earlier), _survivors(survival(stats, earlier), forecast))
 
 
 def _splits(stats: Stats, earlier: Stats | None) -> Table:
-    from rich.table import Table
-
     from isobatch.optimizer.plan import blocks_text
 
     table = Table("split", "devices", "batch", "filled", "", "waiting", title="launches", title_justify="left")
@@ -42,8 +37,6 @@ def _splits(stats: Stats, earlier: Stats | None) -> Table:
 
 
 def _survivors(current: Sequence[float], forecast: Sequence[float]) -> Table:
-    from rich.table import Table
-
     table = Table("", "", "", title="inputs that reach each block", title_justify="left", show_header=False)
     for name, shares in (("lately", current), ("forecast", forecast)):
         if shares:
@@ -56,8 +49,6 @@ def texts_table(stats: Stats, controller: str = "") -> Table:
 
     `controller`: the text of a row on the controller, if any.
     """
-    from rich.table import Table
-
     table = Table("", "", title=stats["model"], show_header=False, title_justify="left")
     tokens = {int(block): count for block, count in stats["exits"].items()}
     written = sum(tokens.values())

@@ -4,15 +4,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from isobatch.cluster.commands import METRICS, Metric
+from isobatch.cluster.commands import METRICS, Metric, above_0
 from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile, load, save
 
 if TYPE_CHECKING:
     from isobatch.optimizer.tuning import Tuned
     from isobatch.profiles.evidence import Evidence
-    from isobatch.profiles.files import Profile
 
 
 def tune(
@@ -48,17 +50,12 @@ def tune(
     """
     from functools import partial
 
-    from rich.console import Console
-
-    from isobatch.cluster.commands import above_0
     from isobatch.deployments.prepare.pipeline import check_free
     from isobatch.optimizer import Objective, problem
     from isobatch.optimizer.pipelines.side_by_side import side_by_side
     from isobatch.optimizer.search.exact import search
     from isobatch.optimizer.tuning import tuned
-    from isobatch.profiles.devices import fleet, links_between
     from isobatch.profiles.evidence import EVIDENCE, Evidence
-    from isobatch.profiles.files import load
 
     for option, value in (("--slo-ms", slo_ms), ("--max-batch", max_batch)):
         above_0(option, value)
@@ -66,7 +63,8 @@ def tune(
     evidence, kinds = Evidence.read(model / EVIDENCE).for_metric(metric), fleet(devices)
     known = load(profile)
     facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
-    _check(profile, facts.num_blocks, evidence)
+    if facts.num_blocks != (blocks := evidence.test.num_ramps + 1):
+        raise UserError(f"{profile} has {facts.num_blocks} blocks, the model {blocks}: profile it first")
     goal = "goodput-per-dollar" if per_dollar else goal
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
     find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
@@ -81,16 +79,10 @@ def tune(
     console.print(f"written to {out}: a prepared model with its {PLAN} and {PROFILE}")
 
 
-def _check(profile: Path, num_blocks: int, evidence: "Evidence") -> None:
-    if num_blocks != evidence.test.num_ramps + 1:
-        raise UserError(f"{profile} has {num_blocks} blocks, the model {evidence.test.num_ramps + 1}: profile it first")
-
-
-def _write(model: Path, out: Path, force: bool, known: "Profile", evidence: "Evidence", result: "Tuned") -> None:
+def _write(model: Path, out: Path, force: bool, known: Profile, evidence: "Evidence", result: "Tuned") -> None:
     from dataclasses import replace
 
     from isobatch.deployments.prepare import pipeline
-    from isobatch.profiles.files import save
 
     pipeline.tune(model, out, evidence, result.chosen, force)
     # token_exits: with new thresholds, the lengths of the texts that leave are not known.

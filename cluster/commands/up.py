@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from isobatch.cluster.commands import above_0
 from isobatch.cluster.commands.plan import plan
@@ -19,7 +20,9 @@ from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError, read_json
+from isobatch.profiles.promise import RULES
 
 STEPS = "up.json"  # in the folder: what each step was made from
 LOG = "up.log"  # beside it: everything that the steps print
@@ -57,7 +60,6 @@ def up(
 
     Example: [bold]isobatch up my-bert --data reviews.csv --slo-ms 100[/]
     """
-    from rich.console import Console
 
     from isobatch.deployments.decoding.ramp_rules import is_decoder
     from isobatch.deployments.models import checkpoint
@@ -131,7 +133,6 @@ def _make(steps: list[_Step], folder: Path, tell: Callable[[str], None]) -> None
 
 def _prepared(folder: Path) -> str:
     from isobatch.deployments.models.ramps import read_rules
-    from isobatch.profiles.promise import RULES
 
     rules = read_rules(folder / RULES)
     depth = "" if rules.mean_depth_share is None else f"an input runs {rules.mean_depth_share:.0%} of the blocks; "
@@ -151,7 +152,6 @@ def this_machine() -> str:
     """The devices here, as a fleet. One CPU is left to the front."""
     import torch
 
-    from isobatch.profiles.devices import kind_of
     from isobatch.profiles.measure import device_name
 
     if count := torch.cuda.device_count():

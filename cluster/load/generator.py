@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.cluster.load.http_connection import BROKEN, Carrier, HttpConnection, absent_s
+from isobatch.cluster.load.http_connection import BROKEN, Carrier, HttpConnection, absent_s, http_parts
 from isobatch.profiles.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -59,10 +58,7 @@ class LoadGenerator:
         right: Callable[[int, bytes], bool] = lambda body, answer: True,
     ) -> None:
         """`right(index of the body, answer)` returns whether an answer is correct."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise UserError(f"{url!r} must look like http://HOST:PORT/PATH")
-        self._place = parts.hostname, parts.port or 80
+        parts, self._place = http_parts(url)
         head = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
         )
@@ -179,7 +175,6 @@ class LoadGenerator:
 
     def _ask(self, connection: Carrier, index: int) -> None:
         self._rows["sent_s"][index] = self.now_s()
-
         connection.ask(self._requests[index % len(self._requests)], partial(self._finish, connection, index))
 
     def _finish(self, connection: Carrier, index: int, status: int, answer: bytes) -> None:

@@ -8,11 +8,22 @@ import selectors
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
+from isobatch.profiles.errors import UserError
+
 BROKEN = 0  # the status of a request that got no answer
 T = TypeVar("T")
+
+
+def http_parts(url: str) -> tuple[SplitResult, tuple[str, int]]:
+    """The parts of an address of plain HTTP, and its host and port; raise UserError for another one."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise UserError(f"{url!r} must look like http://HOST:PORT")
+    return parts, (parts.hostname, parts.port or 80)
 
 
 class _PollingSelector(selectors.DefaultSelector):

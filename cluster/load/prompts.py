@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 from httptools import HttpParserError, HttpResponseParser
 from rich.table import Table
 
 from isobatch.cluster.load.generator import Floats
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.http_connection import BROKEN, http_parts
 from isobatch.cluster.load.report import counted, is_failure, quantiles
 from isobatch.profiles.errors import UserError, read_text
 
@@ -79,14 +78,10 @@ def _tokens_in(event: bytes) -> int:
 
 class PromptLoad:
     def __init__(self, url: str, prompts: Sequence[str], max_tokens: int | None, headers: Mapping[str, str]) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise UserError(f"{url!r} must look like http://HOST:PORT")
-        self._place = parts.hostname, parts.port or 80
+        parts, self._place = http_parts(url)
         self._requests = [_request(parts.netloc, prompt, max_tokens, headers) for prompt in prompts]
 
     async def at(self, due_s: Floats) -> list[WrittenText]:
-        """Open loop: a prompt at each of these times."""
         begun_s = time.perf_counter()
         tasks = []
         for index, due in enumerate(due_s):

@@ -165,17 +165,13 @@ def table(summary: Summary, slo_ms: float) -> Table:
     if summary.refusal_p50_ms is not None:
         rows.add_row("refusals p50", f"{summary.refusal_p50_ms:,.1f} ms")
     lateness = summary.lateness
-    for name, share, times_ms in (
-        ("generator", lateness.generator_share, lateness.generator_ms),
-        ("server", lateness.server_share, lateness.server_ms),
-    ):
+    generator = ("generator", lateness.generator_share, lateness.generator_ms)
+    for name, share, times_ms in (generator, ("server", lateness.server_share, lateness.server_ms)):
         quantiles = ", ".join(f"{quantile} {times_ms[quantile]:,.1f}" for quantile in ("p50", "p99") if times_ms)
         rows.add_row(f"by the {name}", f"{share:.1%} of it ({quantiles} ms)" if quantiles else "-")
     if lateness.late:
-        causes = (
-            f"{lateness.late_by_generator:,} by the generator alone, {lateness.late_by_server:,} surely by the server"
-        )
-        rows.add_row("late", f"{lateness.late:,} ({causes})")
+        causes = f"{lateness.late_by_generator:,} by the generator alone"
+        rows.add_row("late", f"{lateness.late:,} ({causes}, {lateness.late_by_server:,} surely by the server)")
     return rows
 
 
@@ -185,24 +181,15 @@ def write(summary: "DataclassInstance", path: Path) -> None:
 
 def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
     """Draw latency over time, and requests per second by outcome."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
     answered = record.status == 200
     latency_ms = 1e3 * (record.ended_s - record.due_s)
     size, strength = (2, 0.4) if len(record.due_s) > MANY_REQUESTS else (4, 0.7)
-    above.plot(
-        record.due_s[answered],
-        latency_ms[answered],
-        ".",
-        color=BLUE,
-        markersize=size,
-        alpha=strength,
-        label="a request",
-    )
+    style = {"color": BLUE, "markersize": size, "alpha": strength}
+    above.plot(record.due_s[answered], latency_ms[answered], ".", **style, label="a request")
     above.axhline(slo_ms, color=RED, linewidth=1, label=f"SLO {slo_ms:g} ms")
     above.set(ylabel="latency (ms), from when it was due", yscale="log")
     plain_logarithmic(above.yaxis)
@@ -216,7 +203,6 @@ def draw(record: LoadRecord, slo_ms: float, path: Path) -> None:
         axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
         plain(axes)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def bins(due_s: Floats) -> Floats:
@@ -226,9 +212,8 @@ def bins(due_s: Floats) -> Floats:
     ([0.0, 5.0, 10.0], 51)
     """
     last_s = due_s.max(initial=1.0)
-    return np.linspace(
-        0, last_s, 1 + int(np.clip(min(last_s / SHORTEST_BIN_S, len(due_s) / REQUESTS_PER_BIN), 1, MOST_BINS))
-    )
+    count = min(last_s / SHORTEST_BIN_S, len(due_s) / REQUESTS_PER_BIN)
+    return np.linspace(0, last_s, 1 + int(np.clip(count, 1, MOST_BINS)))
 
 
 def _kinds(record: LoadRecord, latency_ms: Floats, slo_ms: float) -> dict[str, NDArray[np.bool_]]:

@@ -1,23 +1,21 @@
 """The bodies of requests: the user's own inputs, or made-up ones of the kind that the server accepts."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from math import prod
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from isobatch.profiles.errors import UserError
+from isobatch.cluster.client import json_at, stats_at
+from isobatch.profiles.errors import UserError, read_text
 
 MADE_UP = 256  # images; fewer if they are large
 MOST_VALUES = 500_000  # of all made-up images together
-PATIENCE_S = 10.0  # for an answer of the server about itself
 DIGIT = (8, 8)  # the shape of the demo's images
 UNAUTHORIZED = 401
 UNAVAILABLE = 503
@@ -49,10 +47,7 @@ def bodies_of(values: Iterable[Any]) -> list[bytes]:
 
 
 def bodies_in(path: Path) -> list[bytes]:
-    try:
-        lines = [line.strip() for line in path.read_bytes().splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    lines = [line.strip().encode() for line in read_text(path).splitlines() if line.strip()]
     if not lines:
         raise UserError(f"{path} is empty: it needs a JSON body per line")
     return lines
@@ -87,42 +82,31 @@ def accepted_at(url: str, headers: Mapping[str, str]) -> AcceptedInputs:
     """The kind of inputs that the network behind this URL accepts."""
     base = url.rpartition("/")[0]
     try:
-        name = _get(f"{base}/readyz", headers)["model"]
-        about = _get(f"{base}/v2/models/{name}", headers)
+        name = json_at(f"{base}/readyz", headers)["model"]
+        about = json_at(f"{base}/v2/models/{name}", headers)
         tensor, words = about["inputs"][0], any(each["name"] == "words" for each in about.get("outputs", ()))
         return AcceptedInputs(tensor["datatype"] == BYTES, tuple(map(int, tensor["shape"][1:])), name, words)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
-            raise UserError(f"nobody answers at {base}: {error.reason}") from error
-        if isinstance(error, urllib.error.HTTPError) and error.code == UNAUTHORIZED:
+    except UserError:
+        raise
+    except (HTTPError, ValueError, LookupError, TypeError) as error:
+        status = error.code if isinstance(error, HTTPError) else None
+        if status == UNAUTHORIZED:
             raise UserError(f"{base} asks for a key: --api-key-variable names the variable that holds it") from error
-        if isinstance(error, urllib.error.HTTPError) and error.code == UNAVAILABLE:
-            raise UserError(
-                f"{base} is not ready (status {UNAVAILABLE}): wait until 'isobatch serve' says so"
-            ) from error
-        if _decodes(base, headers):
+        if status == UNAVAILABLE:
+            raise UserError(f"{base} is not ready (status {status}): wait until 'isobatch serve' says so") from error
+        if "tokens_per_s" in stats_at(base, headers):
             raise UserError(f"{base} serves a decoder: --prompts FILE sends prompts") from error
+        reason = f"status {status}" if status else "its answer has another form"
         raise UserError(
-            f"{base} does not say whether its network takes texts or images ({_reason(error)}): "
+            f"{base} does not say whether its network takes texts or images ({reason}): "
             "--bodies FILE sends requests as they are"
         ) from error
-    except HTTPException as error:
-        raise UserError(f"the server at {base} does not speak HTTP/1.1: is that the port of gRPC?") from error
-
-
-def _decodes(base: str, headers: Mapping[str, str]) -> bool:
-    try:
-        return "tokens_per_s" in _get(f"{base}/stats", headers)
-    except (OSError, HTTPException, ValueError, TypeError):
-        return False
 
 
 def promised_ms(url: str, headers: Mapping[str, str]) -> float | None:
     """The deadline for answers of the server behind this URL; None: it names none."""
-    try:
-        return float(_get(f"{url.rpartition('/')[0]}/stats", headers)["slo_ms"])
-    except (OSError, HTTPException, ValueError, LookupError, TypeError):
-        return None
+    slo_ms = stats_at(url.rpartition("/")[0], headers).get("slo_ms")
+    return float(slo_ms) if isinstance(slo_ms, int | float) else None
 
 
 def made_up(takes: AcceptedInputs) -> tuple[str, list[bytes]]:
@@ -140,12 +124,3 @@ def made_up(takes: AcceptedInputs) -> tuple[str, list[bytes]]:
     count = min(MADE_UP, -(-MOST_VALUES // prod(takes.shape)))
     images = np.random.default_rng(0).integers(0, 256, (count, *takes.shape))
     return f"made-up ones of {' x '.join(map(str, takes.shape))}", bodies_of(images)
-
-
-def _get(url: str, headers: Mapping[str, str]) -> Any:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=PATIENCE_S) as reply:
-        return json.load(reply)
-
-
-def _reason(error: Exception) -> str:
-    return f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else "its answer has another form"

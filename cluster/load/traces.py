@@ -108,32 +108,23 @@ def _parsed(text: str) -> RecordedTimes | CountedArrivals:
     first, _, rest = text.partition("\n")
     head = next(csv.reader([first[:LONGEST_HEAD]]), [])
     if "TIMESTAMP" in head:
-        return _times(head.index("TIMESTAMP"), rest)
+        column = head.index("TIMESTAMP")
+        stamps = np.array([row[column][:26] for row in csv.reader(rest.splitlines())], "datetime64[ns]")
+        return RecordedTimes(np.sort((stamps - stamps.min()).astype(float) / 1e9))
     if any(name.startswith("minute_") for name in head):
-        return _per_function(head, rest)
+        minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
+        rows = [[float(row[index] or 0) for index in minutes] for row in csv.reader(rest.splitlines())]
+        return CountedArrivals(np.array(rows).sum(0), 60.0)
     names = _cells(first)
     if not names or any(_is_number(name) for name in names):
         return _table([], text, first)
     return _table(names, rest, first)
 
 
-def _times(column: int, text: str) -> RecordedTimes:
-    stamps = np.array([row[column][:26] for row in csv.reader(text.splitlines())], "datetime64[ns]")
-    return RecordedTimes(np.sort((stamps - stamps.min()).astype(float) / 1e9))
-
-
-def _per_function(head: list[str], text: str) -> CountedArrivals:
-    minutes = [index for index, name in enumerate(head) if name.startswith("minute_")]
-    counts = np.array([[float(row[index] or 0) for index in minutes] for row in csv.reader(text.splitlines())])
-    return CountedArrivals(counts.sum(0), 60.0)
-
-
 def _table(names: list[str], text: str, first: str) -> CountedArrivals:
     """Counts in one line, in one column, or beside the times at which their periods begin."""
     lines = [_cells(line) for line in text.splitlines() if line.strip()]
-    if (
-        len(lines) == 1 and not names
-    ):  # the format of Twitter's trace, in which seconds with 0 are gaps of the recording
+    if len(lines) == 1 and not names:  # as Twitter's trace, in which seconds with 0 are gaps of the recording
         counts = np.array(lines[0], float)
         return CountedArrivals(counts[counts > 0], 1.0, certain=False)
     if not lines or len(lines[0]) not in (1, 2):

@@ -44,18 +44,8 @@ def check(rate_per_s: float, seconds: float) -> None:
     if not (rate_per_s > 0 and seconds > 0 and isfinite(rate_per_s * seconds)):
         raise UserError(f"a workload needs a rate and a time above 0, got {rate_per_s:g} per second for {seconds:g} s")
     if (inputs := rate_per_s * seconds) > MOST_INPUTS:
-        raise UserError(
-            f"{inputs:.3g} inputs at once are more than memory holds: {MOST_INPUTS:g} at most, lower rate or time"
-        )
-
-
-def _uniform(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
-    times: Floats = np.arange(np.ceil(rate * seconds)) / rate
-    return times
-
-
-def _poisson(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
-    return np.sort(random.random(random.poisson(rate * seconds))) * seconds
+        most = f"{MOST_INPUTS:g} at most, lower rate or time"
+        raise UserError(f"{inputs:.3g} inputs at once are more than memory holds: {most}")
 
 
 def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
@@ -72,10 +62,6 @@ def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) 
     return times[times < seconds]
 
 
-def _step(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
-    return following(np.array([STEP, 2 - STEP]), rate, seconds, random)
-
-
 def _daynight(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
     """Poisson arrivals whose rate is lowest at midnight and highest at noon."""
     at = (np.arange(max(1, int(seconds / 60))) + 0.5) * 60
@@ -89,11 +75,12 @@ def following(weights: Floats, rate: float, seconds: float, random: np.random.Ge
     return np.interp(uniform, share, np.linspace(0.0, seconds, len(share)))
 
 
+# Of a mean rate, a duration, a generator of random numbers and the variation of the gaps.
 PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats]] = {
-    "poisson": _poisson,
+    "poisson": lambda rate, seconds, random, cv: np.sort(random.random(random.poisson(rate * seconds))) * seconds,
     "gamma": _gamma,
-    "uniform": _uniform,
-    "step": _step,
+    "uniform": lambda rate, seconds, random, cv: np.arange(np.ceil(rate * seconds)) / rate,
+    "step": lambda rate, seconds, random, cv: following(np.array([STEP, 2 - STEP]), rate, seconds, random),
     "daynight": _daynight,
 }
 

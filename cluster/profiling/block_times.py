@@ -118,7 +118,10 @@ def in_batches(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
 def timed(
     model: ServedModel, inputs: Sequence[SampleInputs], kind: str, dtype: str, budget_s: float, largest: int
 ) -> list[Measured]:
-    """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun."""
+    """Measure one table per length, each with an equal share of the budget. After a Ctrl-C no further one is begun.
+
+    Launches include what a replica adds to them: it merges inputs and separates exits.
+    """
     measured, device = list[Measured](), str(model.device)
     source = source_of(device_name(device), model.backend, dtype, torch.get_num_threads())
     stopwatch = stopwatch_for(device)
@@ -127,26 +130,18 @@ def timed(
             facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device)
             facts = replace(facts, backend=model.backend, dtype=dtype)
             sweep = Sweep(
-                model,
-                each.batch,
-                stopwatch,
-                budget_s=budget_s / len(inputs),
-                largest=largest,
-                least=each.least,
+                model, each.batch, stopwatch, budget_s=budget_s / len(inputs), largest=largest, least=each.least,
                 progress=partial(advance, index),
-            )
-            measured.append(_with_replica(sweep.run(facts), model, each.batch, device))
+            )  # fmt: skip
+            own = sweep.run(facts)
+            joined = each.batch(min(JOINED, own.table.largest))
+            added_s = replica_adds_s(model, joined, host_clock_for(device))
+            p95_s = None if own.table.launch_p95_s is None else own.table.launch_p95_s + added_s
+            table = replace(own.table, launch_s=own.table.launch_s + added_s, launch_p95_s=p95_s)
+            measured.append(replace(own, table=table))
             if measured[-1].interrupted:
                 break
     return measured
-
-
-def _with_replica(measured: Measured, model: SplitModel, batch: Callable[[float], Batch], device: str) -> Measured:
-    """The measured table with the time that a replica adds to a launch: it merges inputs and separates exits."""
-    table = measured.table
-    added_s = replica_adds_s(model, batch(min(JOINED, table.largest)), host_clock_for(device))
-    launch_p95_s = None if table.launch_p95_s is None else table.launch_p95_s + added_s
-    return replace(measured, table=replace(table, launch_s=table.launch_s + added_s, launch_p95_s=launch_p95_s))
 
 
 def replica_adds_s(model: SplitModel, batch: Batch, clock: Callable[[], float]) -> float:
@@ -184,10 +179,8 @@ def _bar(tables: int) -> Iterator[Callable[[int, float, str], None]]:
 
 def uncatalogued(kind: str) -> str | None:
     """A warning for a kind that is not in the catalogue, which no plan can use; None for others."""
-    if kind in CATALOGUE:
-        return None
-    known = ", ".join(CATALOGUE)
-    return f"no plan can use a {kind}, whose price and memory are not known: --kind may name the nearest of {known}"
+    unknown = f"no plan can use a {kind}, whose price and memory are not known"
+    return None if kind in CATALOGUE else f"{unknown}: --kind may name the nearest of {', '.join(CATALOGUE)}"
 
 
 def exits_from_rules(ramps: Sequence[tuple[int, float | None]], num_blocks: int) -> ExitProfile | None:
@@ -230,14 +223,14 @@ def timed_block_ranges(model: SplitModel) -> list[BlockRange]:
     ]
 
 
-def source_of(device_name: str, backend: str, dtype: str, threads: int, now: datetime | None = None) -> str:
+def source_of(device_name: str, backend: str, dtype: str, threads: int) -> str:
     """A sentence on the origin of a table's numbers.
 
-    >>> source_of("cpu", "torch", "float32", 2, datetime(2026, 1, 31))
-    'measured: cpu, torch, float32, 2 host threads, 2026-01-31'
+    >>> source_of("cpu", "torch", "float32", 2).rpartition(", ")[0]
+    'measured: cpu, torch, float32, 2 host threads'
     """
     count = f"{threads} host thread{'s' if threads > 1 else ''}"
-    return f"measured: {device_name}, {backend}, {dtype}, {count}, {(now or datetime.now(UTC)).date().isoformat()}"
+    return f"measured: {device_name}, {backend}, {dtype}, {count}, {datetime.now(UTC).date().isoformat()}"
 
 
 def report(profile: Profile) -> Table:

@@ -19,7 +19,12 @@ def shape_of(config: Any, length: int | None, side: int = 224) -> Shape:
     name = config.model_type
     try:
         if name == "resnet":
-            return _residual(config, side)
+            narrower = 4 if config.layer_type == "bottleneck" else 1
+            widths = tuple(size // narrower for size in config.hidden_sizes)
+            return residual(
+                name, stages=tuple(config.depths), widths=widths, stem=config.embedding_size,
+                bottleneck=narrower > 1, side=side, labels=config.num_labels,
+            )  # fmt: skip
         if hasattr(config, "depths"):
             raise AttributeError("its stages differ")
         if length is not None:
@@ -39,14 +44,11 @@ def tables(
         shape = shape_of(config, length, side)
         own_ramps = tuple(kernels if block in ramps else () for block, kernels in enumerate(shape.ramps))
         shape = replace(shape, ramps=own_ramps)
-        # Curves are known for GPUs only.
-        derived = [datasheet_table(shape, kind, dtype="float32")] if kind == "cpu" else _curves(shape, kind)
+        derived = [datasheet_table(shape, kind, dtype="float32")]
+        if kind != "cpu":  # curves are known for GPUs only
+            derived = [curve_table(shape, kind, backend=each, dtype=dtype) for each, dtype in product(BACKENDS, DTYPES)]
         for table in derived:
             yield replace(table, repeated_bytes=_repeated(config, table.memory_bytes))
-
-
-def _curves(shape: Shape, kind: str) -> list[LatencyTable]:
-    return [curve_table(shape, kind, backend=backend, dtype=dtype) for backend, dtype in product(BACKENDS, DTYPES)]
 
 
 def _repeated(config: Any, memory_bytes: Sequence[int]) -> tuple[int, ...]:
@@ -74,25 +76,8 @@ def checkpoint_tables(
 
 
 def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:
+    inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
     return encoder(
-        name,
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        inner=config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size,
-        length=length,
-        vocabulary=vocabulary,
-        labels=config.num_labels,
-    )
-
-
-def _residual(config: Any, side: int) -> Shape:
-    bottleneck = config.layer_type == "bottleneck"
-    return residual(
-        config.model_type,
-        stages=tuple(config.depths),
-        widths=tuple(size // 4 if bottleneck else size for size in config.hidden_sizes),
-        stem=config.embedding_size,
-        bottleneck=bottleneck,
-        side=side,
-        labels=config.num_labels,
-    )
+        name, layers=config.num_hidden_layers, hidden=config.hidden_size, inner=inner, length=length,
+        vocabulary=vocabulary, labels=config.num_labels,
+    )  # fmt: skip

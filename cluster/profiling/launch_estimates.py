@@ -16,10 +16,10 @@ KERNELS = 10  # of one block
 PROJECTION_KERNELS = 4  # of one block that only makes keys and values
 
 
-def estimated_table(config: Any, kind: str, dtype: str = "") -> DecodingTable:
+def estimated_table(config: Any, kind: str) -> DecodingTable:
     """The table of a network by its Hugging Face config."""
     device = known_kind(kind)
-    dtype = dtype or device.best_dtype
+    dtype = device.best_dtype
     wide, shape = BYTES[dtype], shape_of(config)
     peak = COMPUTE_SHARE * (device.fp16_flops if dtype == "float16" else device.fp32_flops)
     stream = MEMORY_SHARE * device.memory_bytes_per_s

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import cycle, product
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +40,7 @@ LAST_LAUNCHES = 50  # of the setting that runs when the time is over
 OUTLIER = 3.0
 
 
-@dataclass(frozen=True)
-class TimedLaunch:
-    """The size of a launch, and its time."""
-
+class TimedLaunch(NamedTuple):
     size: LaunchSize
     seconds: float
 
@@ -128,23 +125,20 @@ class _RandomExits:
 
 
 def _launches(
-    model: Any,
-    texts: Sequence[TextRequest],
-    residents: int,
-    depth: float,
-    exits: str,
-    clock: Callable[[], float],
-    until_s: float,
-    seed: int,
-) -> list[TimedLaunch]:
+    model: Any, texts: Sequence[TextRequest], residents: int, depth: float, exits: str, clock: Callable[[], float],
+    until_s: float, seed: int,
+) -> list[TimedLaunch]:  # fmt: skip
     """The launches by which an engine writes these texts, with the network cut at a share of its depth.
 
     As in a replica, the engine has a thread of its own, and another one sends the tokens meanwhile.
     """
     num_blocks = anatomy_of(model).shape.num_blocks
     cut = max(1, round(depth * num_blocks))
-    cuts = () if cut >= num_blocks else (cut,)
-    engine = _engine(model, residents, cuts, exits, seed, clock, until_s)
+    rules = DecoderRules(ramps=(DecoderRamp(block=cut - 1, threshold=0.5),) if cut < num_blocks else ())
+    limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
+    made = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
+    network = _RandomExits(made.network, made.scheduler.splits, Random(seed))
+    engine = _TimedEngine(made.scheduler, network, clock, until_s)
     loop = EngineLoop(engine)
     try:
         asyncio.run(_send_all(loop, texts, engine))
@@ -174,8 +168,7 @@ class _TimedEngine(Engine):
 
     @property
     def enough(self) -> bool:
-        over = bool(self.launches) and self._ended_s > self._until_s
-        return over and len(self.launches) > LAST_LAUNCHES
+        return len(self.launches) > LAST_LAUNCHES and self._ended_s > self._until_s
 
     def step(self) -> list[NewTokens] | None:
         begun_s = self._timer()
@@ -184,16 +177,6 @@ class _TimedEngine(Engine):
             self._ended_s = self._timer()
             self.launches.append(TimedLaunch(self._sizes[-1], self._ended_s - begun_s))
         return news
-
-
-def _engine(
-    model: Any, residents: int, cuts: tuple[int, ...], exits: str, seed: int, clock: Callable[[], float], until_s: float
-) -> _TimedEngine:
-    rules = DecoderRules(ramps=tuple(DecoderRamp(block=cut - 1, threshold=0.5) for cut in cuts))
-    limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
-    engine = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
-    network = _RandomExits(engine.network, engine.scheduler.splits, Random(seed))
-    return _TimedEngine(engine.scheduler, network, clock, until_s)
 
 
 def fitted(launches: Sequence[TimedLaunch]) -> FittedPrices:

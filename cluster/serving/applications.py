@@ -28,7 +28,10 @@ def deploy(
     except ValidationError as error:
         wrong = first_wrong(error)
         raise UserError(f"the Serve file is not valid: {wrong.place} = {wrong.value!r}: {wrong.reason}") from error
-    client = _client(ray)
+    while (client := serve_client()) is None:  # until Serve's controller exists
+        if ray.serving.done():
+            ray.serving.result()
+        time.sleep(CLIENT_CHECK_S)
     names = [application.name for application in schema.applications]
     # Splits of applications that ran here before may fail while they end, which is no failure of this start.
     leaving = _splits_of(names, _applications())
@@ -37,15 +40,6 @@ def deploy(
     _wait_until_running(names, leaving, patience_s, show_progress)
     _wait_until_reachable(ray, client, until_s, patience_s)
     ready(ray.folder)
-
-
-def _client(ray: LocalRay) -> Any:
-    """A client of the Serve that is starting, as soon as its controller exists."""
-    while (client := serve_client()) is None:
-        if ray.serving.done():
-            ray.serving.result()
-        time.sleep(CLIENT_CHECK_S)
-    return client
 
 
 def _applications() -> Mapping[str, Any]:
@@ -68,15 +62,16 @@ def _wait_until_running(
         applications = {name: status for name, status in _applications().items() if name not in leaving}
         show_progress(_progress(applications))
         states = [applications[name].status.value if name in applications else "NOT_STARTED" for name in names]
-        _raise_failure(names, applications)
+        # Splits come before their front, which cannot know why they failed.
+        for name in [*sorted(_splits_of(names, applications)), *names]:
+            if name in applications and applications[name].status.value in FAILED:
+                raise UserError(f"application {name!r} did not start: {_reason(applications[name])}")
         if all(state == "RUNNING" for state in states):
             return
         if time.monotonic() > deadline_s:
             waiting = ", ".join(f"{name}: {state}" for name, state in zip(names, states, strict=True))
-            raise UserError(
-                f"not ready after {patience_s:.0f} s ({waiting}): are there enough CPUs and GPUs, or does it "
-                "need more time (--patience-s)?"
-            )
+            more = "are there enough CPUs and GPUs, or does it need more time (--patience-s)?"
+            raise UserError(f"not ready after {patience_s:.0f} s ({waiting}): {more}")
         time.sleep(LOOK_EVERY_S)
 
 
@@ -92,13 +87,6 @@ def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s
         except TimeoutError as error:
             if time.monotonic() > until_s:
                 raise UserError(f"HTTP cannot be reached after {patience_s:.0f} s: {error}") from error
-
-
-def _raise_failure(names: Sequence[str], applications: Mapping[str, Any]) -> None:
-    """Raise the reason of the first failure. Splits come before their front, which cannot know why they failed."""
-    for name in [*sorted(_splits_of(names, applications)), *names]:
-        if name in applications and applications[name].status.value in FAILED:
-            raise UserError(f"application {name!r} did not start: {_reason(applications[name])}")
 
 
 def _progress(applications: Mapping[str, Any]) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.graph import Graph, read_graph
+from isobatch.deployments.graph import read_graph
 from isobatch.deployments.resources import (
     Resources,
     accelerators,
@@ -31,62 +32,64 @@ _ROUNDING = 1e-6
 
 def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     """Raise UserError about the first resource of which the nodes have too little."""
-    all_configs = {name_of(application): config_of(application) for application in served(content)}
-    configs = {name: config for name, config in all_configs.items() if isinstance(config, AppConfig)}
-    planned = {name: config for name, config in configs.items() if config.planned}
-    budgets = _budgets(planned, content)
+    configs = {name_of(application): config_of(application) for application in served(content)}
+    planned = {name: each for name, each in configs.items() if isinstance(each, AppConfig) and each.planned}
+    settings = [each.get("args") or {} for each in controllers(content)]
+    budgets = _budgets(planned, settings)
     _check_budgets(planned, budgets, nodes)
-    _check_growth(_growth(content), budgets)
+    grows = {each.get("application", "isobatch"): dict(each.get("grow_to") or {}) for each in settings}
+    _check_growth(grows, budgets)
     has = total(nodes)
-    needs = {name: _needs(config, read_graph(config), has) for name, config in planned.items()}
-    needs |= {name: _alone(config) for name, config in configs.items() if not config.planned}
-    needs |= {name: _decoding(config, has) for name, config in all_configs.items() if isinstance(config, DecoderConfig)}
-    for config in configs.values():
-        if not config.planned and config.device != "cpu" and not has.get("GPU"):
-            raise UserError(_NO_GPU.format(device=config.device, owner=f"this Ray has {_as_text(has)}"))
+    needs = {name: _needs(config, has) for name, config in configs.items()}
     if len(needs) > 1:
         _check_together(needs, has)
 
 
 def check_processors(content: ServeFile, cpus: float) -> None:
     """Raise UserError if the plan of a file needs more CPUs than the machine has, before Ray is started."""
-    planned = {each.plan: _planned_amounts(each) for each in map(config_of, served(content)) if each.plan}
-    for plan, amounts in planned.items():
-        _check_enough(plan, "CPU", amounts["CPU"], cpus, f"machine has {cpus:g}")
+    for config in map(config_of, served(content)):
+        if config.plan:
+            _check_enough(config.plan, "CPU", _amounts(config)["CPU"], cpus, f"machine has {cpus:g}")
 
 
 def check_gpus(content: ServeFile, count: Callable[[], int]) -> None:
     """Raise UserError if a file needs a GPU and the machine has none, before Ray is started."""
     for config in map(config_of, served(content)):
-        needed = _planned_amounts(config)["GPU"] if config.plan else float(config.device != "cpu")
+        needed = _amounts(config)["GPU"] if config.plan else float(config.device != "cpu")
         if needed and not count():
             if config.plan:
                 raise UserError(f"{config.plan} needs {needed:g} GPUs; this machine has none: plan for its processors")
             raise UserError(_NO_GPU.format(device=config.device, owner="this machine has no GPU"))
 
 
-def _planned_amounts(config: AppConfig | DecoderConfig) -> dict[str, float]:
-    """The resources of an application with a plan."""
+def _amounts(config: AppConfig | DecoderConfig, plan: Plan | None = None) -> dict[str, float]:
+    """The CPUs and GPUs of an application with its front; a decoder's front needs next to nothing.
+
+    `plan`: that of a classifier, if it is known already.
+    """
     if isinstance(config, DecoderConfig):
-        return _amounts_of_decoder(config)
-    return _amounts(config, read_plan(Path(str(config.plan))))
+        planned = config.per_kind().items()
+        fronts, replicas = 0, [(each.replicas, requested_amounts(each.replica_options(kind))) for kind, each in planned]
+    elif config.planned:
+        devices = (plan or read_plan(Path(str(config.plan)))).devices().items()
+        fronts, replicas = config.front_replicas, [(count, replica_needs(config, kind)) for kind, count in devices]
+    else:
+        return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
+    amounts = {name: sum(count * needs.get(name, 0.0) for count, needs in replicas) for name in _COUNTED}
+    return amounts | {"CPU": fronts + amounts["CPU"]}
 
 
-def _budgets(planned: Mapping[str, AppConfig], content: ServeFile) -> dict[str, dict[str, int]]:
+def _budgets(planned: Mapping[str, AppConfig], controllers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The most devices of each kind that each application may use, by its own and its controller's `args:`."""
-    budgets = {name: _configured_devices(config) for name, config in planned.items()}
-    for arguments in (controller.get("args") or {} for controller in controllers(content)):
-        budget = budgets.get(arguments.get("application", "isobatch"))
-        if budget is not None:
+    budgets: dict[str, dict[str, int]] = {}
+    for name, config in planned.items():
+        granted = dict(config.devices) if isinstance(config.devices, dict) else {}
+        budgets[name] = read_plan(Path(config.plan)).devices() if config.plan else granted
+    for arguments in controllers:
+        if (budget := budgets.get(arguments.get("application", "isobatch"))) is not None:
             devices = arguments.get("devices") or {}
             budget |= {kind: max(count, budget.get(kind, 0)) for kind, count in devices.items()}
     return budgets
-
-
-def _configured_devices(config: AppConfig) -> dict[str, int]:
-    if config.plan:
-        return read_plan(Path(config.plan)).devices()
-    return dict(config.devices) if isinstance(config.devices, dict) else {}
 
 
 def _check_budgets(
@@ -105,12 +108,6 @@ def _check_budgets(
             raise UserError(f"{kind}: this Ray has {available:g}, but {claims}: name fewer under devices:")
 
 
-def _growth(content: ServeFile) -> dict[str, dict[str, int]]:
-    """The devices, by kind, that Ray's autoscaler may add for each application."""
-    controlled = (controller.get("args") or {} for controller in controllers(content))
-    return {arguments.get("application", "isobatch"): dict(arguments.get("grow_to") or {}) for arguments in controlled}
-
-
 def _check_growth(growth: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[str, int]]) -> None:
     """Raise UserError if two applications may use a kind that can be added: a new device would belong to neither."""
     for name, kind in [(name, kind) for name, kinds in growth.items() for kind in kinds]:
@@ -126,59 +123,33 @@ def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> floa
     return devices_on(nodes).get(kind, 0) if replica_needs(config, kind)["GPU"] else inf
 
 
-def _needs(config: AppConfig, graph: Graph, has: Resources) -> dict[str, float]:
-    """The resources that a plan needs; raise UserError if the cluster has less, even if nothing else runs."""
-    plan = config.plan or "the plan"
-    for kind in graph.plan.devices():
-        if not set(accelerators(replica_needs(config, kind))) <= set(accelerators(has)):
-            raise UserError(f"{plan} runs on {kind}; this Ray has {_as_text(has)}: plan for these devices")
-    needs = _amounts(config, graph.plan)
-    for name, amount in needs.items():
-        _check_enough(plan, name, amount, has.get(name, 0), f"Ray has {_as_text(has)}")
-    return needs
-
-
-def _amounts(config: AppConfig, plan: Plan) -> dict[str, float]:
-    needs = {"CPU": float(config.front_replicas), "GPU": 0.0}
-    for kind, count in plan.devices().items():
-        replica = replica_needs(config, kind)
-        for name in _COUNTED:
-            needs[name] += replica[name] * count
+def _needs(config: AppConfig | DecoderConfig, has: Resources) -> dict[str, float]:
+    """The resources that an application needs; raise UserError if the cluster has less, even if nothing else runs."""
+    owner, plan = f"Ray has {_as_text(has)}", None
+    if isinstance(config, DecoderConfig):
+        gpus = [kind for kind, each in config.per_kind().items() if "accelerator_type" in each.replica_options(kind)]
+        missing = [kind for kind in gpus if kind.upper() not in accelerators(has) and kind not in has]
+        on_gpu = _amounts(config)["GPU"] > 0
+    else:
+        plan = read_graph(config).plan if config.planned else None
+        kinds = plan.devices() if plan else ()
+        missing = [kind for kind in kinds if set(accelerators(replica_needs(config, kind))) - set(accelerators(has))]
+        on_gpu = config.device != "cpu" and not config.planned
+    if missing:
+        raise UserError(f"{config.plan or 'the plan'} runs on {missing[0]}; this {owner}: plan for these devices")
+    if on_gpu and not config.plan and not has.get("GPU"):
+        raise UserError(_NO_GPU.format(device=config.device, owner=f"this {owner}"))
+    needs = _amounts(config, plan)
+    if plan or isinstance(config, DecoderConfig):
+        what = config.plan or ("the plan" if plan else "the decoder")
+        for name, amount in needs.items():
+            _check_enough(what, name, amount, has.get(name, 0), owner)
     return needs
 
 
 def _check_enough(plan: str, name: str, amount: float, available: float, owner_has: str) -> None:
     if amount > available + _ROUNDING:
         raise UserError(f"{plan} needs {amount:g} {name}s with the front; this {owner_has}: {_REMEDIES[name]}")
-
-
-def _alone(config: AppConfig) -> dict[str, float]:
-    return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
-
-
-def _decoding(config: DecoderConfig, has: Resources) -> dict[str, float]:
-    """What a decoder's replicas need; raise UserError if the cluster has less, even if nothing else runs."""
-    owner = f"Ray has {_as_text(has)}"
-    for kind, planned in config.per_kind().items():
-        on_gpu = "accelerator_type" in planned.replica_options(kind)
-        if on_gpu and kind.upper() not in accelerators(has) and kind not in has:
-            raise UserError(f"{config.plan} runs on {kind}; this {owner}: plan for these devices")
-    needs = _amounts_of_decoder(config)
-    if needs["GPU"] and not config.plan and not has.get("GPU"):
-        raise UserError(_NO_GPU.format(device=config.device, owner=f"this {owner}"))
-    for name, amount in needs.items():
-        if name in _COUNTED:
-            _check_enough(config.plan or "the decoder", name, amount, has.get(name, 0), owner)
-    return needs
-
-
-def _amounts_of_decoder(config: DecoderConfig) -> dict[str, float]:
-    """The sum of what a decoder's replicas need, on devices of all kinds; its front needs next to nothing."""
-    needs = {"CPU": 0.0, "GPU": 0.0}
-    for kind, planned in config.per_kind().items():
-        for name, amount in requested_amounts(planned.replica_options(kind)).items():
-            needs[name] = needs.get(name, 0.0) + planned.replicas * amount
-    return needs
 
 
 def _check_together(needs: Mapping[str, Mapping[str, float]], has: Resources) -> None:

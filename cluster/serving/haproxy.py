@@ -157,7 +157,7 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
         (folder / f"{status}.http").write_bytes(_reply(status, reason, sentence))
     (folder / "504.http").write_bytes(_reply(*_NO_ANSWER))
     for name, sentence in _SENTENCES.items():
-        (folder / f"{name}.json").write_text(_json(sentence))
+        (folder / f"{name}.json").write_text(json.dumps({"error": sentence}))
     (folder / SLO_MAP).touch()
     words = {"answer": "http-request return status", "json": f"content-type application/json file {folder}"}
     deadlines = list(_deadlines(folder / SLO_MAP))
@@ -192,14 +192,10 @@ def write_script(folder: Path, ports: Collection[str], connections: int = MAX_CO
     (folder / "aside.awk").write_text(_ASIDE.format(**words, deadlines=printed, backends=backends))
     script = folder / "haproxy"
     (folder / _STARTING).touch()
-    script.write_text(
-        _SCRIPT.format(
-            folder=shlex.quote(str(folder)),
-            binary=shlex.quote(_program()),
-            starting=_STARTING,
-            stopping=_STOPPING,
-        )
-    )
+    if not (program := haproxy_program()):
+        raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
+    paths = {"folder": shlex.quote(str(folder)), "binary": shlex.quote(program)}
+    script.write_text(_SCRIPT.format(**paths, starting=_STARTING, stopping=_STOPPING))
     script.chmod(0o700)
     return str(script)
 
@@ -212,12 +208,6 @@ def _deadlines(slo_map: Path) -> Iterable[str]:
     predicts = f"{{ path_end {ANSWERING} }} !{{ req.hdr({DEADLINE_HEADER}) -m found }}"
     for time_ms, condition in ((deadline_ms, infers), (slo_ms, predicts)):
         yield f"http-request set-timeout server {time_ms},add({CUT_MS}) if {condition}"
-
-
-def _program() -> str:
-    if not (program := haproxy_program()):
-        raise UserError("HAProxy is missing: reinstall ray[serve], which contains it")
-    return program
 
 
 def _added(lines: Iterable[str]) -> str:
@@ -270,12 +260,8 @@ def _backups(config: Path) -> list[str]:
     return servers
 
 
-def _json(sentence: str) -> str:
-    return json.dumps({"error": sentence})
-
-
 def _reply(status: int, reason: str, sentence: str) -> bytes:
-    body = _json(sentence)
+    body = json.dumps({"error": sentence})
     # After a 503 the client tries again, on the same connection.
     end = "" if status == 503 else "Connection: close\r\n"
     headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{end}"

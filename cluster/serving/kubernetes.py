@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, decoders
+from isobatch.cluster.serving.serve_file import ServeFile, classifiers, config_of, controllers, served
 from isobatch.deployments.cluster_checks import PATHS
-from isobatch.deployments.config import ServedConfig, checked, parse
-from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.resources import KIND
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError
@@ -46,7 +45,7 @@ class KubernetesPlace:
 def objects(content: ServeFile, place: KubernetesPlace) -> list[dict[str, Any]]:
     """The volume and the RayService, as `kubectl apply` takes them."""
     configs = _configs(content)
-    volume, service = (_pattern(name) for name in ("volume.yaml", "kuberay.yaml"))
+    volume, service = (yaml.safe_load((PATTERNS / name).read_text()) for name in ("volume.yaml", "kuberay.yaml"))
     volume["spec"]["storageClassName"] = place.storage_class
     spec, cluster = service["spec"], service["spec"]["rayClusterConfig"]
     ends_s = int(2 * max(config.drain_s for config in configs) + FORGETS_S)
@@ -79,14 +78,8 @@ def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def _pattern(name: str) -> dict[str, Any]:
-    pattern: dict[str, Any] = deepcopy(yaml.safe_load((PATTERNS / name).read_text()))
-    return pattern
-
-
 def _configs(content: ServeFile) -> list[ServedConfig]:
-    configs: list[ServedConfig] = [parse(application["args"]) for application in classifiers(content)]
-    return configs + [checked(DecoderConfig, application["args"]) for application in decoders(content)]
+    return [config_of(application) for application in served(content)]
 
 
 def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
@@ -108,7 +101,7 @@ def _inside(content: ServeFile) -> ServeFile:
     there = files(content)
     inside = deepcopy(content) | {"proxy_location": "EveryNode"}
     inside["http_options"] |= {"host": "0.0.0.0"}
-    for application in (*classifiers(inside), *decoders(inside)):
+    for application in served(inside):
         given = application["args"]
         moved = {name: there[given[name]] for name in PATHS if given.get(name)}
         application["args"] = given | moved | {"api_key_variable": KEY_VARIABLE}
@@ -142,11 +135,10 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
 
 
 def labels(texts: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -155,12 +147,11 @@ def labels(texts: Sequence[str]) -> dict[str, tuple[str, str]]:
     >>> labels(["l4=nvidia.com/gpu.product:NVIDIA-L4"])
     {'l4': ('nvidia.com/gpu.product', 'NVIDIA-L4')}
     """
-    return dict(_label(text) for text in texts)
-
-
-def _label(text: str) -> tuple[str, tuple[str, str]]:
-    kind, equals, label = text.partition("=")
-    name, colon, value = label.partition(":")
-    if not (kind and equals and name and colon and value):
-        raise UserError(f"--nodes {text!r}: write KIND=LABEL:VALUE, as in l4=nvidia.com/gpu.product:NVIDIA-L4")
-    return kind, (name, value)
+    labels = {}
+    for text in texts:
+        kind, _, label = text.partition("=")
+        name, _, value = label.partition(":")
+        if not (kind and name and value):
+            raise UserError(f"--nodes {text!r}: write KIND=LABEL:VALUE, as in l4=nvidia.com/gpu.product:NVIDIA-L4")
+        labels[kind] = (name, value)
+    return labels

@@ -66,24 +66,25 @@ def local_nodes(content: dict[str, Any]) -> list[LocalNode]:
     return checked(_Nodes, {"nodes": content.get("nodes") or []}).nodes
 
 
-def join(wanted: Sequence[LocalNode], gcs_address: str, folder: Path, within_s: float) -> None:
+def join(wanted: Sequence[LocalNode], folder: Path, within_s: float) -> None:
     """Start the nodes; returns when Ray knows all of them. Each has its own folder below `folder`.
 
     In its default folder, `ray start` would record that this machine has a cluster, and other programs would use it.
     """
+    import ray
+
+    gcs_address, quiet = ray.get_runtime_context().gcs_address, subprocess.DEVNULL
     commands = [_command(node, gcs_address, folder / f"node-{number}") for number, node in enumerate(wanted)]
-    started = [subprocess.Popen(command, **_IN_BACKGROUND) for command in commands]
+    # In sessions of their own: a signal of the terminal must not end a node before waiting requests are answered.
+    started = [
+        subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+        for command in commands
+    ]
     until_s = time.monotonic() + within_s
     while len(nodes()) <= len(started):
         if any(process.poll() is not None for process in started) or time.monotonic() > until_s:
             raise UserError(f"of {len(started)} more nodes, {len(nodes()) - 1} started: is there enough memory?")
         time.sleep(_LOOK_EVERY_S)
-
-
-# In its own session: a signal of the terminal must not end a node before waiting requests are answered.
-_IN_BACKGROUND: dict[str, Any] = {
-    "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True,
-}  # fmt: skip
 
 
 def _command(node: LocalNode, gcs_address: str, folder: Path) -> list[str]:
@@ -107,9 +108,14 @@ REACHED_WITHIN_S = 5.0  # for a connection to a cluster
 _HOST_AND_PORT = re.compile(r"[^/:\[\]]+:\d+")  # neither `auto` nor ray://...
 PORTS = 3  # for HAProxy's statistics, its metrics, and Serve's own proxy
 HAPROXY = "haproxy"  # the name of its processes
-LOOK_EVERY_S = 0.1  # how often to check whether Ray has stopped
+_STOP_CHECK_S = 0.1  # how often to check whether Ray has stopped
 RAY_ENDS_S = 5.0  # how long Ray may take to end after its GCS, its central process
 ROOT = Path(isobatch.__file__).parents[1]  # the folder from which isobatch is imported
+
+
+def logs() -> Path:
+    """The folder of the logs of the latest Ray."""
+    return address_file().with_name("session_latest") / "logs"
 
 
 def running_cluster() -> str | None:
@@ -185,10 +191,6 @@ class LocalRay:
         reap(HAPROXY)
         return _runs(self.address, self.raylet)
 
-    @property
-    def logs(self) -> Path:
-        return _logs()
-
 
 @contextmanager
 def local_ray(
@@ -214,8 +216,11 @@ def local_ray(
             prepare_environment(str(folder), ports)
             with _handler_kept():
                 raylet = _start_ray(dashboard, metrics_port)
-            ray = _start(http, folder, raylet, more, check)
-            yield ray
+            if more:  # all nodes share this machine's ports, so there can be only one proxy
+                join(more, folder, RAY_WITHIN_S)
+                http = http | {"location": "HeadOnly"}
+            check(nodes())
+            yield _serving(http, folder, raylet)
         finally:
             try:
                 stopping(folder)
@@ -242,22 +247,6 @@ def _handler_kept() -> Iterator[None]:
     yield
     if callable(before) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
-
-
-def _start(
-    http: dict[str, Any],
-    folder: Path,
-    raylet: int,
-    more: Sequence[LocalNode],
-    check: Callable[[Sequence[Resources]], None],
-) -> LocalRay:
-    import ray
-
-    if more:  # all nodes share this machine's ports, so there can be only one proxy
-        join(more, ray.get_runtime_context().gcs_address, folder, RAY_WITHIN_S)
-        http = http | {"location": "HeadOnly"}
-    check(nodes())
-    return _serving(http, folder, raylet)
 
 
 def _serving(http: dict[str, Any], folder: Path, raylet: int = 0) -> LocalRay:
@@ -318,13 +307,8 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
             end_descendants()
             if not attempt:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise UserError(f"Ray did not start on this machine ({reason}); its logs are in {_logs()}") from error
+                raise UserError(f"Ray did not start on this machine ({reason}); its logs are in {logs()}") from error
     raise AssertionError("This is a bug: the last attempt returns or raises.")
-
-
-def _logs() -> Path:
-    """The folder of the logs of the latest Ray."""
-    return address_file().with_name("session_latest") / "logs"
 
 
 def _stop(raylet: int = 0) -> None:
@@ -342,26 +326,20 @@ def _stop(raylet: int = 0) -> None:
         if _runs(address, raylet):
             ending.start()
             while ending.is_alive() and _runs(address, raylet):
-                ending.join(LOOK_EVERY_S)
+                ending.join(_STOP_CHECK_S)
             ending.join(RAY_ENDS_S)  # the GCS has ended, by Ray's own stop or otherwise
     if ending.is_alive() or not ending.ident:
-        atexit.register(_exit_without_ray)  # runs before Ray's own exit handler, which would hang
-
-
-def _exit_without_ray() -> None:
-    """End this process with the exit code for a Ray that has died."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+        # These run before Ray's own exit handler, which would hang: the last one registered runs first.
+        atexit.register(os._exit, 1)
+        atexit.register(sys.stdout.flush)
 
 
 def _stop_serve_and_ray() -> None:
     import ray
     from ray import serve
 
-    logging.getLogger("ray.serve").setLevel(
-        logging.WARNING
-    )  # importing it, which may happen only now, resets the level
+    # Importing it, which may happen only now, resets the level.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with contextlib.suppress(Exception):
         for name in sorted(serve.status().applications):  # a front comes before its splits, which end with it
             if name in serve.status().applications:

@@ -23,24 +23,20 @@ def free_port(preferred: int, host: str = "127.0.0.1") -> int:
 
 def is_free(host: str, port: int) -> bool:
     try:
-        _bind(host, port)
-    except OSError:
+        check_port(host, port, "")
+    except UserError:
         return False
     return True
 
 
 def check_port(host: str, port: int, option: str) -> None:
     try:
-        _bind(host, port)
+        with socket.socket(_family(host)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
     except OSError as error:
         reason = f"port {port} of {host} cannot be used ({error.strerror})"
         raise UserError(f"{reason}: stop what listens there, or take another with {option}") from error
-
-
-def _bind(host: str, port: int) -> None:
-    with socket.socket(_family(host)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
 
 
 def _family(host: str) -> socket.AddressFamily:

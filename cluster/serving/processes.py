@@ -119,11 +119,15 @@ def end_descendants(patience_s: float = 3.0) -> None:
     Guards stay, for processes that are started later.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        _signal(_guarded(), number)
+        for process in _guarded():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, number)
         deadline_s = time.monotonic() + patience_s
         while _guarded() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_EVERY_S)
-    _reap()
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def end_guards() -> None:
@@ -137,15 +141,3 @@ def _guarded() -> list[int]:
     """All descendants of this process except the guards."""
     guards = {guard.pid for guard in _guards}
     return [process for process in descendants(os.getpid()) if process not in guards]
-
-
-def _signal(processes: list[int], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, number)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

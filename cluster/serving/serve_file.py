@@ -34,19 +34,15 @@ GRPC_PORT = 8001  # the default, if it is free
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
 
 # The fields that Serve reads. Serve ignores unknown fields; isobatch refuses them.
-OF_FILES = frozenset(
-    (
-        "applications", "controller_options", "grpc_options", "http_options", "logging_config", "proxy_location",
-        "target_capacity", "tracing_config",
-    )
-)  # fmt: skip
+OF_FILES = {
+    "applications", "controller_options", "grpc_options", "http_options", "logging_config", "proxy_location",
+    "target_capacity", "tracing_config",
+}  # fmt: skip
 NODES = "nodes"  # a field that only `isobatch serve` reads
-OF_APPLICATIONS = frozenset(
-    (
-        "args", "autoscaling_policy", "deployments", "external_scaler_enabled", "host", "import_path", "logging_config",
-        "name", "port", "route_prefix", "runtime_env",
-    )
-)  # fmt: skip
+OF_APPLICATIONS = {
+    "args", "autoscaling_policy", "deployments", "external_scaler_enabled", "host", "import_path", "logging_config",
+    "name", "port", "route_prefix", "runtime_env",
+}  # fmt: skip
 
 ServeFile = dict[str, Any]
 
@@ -66,8 +62,10 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     Relative paths in a YAML file are relative to its folder. `demo` is the built-in network and `llm-demo` the built-in
     decoder, unless a directory has that name.
     """
-    if target and not target.exists():
-        target, overrides = _built_in(target, overrides)
+    if target and not target.exists() and target == Path(LLM_DEMO_NAME):
+        target, overrides = built_in(target), {"name": LLM_DEMO_NAME} | overrides
+    elif target and not target.exists() and target == Path(DEMO_NAME):
+        target = None
     if target and target.is_dir() and not overrides.keys() & {"plan", "profile", "device"}:
         overrides = _own_plan(target) | overrides
     if target is None and not overrides:
@@ -95,12 +93,6 @@ def _own_plan(folder: Path) -> dict[str, str]:
     files = {"plan": folder / PLAN, "profile": folder / PROFILE}
     there = all(path.is_file() for path in files.values()) and not is_decoder(folder)
     return {name: str(path.resolve()) for name, path in files.items()} if there else {}
-
-
-def _built_in(name: Path, overrides: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
-    if name == Path(LLM_DEMO_NAME):
-        return built_in(name), {"name": LLM_DEMO_NAME} | overrides
-    return None if name == Path(DEMO_NAME) else name, overrides
 
 
 def _content(target: Path | None, planned: bool) -> tuple[ServeFile, Path]:
@@ -142,25 +134,18 @@ def _check_apart(content: ServeFile) -> None:
     applications = content["applications"]
     _no_two("name", [name_of(application) for application in applications])
     _no_two("route_prefix", [application.get("route_prefix", "/") for application in applications])
-    _no_two("grpc_port", _grpc_ports(content))
+    _no_two("grpc_port", [port for _, port in grpc_addresses(content)])
     names = [name_of(application) for application in served(content)]
     decoding = [name_of(application) for application in decoders(content)]
     for controller in controllers(content):
         config = checked(ControllerConfig, controller.get("args") or {})
         controlled = config.application
         if controlled not in names:
-            known = ", ".join(names) or "none"
-            raise UserError(
-                f"args: application = {controlled!r}: {name_of(controller)} would control none of these: {known}"
-            )
+            wrong = f"{name_of(controller)} would control none of these: {', '.join(names) or 'none'}"
+            raise UserError(f"args: application = {controlled!r}: {wrong}")
         if controlled in decoding and (unused := sorted(config.model_fields_set & OF_CLASSIFIERS)):
-            raise UserError(
-                f"args: {unused[0]}: {controlled} is a decoder, whose controller has no use for it: leave it out"
-            )
-
-
-def _grpc_ports(content: ServeFile) -> list[int]:
-    return [port for _, port in grpc_addresses(content)]
+            wrong = f"{controlled} is a decoder, whose controller has no use for it: leave it out"
+            raise UserError(f"args: {unused[0]}: {wrong}")
 
 
 def _no_two(field: str, values: list[Any]) -> None:
@@ -218,11 +203,12 @@ def with_grpc(content: ServeFile, host: str | None, port: int | None, is_free: C
     for application in served(complete)[:1]:
         arguments = application["args"] | ({"grpc_host": host} if host else {})
         if port is None and "grpc_port" not in arguments:
-            taken = GRPC_PORT in _grpc_ports(complete) or not is_free(_grpc_host(arguments), GRPC_PORT)
+            taken = GRPC_PORT in [port for _, port in grpc_addresses(complete)]
+            taken = taken or not is_free(_grpc_host(arguments), GRPC_PORT)
             port = 0 if taken else GRPC_PORT
         chosen = {"grpc_port": port or None} if port is not None else {}
         application["args"] = {name: value for name, value in (arguments | chosen).items() if value is not None}
-    _no_two("grpc_port", _grpc_ports(complete))
+    _no_two("grpc_port", [port for _, port in grpc_addresses(complete)])
     return complete
 
 
@@ -235,10 +221,8 @@ def beside(content: ServeFile, running: list[dict[str, Any]], others: str | None
     names = [name_of(application) for application in content["applications"]]
     more = [{"args": {}} | application for application in running if name_of(application) not in names]
     if more and others is None:
-        missing = ", ".join(map(name_of, more))
-        raise UserError(
-            f"{missing}: running there and not in the file: --others keep leaves them, --others end ends them"
-        )
+        choice = "--others keep leaves them, --others end ends them"
+        raise UserError(f"{', '.join(map(name_of, more))}: running there and not in the file: {choice}")
     complete = content | {"applications": [*(more if others == "keep" else ()), *content["applications"]]}
     _check_apart(complete)
     return complete
@@ -343,11 +327,10 @@ def _check_decoder(config: DecoderConfig) -> None:
 
 def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any]:
     fields = {name: value for name, value in arguments.items() if value is not None}
-    return fields | {name: _absolute(root, name, fields[name]) for name in PATHS if isinstance(fields.get(name), str)}
-
-
-def _absolute(root: Path, name: str, path: str) -> str:
-    try:
-        return str((root / path).resolve())
-    except ValueError as error:  # a null byte
-        raise UserError(f"args: {name} = {path!r} is not a path: {error}") from error
+    for name in PATHS:
+        if isinstance(path := fields.get(name), str):
+            try:
+                fields[name] = str((root / path).resolve())
+            except ValueError as error:  # a null byte
+                raise UserError(f"args: {name} = {path!r} is not a path: {error}") from error
+    return fields

@@ -91,7 +91,11 @@ class EventLoop:
     def arrive(self, arrivals: Iterable[Arriving]) -> None:
         """Let inputs arrive at ascending times, and run all events up to the last arrival."""
         if self._fronts:
-            return self._queue_at_front(arrivals)
+            for at_s, place, weight, full in arrivals:  # each is admitted once a front has done its work for it
+                self.run_until(at_s)
+                self.now_s = at_s
+                self._work(self._host.request_s / 2, self._admit, place, weight, full)
+            return
         events, dispatcher, slo_s = self._events, self.dispatcher, self._slo_s
         admit, tick = dispatcher.admit, dispatcher.tick
         for at_s, place, weight, full in arrivals:
@@ -101,7 +105,6 @@ class EventLoop:
                 self._tally.refuse(at_s, weight)
             for launch in tick(at_s):
                 self._begin(launch, at_s)
-        return None
 
     def run_until(self, end_s: float) -> None:
         """Run events up to this time, and notice the deadlines that pass between them."""
@@ -128,14 +131,7 @@ class EventLoop:
     def lose_launches(self, replica: str) -> None:
         """Fail the launches of this replica, whose inputs are lost with it."""
         for launch in [each for each in self._flying.values() if each.replica == replica]:
-            self._fail(launch, "the simulated replica has gone", lost=True)
-
-    def _queue_at_front(self, arrivals: Iterable[Arriving]) -> None:
-        """Let inputs arrive, each admitted once a front has done its work for it."""
-        for at_s, place, weight, full in arrivals:
-            self.run_until(at_s)
-            self.now_s = at_s
-            self._work(self._host.request_s / 2, self._admit, place, weight, full)
+            self._fail(launch, lost=True)
 
     def _admit(self, place: Place, weight: int, full: bool) -> None:
         if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place, weight, full), Refusal):
@@ -176,9 +172,10 @@ class EventLoop:
                 self._answer(launch, course.last)
             self.dispatcher.completed(launch.id, self.now_s, course.survivors, course.stop)
 
-    def _fail(self, launch: Launch, reason: str = "the simulated replica failed", lost: bool = False) -> None:
+    def _fail(self, launch: Launch, lost: bool = False) -> None:
         if self._flying.pop(launch.id, None):
-            self.dispatcher.failed(launch.id, self.now_s, reason, Fault.REPLICA if lost else Fault.NETWORK, lost=lost)
+            fault, why = (Fault.REPLICA, "has gone") if lost else (Fault.NETWORK, "failed")
+            self.dispatcher.failed(launch.id, self.now_s, f"the simulated replica {why}", fault, lost=lost)
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
         """Report departed rows to the dispatcher, and count those that had no answer before."""

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from isobatch.cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort
+from isobatch.cluster.simulator.plan_choice import LIMITS, BestSoFar, SimulationEffort, within_limits
 from isobatch.cluster.simulator.sustained import SHORT_SLOS
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline, batch_sizes
 from isobatch.optimizer.pipelines.shortfalls import without_hand_overs
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import Planner, spread
-from isobatch.optimizer.pipelines.starts import batch_sizes
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
@@ -31,14 +30,10 @@ CUTS, TOGETHER = "cuts: splits on devices of their own", "this plan: kinds chain
 
 @dataclass(frozen=True)
 class MechanismStep:
-    """A mechanism, and the inputs per second that are answered in time with it and all before it; 0: there is no plan.
-
-    `plan`: the best plan up to here; None: there is none.
-    """
+    """A mechanism, and the inputs per second that are in time with it and all before it; 0: there is no plan."""
 
     mechanism: str
     goodput_per_s: float
-    plan: Plan | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,8 @@ def steps(plan: Plan, facts: Problem, objective: Objective, padded: Problem | No
     yield best(EXITS, facts, _baselines(EARLY_EXIT, facts, objective))
     yield best(CONSTANT, facts, _baselines(SERIAL, facts, objective))
     if objective.cuts is None and not facts.edges:
-        yield best(CUTS, facts, _within_limits(facts, objective, lambda facts, each: spread(facts, each, _alone)))
+        alone: Planner = partial(search, gap=GAP)
+        yield best(CUTS, facts, within_limits(facts, objective, lambda facts, each: spread(facts, each, alone)))
     yield best(TOGETHER, facts, iter([replace(plan, promise=None)]))
 
 
@@ -67,12 +63,12 @@ def _best(mechanism: str, facts: Problem, plans: Iterator[Plan], objective: Obje
     """The best of these plans, by short runs."""
     ordered = sorted(dict.fromkeys(plans), key=lambda each: -evaluate(each, facts).goodput_per_s)
     if not ordered or objective.slo_s is None:
-        return MechanismStep(mechanism, 0.0, None)
+        return MechanismStep(mechanism, 0.0)
     best = BestSoFar(facts, objective.slo_s, ordered[0], EFFORT)
     others = iter(ordered[1:])
     while best.improve(others):
         pass
-    return MechanismStep(mechanism, best.rate_per_s, best.best if best.rate_per_s else None)
+    return MechanismStep(mechanism, best.rate_per_s)
 
 
 def _baselines(name: str, facts: Problem, objective: Objective, single: bool = False) -> Iterator[Plan]:
@@ -82,17 +78,7 @@ def _baselines(name: str, facts: Problem, objective: Objective, single: bool = F
         if plan := baseline(name, facts, replace(loosest, fixed_batch=size)).plan:
             yield plan
     if not single:
-        yield from _within_limits(facts, objective, lambda facts, each: baseline(name, facts, each).plan)
-
-
-def _within_limits(facts: Problem, objective: Objective, planner: Planner) -> Iterator[Plan]:
-    for limit in LIMITS:
-        if plan := planner(facts, objective.within(limit)):
-            yield replace(plan, promise=None)
-
-
-def _alone(facts: Problem, objective: Objective) -> Plan | None:
-    return search(facts, objective, GAP)
+        yield from within_limits(facts, objective, lambda facts, each: baseline(name, facts, each).plan)
 
 
 def changes(facts: Problem, objective: Objective) -> list[Improvement]:
@@ -115,13 +101,10 @@ def _changes(facts: Problem, objective: Objective) -> Iterator[tuple[str, Callab
     yield "an SLO twice as long", lambda: (facts, longer)
     yield "batches twice as large", lambda: (facts, replace(objective, max_batch=2 * objective.max_batch))
     yield "hand-overs that take no time (the most a faster link brings)", lambda: (without_hand_overs(facts), objective)
-    yield "launches and stops that take no time", lambda: (_without_launches(facts), objective)
+    free = tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables)
+    yield "launches and stops that take no time", lambda: (replace(facts, tables=free), objective)
     memory = tuple(replace(each, memory_bytes=2 * each.memory_bytes) for each in facts.devices)
     yield "twice the memory", lambda: (facts.with_devices(memory), objective)
     for device in facts.devices:
         more = [replace(each, count=each.count + (each is device)) for each in facts.devices]
         yield f"one more {device.kind}", partial(lambda more: (facts.with_devices(more), objective), more)
-
-
-def _without_launches(facts: Problem) -> Problem:
-    return replace(facts, tables=tuple(replace(table, launch_s=0.0, stop_s=0.0) for table in facts.tables))

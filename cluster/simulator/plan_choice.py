@@ -31,9 +31,9 @@ from isobatch.optimizer.effort import MOST_GAP, never
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.moves import neighbours
 from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.baselines import starts
 from isobatch.optimizer.pipelines.spread import joined
-from isobatch.optimizer.pipelines.starts import starts
-from isobatch.optimizer.plan import Plan, Promise, SimulatedTimes
+from isobatch.optimizer.plan import Plan, SimulatedTimes
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
 
@@ -47,9 +47,8 @@ LAST_SEED = 2  # of inputs by which no plan is chosen: they and those of OTHER_S
 TIMES_SEED = 3  # of the inputs whose latencies at the promised rate are written into the plan
 PASSED = 4  # earlier best plans that are simulated with other inputs too
 SURELY = 0.05  # a plan that sustains this share less is worse, whatever chance does
-RIVALS = (
-    6  # the first simple plans, which are the baselines with slack and without: they are simulated with other inputs
-)
+# The first simple plans, which are the baselines with slack and without: they are simulated with other inputs.
+RIVALS = 6
 
 
 def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
@@ -118,19 +117,15 @@ class BestSoFar:
     def __post_init__(self) -> None:
         effort, world = self.effort, self._world(self.best)
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
-        first = sustained_in(world, believed_per_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
-        self.first_per_s = self.rate_per_s = first.goodput_per_s
+        first_per_s = sustained_in(world, believed_per_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
+        self.first_per_s = self.rate_per_s = first_per_s
         self._tried.add(self.best)
         effort.better(self.best, self.rate_per_s, 0)
-
-    @property
-    def is_spent(self) -> bool:
-        return self.simulated >= self.effort.most or self.effort.out_of_time()
 
     def improve(self, plans: Iterator[Plan]) -> bool:
         """Simulate these plans until one is better, which becomes the best; returns whether one was."""
         for plan in plans:
-            if self.is_spent:
+            if self.simulated >= self.effort.most or self.effort.out_of_time():
                 return False
             if plan not in self._tried and evaluate(plan, self.facts).goodput_per_s * HOPE > self.rate_per_s:
                 self._tried.add(plan)
@@ -141,17 +136,14 @@ class BestSoFar:
         return False
 
     def _is_better(self, plan: Plan) -> bool:
-        step, rate_per_s = STEP, self.rate_per_s or self._least(plan)
+        # Where no rate is sustained so far, the first one to try is a tenth of the planner's estimate.
+        step, rate_per_s = STEP, self.rate_per_s or 0.1 * evaluate(plan, self.facts).goodput_per_s
         while self._sustains(plan, rate_per_s * (1 + step)):
             if self.best is not plan:
                 self._passed.append(self.best)
             self.best, self.rate_per_s = plan, rate_per_s * (1 + step)
             step *= 2
         return self.best is plan
-
-    def _least(self, plan: Plan) -> float:
-        """The first rate to try where no rate is sustained so far: a tenth of the planner's estimate."""
-        return 0.1 * evaluate(plan, self.facts).goodput_per_s
 
     def _sustains(self, plan: Plan, rate_per_s: float) -> bool:
         """A short run rejects most plans at little cost; a long run decides."""
@@ -192,15 +184,12 @@ class BestSoFar:
         is_whole = world.share == 1 and world.slo_s == self.slo_s
         last_per_s = self._confirmed_in(world, after_per_s, LAST_SEED) or after_per_s
         times = last_per_s / after_per_s if after_per_s else 1.0
-        cell = None if is_whole else self._cell_error(best, world, times)
+        devices, of_devices = (sum(each.devices().values()) for each in (world.plan, best))
+        cell = None if is_whole else CellError(devices, of_devices, abs(times - 1), world.slo_s / self.slo_s)
         times = sqrt(times) if is_whole else times
         before_per_s, after_per_s = times * before_per_s, times * after_per_s
         plan = promising(best, planned, self.facts, after_per_s, self._times(world, after_per_s))
         return SimulatedChoice(plan, before_per_s, after_per_s, self.tried, cell)
-
-    def _cell_error(self, plan: Plan, world: World, times: float) -> CellError:
-        devices, of_devices = (sum(each.devices().values()) for each in (world.plan, plan))
-        return CellError(devices, of_devices, abs(times - 1), world.slo_s / self.slo_s)
 
     def _times(self, world: World, rate_per_s: float) -> SimulatedTimes | None:
         if not rate_per_s:
@@ -209,7 +198,6 @@ class BestSoFar:
         return SimulatedTimes(report.tally.quantile_s(0.5), report.tally.quantile_s(0.99), report.good_share)
 
     def _last_inputs(self, world: World, rate_per_s: float) -> int:
-        """The inputs of a run that confirms a plan."""
         return inputs_of(world, rate_per_s, self.effort.last_inputs, self.effort.last_slos)
 
     def _rate_above(self, plan: Plan, rate_per_s: float) -> float:
@@ -241,13 +229,6 @@ class BestSoFar:
         return world_of(plan, self.facts, self.slo_s, larger * size, 2 * size)
 
 
-def required_slo_s(objective: Objective) -> float:
-    """The SLO, without which no rate is sustained; raises UserError if there is none."""
-    if objective.slo_s is None or not objective.aim.adds_up:
-        raise UserError("--polish searches for the most goodput within --slo-ms: it needs --slo-ms and no other goal")
-    return objective.slo_s
-
-
 def why_not_simulated(facts: Problem, objective: Objective) -> str:
     """Why a simulation would not cover the objective; empty where plans are simulated."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
@@ -264,32 +245,25 @@ def best_simulated(
 
     Limits are changed for all pipelines first, then for one pipeline after the other; then moves are tried.
     """
-    slo_s = required_slo_s(objective)
+    if (slo_s := objective.slo_s) is None or not objective.aim.adds_up:
+        raise UserError("--polish searches for the most goodput within --slo-ms: it needs --slo-ms and no other goal")
     world = world_of(plan, facts, slo_s, effort.cell, 2 * effort.cell)
     effort = effort.shortened(world.slo_s * world.share * evaluate(plan, facts).goodput_per_s)
     search = BestSoFar(facts, slo_s, replace(plan, promise=None), effort)
     free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)  # kinds apart, any cuts
     simple, rivals = tee(starts(facts, objective, LIMITS, effort.out_of_time) if free else ())
-    others = chain(simple, _other_plans(facts, objective, find))
+    others = chain(simple, within_limits(facts, objective, find))
     while search.improve(others):
         pass
     while apart and search.improve(_other_parts(search.best, facts, objective, find)):
         pass
-    while search.improve(_most_promising_first(search.best, facts, objective)):
+    while search.improve(most_promising_first(search.best, facts, objective)):
         pass
     return search.choose(plan, islice(rivals, RIVALS))
 
 
-def best_by_moves(plan: Plan, facts: Problem, objective: Objective, effort: SimulationEffort) -> SimulatedChoice:
-    """The best of the plan and of those that are reached by one move after the other."""
-    search = BestSoFar(facts, required_slo_s(objective), replace(plan, promise=None), effort)
-    while search.improve(_most_promising_first(search.best, facts, objective)):
-        pass
-    return search.choose(plan)
-
-
-def _other_plans(facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
-    """The best plans within other limits."""
+def within_limits(facts: Problem, objective: Objective, find: Find) -> Iterator[Plan]:
+    """The best plans within several limits of the estimated latency."""
     for limit in LIMITS:
         if plan := find(facts, objective.within(limit)):
             yield replace(plan, promise=None)
@@ -300,17 +274,14 @@ def _other_parts(plan: Plan, facts: Problem, objective: Objective, find: Find) -
     used, pipelines = plan.devices(), plan.pipelines
     left = {each.kind: each.count - used.get(each.kind, 0) for each in facts.devices}
     for kind, count in left.items():
-        if count:
-            for limit in LIMITS:
-                if more := find(_of_devices(facts, {kind: count}), objective.within(limit)):
-                    yield joined([*pipelines, more])
+        for more in within_limits(_of_devices(facts, {kind: count}), objective, find) if count else ():
+            yield joined([*pipelines, more])
     for index, pipeline in enumerate(pipelines if len(pipelines) > 1 else ()):
-        for limit in LIMITS:
-            if other := find(_of_devices(facts, pipeline.devices()), objective.within(limit)):
-                yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
+        for other in within_limits(_of_devices(facts, pipeline.devices()), objective, find):
+            yield joined([*pipelines[:index], *other.pipelines, *pipelines[index + 1 :]])
 
 
-def _most_promising_first(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
+def most_promising_first(plan: Plan, facts: Problem, objective: Objective) -> Iterator[Plan]:
     """The plans one move away, those with the most estimated goodput first."""
     moved = {each: evaluate(each, facts).goodput_per_s for each in neighbours(plan, facts, objective)}
     yield from sorted(moved, key=lambda each: -moved[each])
@@ -327,4 +298,4 @@ def promising(
     score, believed = evaluate(plan, facts), evaluate(planned, facts).goodput_per_s
     most = max(believed * (1 + (planned.promise.gap if planned.promise else 0.0)), score.goodput_per_s)
     gap = min(max(0.0, most / goodput_per_s - 1), MOST_GAP) if goodput_per_s else MOST_GAP
-    return replace(plan, promise=Promise(goodput_per_s, score.latency_s, score.cost_per_hour, gap, times))
+    return replace(plan, promise=replace(score.promise(gap), goodput_per_s=goodput_per_s, simulated=times))

@@ -58,11 +58,6 @@ class Report:
         )
 
     @property
-    def filled_s(self) -> float:
-        """The time since the last plan runs, while inputs arrived: the fills are of this time."""
-        return max(0.0, self.tally.seconds - self.tally.launched_since_s)
-
-    @property
     def cost_per_hour(self) -> float:
         return evaluate(self.plan, self.facts).cost_per_hour
 
@@ -124,7 +119,10 @@ def _summary(report: Report, slo_s: float) -> Table:
     table.add_row("arrived", f"{report.arrived:,} ({report.arrived / report.tally.seconds:,.1f} per second)")
     table.add_row(f"goodput (within {slo_s * 1e3:g} ms)", f"{report.goodput_per_s:,.1f} per second")
     if length := report.facts.length:
-        table.add_row("tokens", _tokens(report, length))
+        tally = report.tally
+        arrived_per_s, good_per_s = tally.arrived_weight / tally.seconds, tally.good_weight / tally.seconds
+        each = f"{tally.arrived_weight / arrived:.1f} a text (planned: {length})"
+        table.add_row("tokens", f"{arrived_per_s:,.0f} per second arrived, {good_per_s:,.0f} in time; {each}")
     for name in ("good", *(["degraded"] if report.degraded else []), "refused", "expired", "failed"):
         count = getattr(report, name)
         table.add_row(name, f"{count:,} ({count / arrived:.2%})")
@@ -134,26 +132,17 @@ def _summary(report: Report, slo_s: float) -> Table:
     for share in (0.5, 0.9, 0.99, 0.999):
         table.add_row(f"latency p{share * 100:g}", f"{report.tally.quantile_s(share) * 1e3:,.1f} ms")
     if promise := report.plan.promise:
-        table.add_row("cost", _cost(promise.cost_per_hour, report.goodput_per_s))
+        dollars, goodput_per_s = promise.cost_per_hour, report.goodput_per_s
+        each = f", ${dollars / (goodput_per_s * 3.6e-3):,.2f} per million answers" if goodput_per_s else ""
+        table.add_row("cost", f"${dollars:,.2f} per hour{each}")
     return table
-
-
-def _tokens(report: Report, length: int) -> str:
-    tally = report.tally
-    arrived, good = tally.arrived_weight / tally.seconds, tally.good_weight / tally.seconds
-    each = tally.arrived_weight / max(1, report.arrived)
-    return f"{arrived:,.0f} per second arrived, {good:,.0f} in time; {each:.1f} a text (planned: {length})"
-
-
-def _cost(dollars_per_hour: float, goodput_per_s: float) -> str:
-    each = f", ${dollars_per_hour / (goodput_per_s * 3.6e-3):,.2f} per million answers" if goodput_per_s else ""
-    return f"${dollars_per_hour:,.2f} per hour{each}"
 
 
 def _fills(report: Report) -> Table:
     since_s = report.tally.launched_since_s
     title = f"splits, since {since_s:,.0f} s" if since_s else "splits"
-    table, seconds = Table("blocks", "on", "launches", "batch", "mean fill", "busy", title=title), report.filled_s
+    table = Table("blocks", "on", "launches", "batch", "mean fill", "busy", title=title)
+    seconds = max(0.0, report.tally.seconds - since_s)  # while inputs arrived
     for pipeline, fills in zip(report.plan.pipelines, report.fills, strict=True):
         for split in pipeline.splits:
             placement, fill = pipeline.placement_of(split), fills[split.start]
@@ -170,15 +159,13 @@ MANY = 3  # a run of fewer than this many of a unit is shown in the next smaller
 
 
 def draw(report: Report, slo_s: float, path: Path, changes_s: Sequence[float] = ()) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     tally = report.tally
     unit_s, unit = next((each for each in UNITS if tally.seconds >= MANY * each[0]), UNITS[-1])
     at = (np.arange(len(tally.arrived)) + 0.5) * tally.seconds / len(tally.arrived) / unit_s
-    figure, axes = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained")
+    figure = Figure(figsize=(9, 7.5), layout="constrained")
+    axes = figure.subplots(3, 1, sharex=True)
     for draw_one, each in zip((_load, _latency, _lost), axes, strict=True):
         draw_one(each, at, tally, slo_s)
         for number, at_s in enumerate(changes_s):
@@ -188,7 +175,6 @@ def draw(report: Report, slo_s: float, path: Path, changes_s: Sequence[float] = 
     axes[-1].set_xlabel(f"simulated {unit}")
     figure.suptitle(f"{report.goodput_per_s:,.0f} inputs per second within {slo_s * 1e3:g} ms, simulated", fontsize=10)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def _load(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:

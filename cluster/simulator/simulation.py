@@ -131,14 +131,15 @@ class Simulation:
     def _next_chunk(self) -> bool:
         """Take the next chunk of inputs; returns whether there was one."""
         self._times_s, sure_after, *tokens = next(self._chunks, NO_INPUTS)
-        self._needs, self._weights = sure_after + 1, self._weights_of(len(sure_after), tokens)
-        return len(self._times_s) > 0
-
-    def _weights_of(self, count: int, tokens: list[Ints]) -> Ints:
+        self._needs, count = sure_after + 1, len(sure_after)
         length, lengths = self.world.facts.length, self.world.lengths
         if length and tokens:
-            return tokens[0]
-        return lengths.drawn(count, self._lengths) if length and lengths else np.full(count, length or 1)
+            self._weights = tokens[0]
+        elif length and lengths:
+            self._weights = lengths.drawn(count, self._lengths)
+        else:
+            self._weights = np.full(count, length or 1)
+        return count > 0
 
     def _arrive(self, count: int) -> None:
         """Let inputs arrive. Each one's place holds its arrival time, and as its row the number of blocks it needs."""

@@ -1,7 +1,6 @@
 """The goodput that a plan sustains: the highest rate at which nearly every input is answered within the SLO."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf, sqrt
 
 import numpy as np
@@ -9,7 +8,6 @@ import numpy as np
 from isobatch.cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exits_at
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import Simulation, World
-from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -33,32 +31,23 @@ LOOKS = 10  # checks in a run whether too many inputs are lost already
 GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 
-@dataclass(frozen=True)
-class SustainedGoodput:
-    """A sustained goodput and the run that showed it; without a run no rate was sustained, however low."""
-
-    promised_per_s: float
-    goodput_per_s: float
-    report: Report | None
-
-
-def sustained(
-    plan: Plan, facts: Problem, slo_s: float, inputs: int = 15_000, seed: int = 0, limits: Limits | None = None,
-    slos: float = SLOS, in_time: float = IN_TIME_SHARE,
-) -> SustainedGoodput:  # fmt: skip
-    """Search for the sustained rate, up to a tenth above the planner's estimate, with Poisson arrivals.
+def sustained_per_s(
+    plan: Plan, facts: Problem, slo_s: float, inputs: int = 15_000, seed: int = 0, slos: float = SLOS
+) -> float:
+    """The sustained rate of a plan, up to a tenth above the planner's estimate, with Poisson arrivals.
 
     Runs last `slos` times the SLO and have at least `inputs` inputs: with 15,000, chance moves a loss of 1 % by 0.1 %.
-    The search begins near the goodput of a short overloaded run.
     """
-    world = World(plan, facts, slo_s, limits or Limits())
-    return sustained_in(world, evaluate(plan, facts).goodput_per_s, inputs, seed, slos, in_time)
+    return sustained_in(World(plan, facts, slo_s), evaluate(plan, facts).goodput_per_s, inputs, seed, slos)
 
 
 def sustained_in(
     world: World, promised_per_s: float, inputs: int, seed: int = 0, slos: float = SLOS, in_time: float = IN_TIME_SHARE
-) -> SustainedGoodput:
-    """As `sustained`, of a fleet that this world is or that it is a cell of; `promised_per_s`: the fleet's estimate."""
+) -> float:
+    """The rate of the fleet that this world is or that it is a cell of; 0: no rate is sustained, however low.
+
+    `promised_per_s`: the planner's estimate. The search begins near the goodput of a short overloaded run.
+    """
     most = ABOVE * promised_per_s
     overload = run(world, most, inputs_of(world, most, inputs, min(slos, SHORT_SLOS)), seed)
     answered_per_s = overload.good / (overload.tally.seconds + world.slo_s) / world.share
@@ -67,7 +56,7 @@ def sustained_in(
         return run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time)
 
     best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
-    return SustainedGoodput(promised_per_s, best.goodput_per_s / world.share if best else 0.0, best)
+    return best.goodput_per_s / world.share if best else 0.0
 
 
 def inputs_of(world: World, rate_per_s: float, least: int, slos: float) -> int:
@@ -172,14 +161,11 @@ def _simulation(world: World, rate_per_s: float, inputs: int, seed: int) -> tupl
         times_s = arrivals("gamma", rate_per_s, seconds, seed, cv=max(LEAST_CV, sqrt(world.share)))
     else:
         times_s = arrivals("poisson", rate_per_s, seconds, seed)
-    draws = _draws(world, len(times_s), np.random.default_rng(seed))
+    count, random = len(times_s), np.random.default_rng(seed)
+    if world.share < 1:  # all but its share are an even sequence, so that the sum varies as much as the fleet's
+        even = (random.random() + GOLDEN * np.arange(count)) % 1.0
+        draws = np.where(random.random(count) < world.share, random.random(count), even)
+    else:
+        draws = random.random(count)
     depths = exits_at(ExitProfile(world.facts.survival), draws)
-    return Simulation(world, [(times_s, depths)], seconds, seed), len(times_s)
-
-
-def _draws(world: World, count: int, random: np.random.Generator) -> Floats:
-    """Draws from 0 to 1. Those of a cell vary as much as its fleet's in sum: all but its share are an even sequence."""
-    if world.share == 1:
-        return random.random(count)
-    even = (random.random() + GOLDEN * np.arange(count)) % 1.0
-    return np.where(random.random(count) < world.share, random.random(count), even)
+    return Simulation(world, [(times_s, depths)], seconds, seed), count

@@ -58,7 +58,6 @@ class TableDevices:
         self._received_s: dict[str, float] = {}
         self._posts: dict[str, _Post] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
-        self._uneven = bool(troubles.slow or troubles.jitter)
         self.follow(plan)
         everywhere = {f"{device.kind}/{number}" for device in facts.devices for number in range(device.count)}
         if strangers := troubles.replicas - everywhere - self._free_s.keys():
@@ -71,11 +70,11 @@ class TableDevices:
         """
         free = {kind: self._of_kind(kind, used, benched) for kind, used in plan.devices().items()}
         before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
-        posts = [
-            _Post(pipeline, placement, turn_s=self._stands_still_s(placement))
-            for pipeline in plan.pipelines
-            for placement in pipeline.placements
-        ]
+        posts = []
+        for pipeline, placement in ((each, placement) for each in plan.pipelines for placement in each.placements):
+            # Where splits take turns, a replica waits for the front's next order; host costs simulate that wait.
+            waits = placement.local and len(placement.splits) > 1 and not self._host
+            posts.append(_Post(pipeline, placement, turn_s=self.facts.turn_s(placement.kind) if waits else 0.0))
         left = Counter(post.placement.kind for post in posts)
         names = group_names(plan, self.facts)
         self._posts = dict(zip(names, posts, strict=True))
@@ -104,17 +103,14 @@ class TableDevices:
     def kind(self, group: str) -> str:
         return self._posts[group].placement.kind
 
-    def _stands_still_s(self, placement: Placement) -> float:
-        """The wait for the front's next order where splits take turns; with host costs, the host simulates it."""
-        takes_turns = placement.local and len(placement.splits) > 1
-        return self.facts.turn_s(placement.kind) if takes_turns and not self._host else 0.0
-
     def begin(self, launch: Launch, now_s: float) -> LaunchSchedule:
         replica, places = launch.replica, launch.places
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
         starts_s = max(arrives_s, self._free_s[replica]) + post.turn_s
-        slower, ends_s = self._slowness(replica) if self._uneven else 1.0, starts_s + self._turn_s
+        slower, ends_s = self.troubles.slow.get(replica, 1.0), starts_s + self._turn_s
+        if self.troubles.jitter:
+            slower *= self._random.lognormal(0.0, self.troubles.jitter)
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
         may_stop = len(places) > launch.shadows and RowKind.EARLY not in kinds
@@ -156,10 +152,6 @@ class TableDevices:
 
     def fails(self) -> bool:
         return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share
-
-    def _slowness(self, replica: str) -> float:
-        factor = self.troubles.slow.get(replica, 1.0)
-        return factor * self._random.lognormal(0.0, self.troubles.jitter) if self.troubles.jitter else factor
 
     def _arrives_s(self, post: _Post, launch: Launch, now_s: float) -> float:
         """When a launch has reached its replica: one after another over its link, at once for inputs before block 0."""

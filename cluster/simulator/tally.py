@@ -123,13 +123,7 @@ class Tally:
         self._ends_s.clear()
 
     def observed(self, now_s: float, devices: Mapping[str, int]) -> Observed:
-        """The observations since the last call."""
         self.flush()
-        now, before = self._so_far(now_s, devices), self._before
-        self._before = now
-        return since(now, before)
-
-    def _so_far(self, now_s: float, devices: Mapping[str, int]) -> Observed:
         launches: dict[LaunchShape, LaunchTimes] = {}
         for (_, kind, start, stop, size), (times, seconds) in self.launched.items():
             key = LaunchShape(kind, start, stop, size)
@@ -137,13 +131,14 @@ class Tally:
         filled = np.flatnonzero(self._observed_bins)
         latencies = dict(zip(filled.tolist(), self._observed_bins[filled].tolist(), strict=True))
         arrived, good = int(self.arrived.sum()), int(self.good.sum())
-        return Observed(
+        before, self._before = self._before, Observed(
             0.0, now_s, arrived, good, tuple(self._exits), launches, devices, latencies, self.arrived_weight,
             self.good_weight, tuple(self._exit_weights), tuple(self.audited), tuple(self.missed),
             self._full, self._full_weight, tuple(self._unfinished), tuple(self._unfinished_weights),
             refused=int(self.refused.sum()), refused_weight=self.refused_weight,
             certain=self._certain, certain_weight=self._certain_weight,
         )  # fmt: skip
+        return since(self._before, before)
 
     def quantile_s(self, share: float) -> float:
         """This quantile of all answers' latencies; NaN when there are none."""
@@ -157,7 +152,6 @@ class Tally:
         return float(counts @ middles / counts.sum()) if counts.any() else float("nan")
 
     def quantiles_s(self, share: float) -> Floats:
-        """This quantile of the latencies in every window."""
         return np.array([_quantile(row, share) for row in self._bins])
 
     @property

@@ -16,11 +16,9 @@ from isobatch.cluster.simulator.text_simulation import DecodingRun, simulate_tex
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.optimizer.plan import Plan, Promise
 from isobatch.optimizer.text_paces import (
-    PROMPT_ROWS,
     DecodingFacts,
     DecodingGoal,
     DecodingWay,
-    cuts_of,
     expected_paces,
     misfit,
     most_promising,
@@ -44,8 +42,6 @@ FRONT_BUSY = 0.5
 # A fleet may sustain more than its devices one by one: at most this multiple is tried.
 MOST_GAIN = 1.2
 BETTER = 1.01  # another way is better if it sustains this multiple
-LONE_TEXTS = 40  # texts that never meet, to find the shortest times
-APART_S = 1e6  # between two of these texts
 FOR_EVER_S = 1e9
 # The best of several plans is partly best by chance, so other random texts decide what is promised.
 PROMISE_SEED = 1
@@ -53,8 +49,6 @@ PROMISE_SEED = 1
 
 @dataclass(frozen=True)
 class DecodingTrial:
-    """A simulated run at a rate."""
-
     texts_per_s: float
     run: DecodingRun
 
@@ -95,9 +89,6 @@ class _BestOfKind:
     @property
     def count(self) -> int:
         return self.facts.device.count
-
-    def on(self, replicas: int) -> float:
-        return replicas * self.texts_per_s
 
 
 def choose_plan(profile: DecoderProfile, fleet: Sequence[Device], goal: DecodingGoal) -> DecodingChoice:
@@ -210,7 +201,7 @@ def _side_by_side(bests: Sequence[_BestOfKind], counts: Sequence[int], goal: Dec
     for best, count in zip(bests, counts, strict=True):
         if count:
             plan = plan_of(best.way, best.facts, goal, count)
-            tokens = best.on(count) * best.facts.profile.workload.output
+            tokens = count * best.texts_per_s * best.facts.profile.workload.output
             pipelines.append(with_terms(plan, replace(terms_of(plan), tokens_per_s=tokens)))
     first, *others = sorted(pipelines, key=tokens_per_s, reverse=True)
     return replace(first, beside=tuple(others))
@@ -249,7 +240,7 @@ def _cheapest(bests: Sequence[_BestOfKind], goal: DecodingGoal) -> tuple[Plan, D
         if trial.keeps(goal):
             return plan, trial
     devices = ", ".join(f"{best.count} {best.kind}" for best in bests)
-    sustained = sum(best.on(best.count) for best in bests)
+    sustained = sum(best.count * best.texts_per_s for best in bests)
     raise UserError(
         f"{goal.texts_per_s:.4g} texts per second: {devices} sustain about {sustained:.4g} within {_limits(goal)}"
     )
@@ -270,30 +261,17 @@ def _obstacle(facts: Sequence[DecodingFacts], goal: DecodingGoal) -> str:
     rest = [each for each in facts if not misfit(each, goal)]
     if not rest:
         return lacking[0]
-    ttft_s, tpot_s, kind = min(
-        ((*_alone(each, goal), each.device.kind) for each in rest),
-        key=lambda times: max(times[0] / goal.ttft_s, times[1] / goal.tpot_s),
-    )
+    paces = [
+        (pace, each.device.kind) for each in rest for pace in expected_paces(each, goal) if pace.way.residents == 1
+    ]
+    alone, kind = min(paces, key=lambda each: max(each[0].ttft_s / goal.ttft_s, each[0].tpot_s / goal.tpot_s))
+    ttft_s, tpot_s = alone.ttft_s, alone.tpot_s
     if tpot_s > goal.tpot_s:
         return f"TPOT of {1e3 * goal.tpot_s:.4g} ms: even alone, tokens of a text take {1e3 * tpot_s:.4g} ms on {kind}"
     if ttft_s > goal.ttft_s:
         return f"TTFT of {1e3 * goal.ttft_s:.4g} ms: even alone, a text begins after {1e3 * ttft_s:.4g} ms on {kind}"
     limits = f"{_limits(goal)} for {goal.share_in_time:.0%} of the texts"
     return f"no way to write keeps {limits} on {kind}: loosen one of them"
-
-
-def _alone(facts: DecodingFacts, goal: DecodingGoal) -> tuple[float, float]:
-    """The TTFT and TPOT of texts that never meet, for the cut at which these times are shortest."""
-    times = []
-    for cut in cuts_of(facts.profile, goal):
-        without_limits = replace(goal, ttft_s=FOR_EVER_S, tpot_s=FOR_EVER_S)
-        plan = plan_of(DecodingWay(cut, 1, 1, PROMPT_ROWS[-1]), facts, without_limits, 1)
-        texts = text_arrivals(facts.profile.workload, APART_S * np.arange(LONE_TEXTS, dtype=np.float64), seed=0)
-        run = simulate_texts(plan, facts.profile, texts)
-        ttft = np.quantile([text.ttft_s for text in run.answered], goal.share_in_time)
-        tpot = np.quantile([text.tpot_s for text in run.answered], goal.share_in_time)
-        times.append((float(ttft), float(tpot)))
-    return min(times, key=lambda each: max(each[0] / goal.ttft_s, each[1] / goal.tpot_s))
 
 
 def _limits(goal: DecodingGoal) -> str:

@@ -97,7 +97,9 @@ def simulate_texts(
         for replica in candidates:
             replica.run_until(text.due_s)
         min(candidates, key=lambda replica: len(replica.names)).add(place, text)
-        if given_up := _missed(replicas) > may_miss:
+        # The texts that have missed the limit which more texts have missed.
+        missed = max(sum(each.began_late for each in replicas), sum(each.went_on_late for each in replicas))
+        if given_up := missed > may_miss:
             break
     for replica in replicas if not given_up else ():
         replica.run_until(None)
@@ -110,11 +112,6 @@ def simulate_texts(
         sum(replica.engine.scheduler.preempted for replica in replicas),
         given_up,
     )
-
-
-def _missed(replicas: "Sequence[SimulatedReplica]") -> int:
-    """The texts that have missed the limit which more texts have missed."""
-    return max(sum(replica.began_late for replica in replicas), sum(replica.went_on_late for replica in replicas))
 
 
 def request_of(text: TextArrival, profile: DecoderProfile, number: int) -> TextRequest:
@@ -153,7 +150,8 @@ class SimulatedReplica:
         self.engine: Engine = virtual_engine(self.profile, self.kind, self.config, self.random, self.clock)
 
     def add(self, place: int, text: TextArrival) -> None:
-        if not self._is_readable(text):
+        needed = max(text.prompt, text.output + 1) if self.profile.has_encoder else text.prompt + text.output
+        if needed > (self.config.max_context or self.profile.reads):
             self._refuse(place, text, 400)
             return
         opened = self.engine.open(request_of(text, self.profile, place))
@@ -166,12 +164,6 @@ class SimulatedReplica:
         self.written[place] = WrittenText(text.due_s, status)
         self.began_late += 1
         self.went_on_late += 1
-
-    def _is_readable(self, text: TextArrival) -> bool:
-        context = self.config.max_context or self.profile.reads
-        if self.profile.has_encoder:
-            return max(text.prompt, text.output + 1) <= context
-        return text.prompt + text.output <= context
 
     def run_until(self, until_s: float | None) -> None:
         """Run the launches that begin before a time; None: all launches."""

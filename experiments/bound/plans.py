@@ -11,15 +11,21 @@ from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
 from isobatch.cluster.commands.plan_search import CANDIDATE_GAP
-from isobatch.cluster.simulator.plan_choice import HOPE, LONG_EFFORT, best_by_moves, best_simulated, why_not_simulated
+from isobatch.cluster.simulator.plan_choice import (
+    HOPE,
+    LONG_EFFORT,
+    BestSoFar,
+    best_simulated,
+    most_promising_first,
+    why_not_simulated,
+)
 from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
-from isobatch.optimizer.pipelines.shortfalls import shortfalls
+from isobatch.optimizer.pipelines.shortfalls import oracle_per_s, shortfalls
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -103,7 +109,11 @@ def share_of_oracle(claim: PaperFigure) -> float:
 def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
     end_s = time.process_time() + MOVING_S
     care = replace(LONG_EFFORT, slos=SLOS, last_slos=SLOS, out_of_time=lambda: time.process_time() >= end_s)
-    return best_by_moves(plan, facts, objective, care).gain
+    assert objective.slo_s
+    search = BestSoFar(facts, objective.slo_s, replace(plan, promise=None), care)
+    while search.improve(most_promising_first(search.best, facts, objective)):
+        pass
+    return search.choose(plan).gain
 
 
 def better(facts: Problem, objective: Objective, rate_per_s: float) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from isobatch.cluster.load.workloads import arrivals, exit_blocks
 from isobatch.cluster.simulator.simulation import World, simulate
-from isobatch.cluster.simulator.sustained import sustained
+from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.optimizer import Objective, Plan, Problem, optimize, problem
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.exits import ExitProfile
@@ -81,7 +81,7 @@ def mean_s(profile: Profile, queries: int = QUERIES) -> float:
 def goodput_per_s(profile: Profile) -> float:
     """What is sustained within the deadline."""
     plan, facts = _planned(profile)
-    return sustained(plan, facts, SLO_S).goodput_per_s
+    return sustained_per_s(plan, facts, SLO_S)
 
 
 def _planned(profile: Profile) -> tuple[Plan, Problem]:

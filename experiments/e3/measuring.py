@@ -15,12 +15,12 @@ from isobatch.cluster.load.traces import trace
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
-from isobatch.cluster.simulator.sustained import run, run_if_sustained, sustained
+from isobatch.cluster.simulator.sustained import run, run_if_sustained, sustained_per_s
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines import baselines
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.shortfalls import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
@@ -124,7 +124,7 @@ def _steady(setting: E3Setting, backend: str, system: str) -> Report:
 def _sustained(setting: E3Setting, backend: str, system: str) -> float:
     facts = setting.facts(backend)
     plan = planned(setting, facts, backend, system)
-    return sustained(plan, facts, setting.slo_s, INPUTS, slos=SLOS).goodput_per_s if plan else 0.0
+    return sustained_per_s(plan, facts, setting.slo_s, INPUTS, slos=SLOS) if plan else 0.0
 
 
 def _that_matters(setting: E3Setting, system: str) -> E3Setting:

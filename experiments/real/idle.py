@@ -5,7 +5,7 @@ import json
 from experiments.serve import measures
 from experiments.serve.fleet import BLOCKS, facts_for, profile
 from experiments.serve.servers import served
-from isobatch.cluster.simulator.sustained import sustained
+from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.deployments.front.counts import BUSY_S
 from isobatch.optimizer.plan import Placement, Plan, Split
 
@@ -27,7 +27,7 @@ def figures(seconds: float) -> dict[str, float]:
     plan, facts = Plan((Placement("v100", 1, splits, local=True),)), profile(LAUNCH_S)
     leaving = [{"exit_block": BLOCKS - 1 if number % 2 else HALF - 1} for number in range(BATCH)]
     body = json.dumps({"inputs": leaving}).encode()
-    promised_per_s = sustained(plan, facts_for(facts, plan.devices()), SLO_MS / 1e3).goodput_per_s
+    promised_per_s = sustained_per_s(plan, facts_for(facts, plan.devices()), SLO_MS / 1e3)
     found: dict[str, float] = {}
     with served(plan, facts, SLO_MS) as url:
         for name, load in LOADS.items():

@@ -15,7 +15,7 @@ from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.plan_choice import LIMITS, best_simulated
-from isobatch.cluster.simulator.sustained import sustained
+from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.deployments.front.observed import LaunchShape
 from isobatch.optimizer import Objective, Plan, Problem
 from isobatch.optimizer.model.work import work
@@ -94,7 +94,7 @@ def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]
     for name, short in NAMES.items():
         limits = [replace(objective, slo_s=times * slo_s, slack=0.0) for times in LIMITS]
         plans = {plan for each in limits if (plan := baseline(name, facts, each).plan)}
-        rates = {plan: sustained(plan, facts, slo_s).goodput_per_s for plan in plans}
+        rates = {plan: sustained_per_s(plan, facts, slo_s) for plan in plans}
         best = max(rates, key=lambda plan: rates[plan])
         found.append(PlannedSystem(short, best, rates[best], facts))
     return found

@@ -12,10 +12,11 @@ from pathlib import Path
 from rich.progress import track
 
 from experiments.planner.settings import Network
-from isobatch.cluster.simulator.sustained import sustained
+from isobatch.cluster.simulator.sustained import sustained_per_s
+from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.shortfalls import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -124,8 +125,8 @@ def _row(claim: PaperFigure, facts: Problem, batch: int, system: str) -> SystemG
     plan = _plan(claim, facts, batch, system)
     if plan is None:
         return SystemGoodput(system, batch, 0.0, 0.0, 0.0)
-    result, bound = sustained(plan, facts, claim.slo_s), oracle_per_s(facts, claim.slo_s, batch)
-    return SystemGoodput(system, batch, result.promised_per_s, result.goodput_per_s, result.goodput_per_s / bound)
+    kept_per_s, bound = sustained_per_s(plan, facts, claim.slo_s), oracle_per_s(facts, claim.slo_s, batch)
+    return SystemGoodput(system, batch, evaluate(plan, facts).goodput_per_s, kept_per_s, kept_per_s / bound)
 
 
 def _plan(claim: PaperFigure, facts: Problem, batch: int, system: str) -> Plan | None:

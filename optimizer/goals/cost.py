@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats, Number
+from isobatch.optimizer.effort import Floats, Number
 from isobatch.optimizer.goals.goal import Goal, register
 from isobatch.optimizer.goals.relaxation import Cut, Relaxation, at_least_0
 

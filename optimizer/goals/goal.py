@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats, Number
+from isobatch.optimizer.effort import Floats, Number
 from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 
 

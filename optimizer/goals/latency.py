@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from isobatch.optimizer.arrays import Floats, Number
+from isobatch.optimizer.effort import Floats, Number
 from isobatch.optimizer.goals.goal import Goal, register
 from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 
@@ -31,6 +31,3 @@ class Latency(Goal):
 
     def first_bound(self, relaxation: Relaxation) -> Cut:
         return relaxation.fastest()
-
-    def cuts(self, relaxation: Relaxation) -> list[Cut]:
-        return [relaxation.fastest()]

@@ -10,8 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats
-from isobatch.optimizer.effort import EFFORT, Effort
+from isobatch.optimizer.effort import EFFORT, Effort, Floats
 
 
 @dataclass(frozen=True)

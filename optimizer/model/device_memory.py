@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Bools, Floats, Ints
+from isobatch.optimizer.effort import Bools, Floats, Ints
 from isobatch.optimizer.problem import Problem
 
 

@@ -10,7 +10,7 @@ from isobatch.optimizer.model import split_costs
 from isobatch.optimizer.model.limits import broken_counts, broken_facts, broken_objective
 from isobatch.optimizer.model.work import Work, local_waits_s, works
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.plan import Plan, Promise, Split
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.errors import UserError
 
@@ -44,6 +44,9 @@ class Score:
     cost_per_hour: float
     broken: tuple[str, ...]
     pipelines: "tuple[Score, ...]" = ()  # where several run side by side
+
+    def promise(self, gap: float) -> Promise:
+        return Promise(self.goodput_per_s, self.latency_s, self.cost_per_hour, gap)
 
     def answer_s(self, rate_per_s: float) -> float:
         """The latency of an input that stays to the end when inputs arrive at this rate."""

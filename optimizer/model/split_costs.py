@@ -7,7 +7,7 @@ the time of its blocks and active ramps, and `launch_s` once. A batch that shrin
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Number
+from isobatch.optimizer.effort import Number
 
 # Seconds. A split that no input reaches still needs a replica: with so small a load one replica always carries it.
 LEAST_LOAD_S = 1e-12

@@ -7,8 +7,7 @@ from math import inf
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats, Ints
-from isobatch.optimizer.effort import LAST_BITS
+from isobatch.optimizer.effort import LAST_BITS, Floats, Ints, Number
 from isobatch.optimizer.model import split_costs
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.problem import Problem
@@ -44,22 +43,11 @@ class Valuation:
         """The dollars per hour that a plan may cost."""
         return inf if self.objective.cost_per_hour is None else self.objective.cost_per_hour * (1 + LAST_BITS)
 
-    def least_goodput_per_s(self, work: float, arrivals: float) -> float:
+    def least_goodput_per_s(self, work: Number, arrivals: Number) -> Number:
         """The least goodput at which the latency is within budget; infinite if there is none."""
-        floor, spare = self.objective.goodput_per_s, self.objective.budget_s - work
-        if np.isinf(spare):
-            return floor
-        if spare < -LAST_BITS:
-            return inf
-        return max(floor, arrivals / max(spare, LAST_BITS))
-
-    def _least_goodputs(self, work: Floats, arrivals: Floats) -> Floats:
-        """`least_goodput_per_s` for arrays of plans."""
-        if np.isinf(self.objective.budget_s):
-            return np.full(len(work), self.objective.goodput_per_s)
         spare = self.objective.budget_s - work
         goodput = arrivals / np.maximum(spare, LAST_BITS)
-        return np.where(spare < -LAST_BITS, inf, np.maximum(self.objective.goodput_per_s, goodput))
+        return np.where(spare < -LAST_BITS, inf, np.maximum(self.objective.goodput_per_s, goodput))[()]
 
     def staffed(self, loads: Floats, work: float, arrivals: float, below: float = inf) -> Staffing | None:
         """The best replicas for these loads, if any of them has a value below `below`."""
@@ -82,7 +70,7 @@ class Valuation:
         """`staffed` for arrays of plans with one placement on this kind: their values."""
         price = float(self.prices[kind])
         most = min(self.counts[kind], np.floor(self.allowed / price)) if price else self.counts[kind]
-        fewest = np.maximum(1.0, np.ceil(self._least_goodputs(work, arrivals) * loads * (1 - LAST_BITS)))
+        fewest = np.maximum(1.0, np.ceil(self.least_goodput_per_s(work, arrivals) * loads * (1 - LAST_BITS)))
 
         def latency_s(goodputs: Floats) -> Floats:
             return np.asarray(work + arrivals / goodputs)
@@ -104,7 +92,9 @@ class Valuation:
         while self._affordable(replicas, kinds):
             goodputs = replicas / heavy
             slowest = int(goodputs.argmin())
-            yield self._by_column(used, replicas), float(goodputs[slowest])
+            columns = np.zeros(len(self.kind_of), np.int64)
+            columns[used] = replicas
+            yield tuple(columns.tolist()), float(goodputs[slowest])
             replicas[slowest] += 1
 
     @cached_property
@@ -116,11 +106,6 @@ class Valuation:
     def _affordable(self, replicas: Floats, kinds: Ints) -> bool:
         used = np.bincount(kinds, replicas, len(self.counts))
         return bool((used <= self.counts).all() and used @ self.prices <= self.allowed)
-
-    def _by_column(self, used: Ints, replicas: Floats) -> tuple[int, ...]:
-        columns = np.zeros(len(self.kind_of), np.int64)
-        columns[used] = replicas
-        return tuple(int(count) for count in columns)
 
     def most_capacity(self, mu: Floats) -> float:
         """The largest sum of mu over devices, fractions included, that the fleet and the cost limit allow."""

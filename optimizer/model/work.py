@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats
+from isobatch.optimizer.effort import Floats
 from isobatch.optimizer.model import split_costs
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
@@ -48,7 +48,6 @@ class Work:
 
 
 def works(plan: Plan, facts: Problem) -> Iterator[Work]:
-    """The work of each split of a plan, in order."""
     reach, before = 1.0, None
     for split in plan.splits:
         placement = plan.placement_of(split)

@@ -1,25 +1,29 @@
-"""Plans without a planner, at the same costs, so that every plan can report its gain over them.
+"""Plans without a planner, at the same costs, so that every plan can report its gain over them, and simple plans to
+begin a search with.
 
 Every baseline is an ordinary plan: kinds side by side, each with the whole network at its best batch size, or at the
 batch size that the objective fixes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats
-from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.effort import SAME, Floats, never
 from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.model.valuation import Valuation
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.spread import Planner, spread
+from isobatch.optimizer.pipelines.spread import Planner, best_of, spread
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.problem import Problem, split_with_ramps
+from isobatch.optimizer.search.exact import search
 from isobatch.optimizer.search.options import Builder
 from isobatch.profiles.errors import UserError
+
+MOST_CUTS = 12  # blocks before which one cut is tried, evenly spaced
+GAP = 0.03  # of the plans with one cut
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,13 @@ def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
 def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objective:
     """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
     if stock.score is None:
-        raise UserError(
-            "--alpha: without exits these devices cannot keep the limits, so there is no cost to compare with"
-        )
-    dollars = alpha * stock.score.cost_per_hour
-    return replace(
-        objective,
-        goodput_per_s=max(
-            objective.goodput_per_s, stock.score.goodput_per_s if not objective.aim.at_given_goodput else 0.0
-        ),
-        cost_per_hour=dollars if objective.cost_per_hour is None else min(dollars, objective.cost_per_hour),
-    )
+        raise UserError("--alpha: without exits these devices cannot keep the limits: there is no cost to compare with")
+    goodput_per_s, dollars = objective.goodput_per_s, alpha * stock.score.cost_per_hour
+    if not objective.aim.at_given_goodput:
+        goodput_per_s = max(goodput_per_s, stock.score.goodput_per_s)
+    if objective.cost_per_hour is not None:
+        dollars = min(dollars, objective.cost_per_hour)
+    return replace(objective, goodput_per_s=goodput_per_s, cost_per_hour=dollars)
 
 
 def no_later(facts: Problem, objective: Objective) -> Objective:
@@ -105,13 +105,13 @@ def _best_of(ways: Callable[[Problem, Objective], Ways]) -> Planner:
     return planner
 
 
-def _stock(facts: Problem, objective: Objective) -> Ways:
-    return _whole(facts.without_exits, objective, ())
-
-
 def _naive(facts: Problem, objective: Objective) -> Ways:
     shares = pairwise(facts.survival)
     return _whole(facts, objective, tuple(block for block, (share, behind) in enumerate(shares) if behind < share))
+
+
+def _without_exits(facts: Problem, objective: Objective) -> Ways:
+    return _whole(facts.without_exits, objective, ())
 
 
 def _whole(facts: Problem, objective: Objective, ramps: tuple[int, ...]) -> Ways:
@@ -154,4 +154,50 @@ def _serial(facts: Problem, objective: Objective) -> Ways:
 NO_EXITS = "no exits"
 EARLY_EXIT = "early exit, shrinking batches"
 SERIAL = "serial E3, one device at a time"
-PLANNERS: dict[str, Planner] = {NO_EXITS: _best_of(_stock), EARLY_EXIT: _best_of(_naive), SERIAL: _best_of(_serial)}
+PLANNERS: dict[str, Planner] = {
+    NO_EXITS: _best_of(_without_exits),
+    EARLY_EXIT: _best_of(_naive),
+    SERIAL: _best_of(_serial),
+}
+
+
+def starts(
+    facts: Problem, objective: Objective, limits: Sequence[float], out_of_time: Callable[[], bool] = never
+) -> Iterator[Plan]:
+    """Simple plans, without promises: a search by small changes leaves no plateau, so it begins at many places.
+
+    They are the baselines at their best batch sizes, the baselines at sizes 1, 2, 4, ..., and
+    every kind of devices apart with one cut. `limits`: of the estimated latency, as shares of the SLO.
+    """
+    known = set[Plan]()
+    for plan in _all(facts, objective, limits, out_of_time):
+        if plan and (bare := replace(plan, promise=None)) not in known:
+            known.add(bare)
+            yield bare
+
+
+def _all(
+    facts: Problem, objective: Objective, limits: Sequence[float], out_of_time: Callable[[], bool]
+) -> Iterator[Plan | None]:
+    loosest = objective.within(max(limits))
+    fixed = [replace(loosest, fixed_batch=size) for size in batch_sizes(facts, objective)]
+    for limited in (objective, *map(objective.within, limits), *fixed):
+        yield from (each.plan for each in baselines(facts, limited))
+    if not out_of_time():
+        yield spread(facts, objective, _cut_once)
+
+
+def batch_sizes(facts: Problem, objective: Objective) -> Iterator[int]:
+    """Batch sizes that double, up to the largest that every kind runs."""
+    least, most = objective.batches
+    size, largest = least, min(most, *(table.largest for table in facts.tables))
+    while size <= largest:
+        yield size
+        size *= 2
+
+
+def _cut_once(facts: Problem, objective: Objective) -> Plan | None:
+    step = max(1, -(-(facts.num_blocks - 1) // MOST_CUTS))
+    cuts = range(1, facts.num_blocks, step)
+    plans = [search(facts, replace(objective, cuts=(cut,)), GAP) for cut in cuts]
+    return best_of(plans, facts, objective)

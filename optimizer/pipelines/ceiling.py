@@ -12,8 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Bools, Floats
-from isobatch.optimizer.effort import EFFORT, SAME, Effort
+from isobatch.optimizer.effort import EFFORT, SAME, Bools, Effort, Floats
 from isobatch.optimizer.goals.relaxation import Cut
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.problem import Problem

@@ -13,7 +13,7 @@ from itertools import combinations
 from isobatch.optimizer.effort import MOST_GAP, Effort
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
@@ -48,8 +48,7 @@ class Sharing:
         counts = (sum(each.replicas for each in row) for row in zip(*(plan.placements for plan in plans), strict=True))
         placements = (replace(each, replicas=count) for each, count in zip(plans[0].placements, counts, strict=True))
         plan = replace(plans[0], placements=tuple(placements))
-        score = evaluate(plan, self.facts)
-        return replace(plan, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, MOST_GAP))
+        return replace(plan, promise=evaluate(plan, self.facts).promise(MOST_GAP))
 
     def _chains_and_rest(self, devices: Sequence[Device]) -> list[Plan]:
         """Chains as long as one sustains more than its devices do alone, then every remaining kind by itself."""

@@ -1,12 +1,14 @@
-"""The gap between a plan and the upper bound on goodput, explained by lifting one restriction after the other."""
+"""An upper bound on goodput, and the gap of a plan to it, explained by lifting one restriction after the other."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
+import numpy as np
+from scipy.optimize import linprog
+
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.oracle import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
@@ -50,7 +52,7 @@ def shortfalls(
 
 def _lifted(plan: Plan, facts: Problem, objective: Objective) -> Iterator[tuple[str, float]]:
     """The goodput of the best plan by the planner's estimates, as one restriction after the other is lifted."""
-    most = replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
+    most = objective.for_most_goodput
     yield WAITING, evaluate(plan, facts).goodput_per_s
     facts = facts.with_devices([replace(each, count=MANY * each.count) for each in facts.devices])
     yield FEW, _planned(facts, most)
@@ -75,3 +77,30 @@ def without_hand_overs(facts: Problem) -> Problem:
 def _planned(facts: Problem, objective: Objective) -> float:
     plan = side_by_side(facts, objective, GAP)
     return evaluate(plan, facts).goodput_per_s / MANY if plan else 0.0
+
+
+def oracle_per_s(facts: Problem, slo_s: float, max_batch: int) -> float:
+    """The goodput that no system exceeds: every input pays for its blocks only, in the best batch that the SLO allows.
+
+    Ramps, launches, links, queues and the arrival of inputs cost nothing, and any block runs on any device. A linear
+    program assigns blocks to kinds: rate * survival[k] inputs reach block k, and no kind exceeds its time.
+    """
+    cost_s = np.array([list(_each_s(facts, kind, slo_s, max_batch)) for kind in range(len(facts.devices))])
+    kinds, blocks = cost_s.shape
+    rate = np.append(np.zeros(kinds * blocks), -1.0)  # variables: inputs per second by kind and block, then the rate
+    reach = np.hstack([np.tile(np.eye(blocks), kinds), -np.array(facts.survival)[:, None]])
+    busy = np.zeros((kinds, kinds * blocks + 1))
+    for kind in range(kinds):
+        busy[kind, kind * blocks : (kind + 1) * blocks] = np.where(np.isfinite(cost_s[kind]), cost_s[kind], 1e6)
+    counts = [device.count for device in facts.devices]
+    return float(-linprog(rate, busy, counts, reach, np.zeros(blocks)).fun)
+
+
+def _each_s(facts: Problem, kind: int, slo_s: float, max_batch: int) -> Iterator[float]:
+    """By block: the time of one input in the best batch that ends within the SLO after the fastest way to the block."""
+    sizes = np.arange(1, min(max_batch, facts.tables[kind].largest) + 1)
+    times_s = facts.tables[kind].block_times_s(sizes)
+    fastest_s = np.min([table.block_times_s(1) for table in facts.tables], axis=0)
+    for block in range(facts.num_blocks):
+        fits = times_s[:, block] + fastest_s[:block].sum() <= slo_s
+        yield float((times_s[:, block] / sizes)[fits].min(initial=np.inf))

@@ -27,7 +27,7 @@ from isobatch.optimizer.pipelines.ceiling import Ceiling
 from isobatch.optimizer.pipelines.same_kinds import merged_by_kind, split_by_name
 from isobatch.optimizer.pipelines.sharing import Sharing, promised_per_s
 from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
-from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
@@ -91,7 +91,7 @@ def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) 
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
     score = evaluate(best, facts, objective)
     loss = min(max(0.0, value(best, facts, objective) / max(bound, 1e-300) - 1), MOST_GAP)
-    return replace(best, promise=Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, loss))
+    return replace(best, promise=score.promise(loss))
 
 
 def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
@@ -102,10 +102,8 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
     least = 0.0
     for kinds in _sets(len(facts.devices), effort.kinds_in_all_sets):
         if len(kinds) == 2 and not least:
-            most_alone = [
-                planned[each].most if (each := frozenset({kind})) in planned else 0.0 for kind in sorted(all_kinds)
-            ]
-            least = Ceiling(facts, alone, np.array(most_alone), effort).bound(gap)
+            each_alone = [planned.get(frozenset({kind}), Pipelines(())).most for kind in sorted(all_kinds)]
+            least = Ceiling(facts, alone, np.array(each_alone, float), effort).bound(gap)
         most = _most(planned, len(facts.devices))
         if least * max(most[all_kinds].goodput_per_s * (1 + gap), 1e-300) >= 1:
             break
@@ -120,9 +118,8 @@ def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effo
     best = _most(planned, len(facts.devices))[all_kinds]
     proved = least * best.goodput_per_s * (1 + gap) >= 1
     if not proved and len(facts.devices) <= effort.kinds_shared and not effort.out_of_time():
-        known: dict[Device, Plan | None] = {
-            facts.devices[kind]: each.plans[0] for (kind, *others), each in planned.items() if not others
-        }
+        lone = {kinds: each for kinds, each in planned.items() if len(kinds) == 1}
+        known: dict[Device, Plan | None] = {facts.devices[min(kinds)]: each.plans[0] for kinds, each in lone.items()}
         shared = Pipelines(tuple(Sharing(facts, alone, gap, effort, known).pipelines()))
         best = max(best, shared, key=lambda each: each.goodput_per_s)
     if not best.plans or best.goodput_per_s * (1 + SAME) < objective.goodput_per_s:
@@ -143,11 +140,8 @@ def _most(plans: dict[Kinds, Pipelines], num_kinds: int) -> dict[Kinds, Pipeline
     for kind in range(num_kinds):
         for rest in list(most):
             kinds = rest | {kind}
-            choices = [
-                Pipelines((*plans[chain].plans, *most[kinds - chain].plans))
-                for chain in plans
-                if kind in chain <= kinds
-            ]
+            chains = [chain for chain in plans if kind in chain <= kinds]
+            choices = [Pipelines((*plans[chain].plans, *most[kinds - chain].plans)) for chain in chains]
             most[kinds] = max([most[rest], *choices], key=lambda each: each.goodput_per_s)
     return most
 
@@ -156,8 +150,7 @@ def _joined(pipelines: Pipelines, facts: Problem, ceiling: float) -> Plan:
     plan = joined(sorted(pipelines.plans, key=promised_per_s, reverse=True))
     score = evaluate(plan, facts)
     gap = min(max(0.0, float(ceiling) / score.goodput_per_s - 1), MOST_GAP)
-    promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, gap if gap > SAME else 0.0)
-    return replace(plan, promise=promise)
+    return replace(plan, promise=score.promise(gap if gap > SAME else 0.0))
 
 
 def few_splits(facts: Problem, objective: Objective, gap: float, most: int, find: Find) -> Plan | None:

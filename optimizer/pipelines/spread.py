@@ -55,19 +55,11 @@ def spread(facts: Problem, objective: Objective, planner: Planner, effort: Effor
     alone = [facts.with_devices((device,)) for device in facts.devices]
     plans = [planner(each, objective) for each in alone]
     if len(alone) > 1 and (objective.aim.adds_up or objective.goodput_per_s > 0):
-        plans += _one_after_the_other(objective, planner, list(_pipelines(alone, objective, planner)), effort)
+        most = [(each, planner(each, objective.for_most_goodput)) for each in alone]
+        scored = [(each, plan, evaluate(plan, each)) for each, plan in most if plan]
+        pipelines = [Pipeline(each, plan, score.goodput_per_s, score.cost_per_hour) for each, plan, score in scored]
+        plans += _one_after_the_other(objective, planner, pipelines, effort)
     return best_of(plans, facts, objective)
-
-
-def _pipelines(alone: Sequence[Problem], objective: Objective, planner: Planner) -> Iterator[Pipeline]:
-    for facts in alone:
-        if plan := planner(facts, _fastest(objective)):
-            score = evaluate(plan, facts)
-            yield Pipeline(facts, plan, score.goodput_per_s, score.cost_per_hour)
-
-
-def _fastest(objective: Objective) -> Objective:
-    return replace(objective, goal="goodput", goodput_per_s=0.0, cost_per_hour=None)
 
 
 def _one_after_the_other(
@@ -95,7 +87,9 @@ def _used_up(order: Sequence[Pipeline], objective: Objective, planner: Planner) 
             used.append(each)
             left, dollars = left - each.goodput_per_s, dollars - each.cost_per_hour
             continue
-        rest = _fastest(objective) if left == float("inf") else replace(objective, goal="cost", goodput_per_s=left)
+        rest = (
+            objective.for_most_goodput if left == float("inf") else replace(objective, goal="cost", goodput_per_s=left)
+        )
         plan = planner(each.facts, replace(rest, cost_per_hour=None if dollars == float("inf") else dollars))
         return used, [plan] if plan else []
     return used, []

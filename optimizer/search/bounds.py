@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats, Ints
+from isobatch.optimizer.effort import Floats, Ints
 from isobatch.optimizer.goals.relaxation import Cut, Path
 from isobatch.optimizer.search.options import Options
 

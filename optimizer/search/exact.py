@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats
-from isobatch.optimizer.effort import EFFORT, MOST_GAP, SAME, Effort
+from isobatch.optimizer.effort import EFFORT, MOST_GAP, SAME, Effort, Floats
 from isobatch.optimizer.goals.relaxation import Cut
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.plan import Plan, Promise
+from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.sweeps import Search, ValuedPlan
 
@@ -38,8 +37,7 @@ def search(
     score = evaluate(best.plan, facts, objective)
     least = max(min(*bounds, best.value), 1e-300)
     loss = min(float(best.value / least) - 1, MOST_GAP) if best.value else 0.0
-    promise = Promise(score.goodput_per_s, score.latency_s, score.cost_per_hour, loss if loss > 2 * SAME else 0.0)
-    return replace(best.plan, promise=promise)
+    return replace(best.plan, promise=score.promise(loss if loss > 2 * SAME else 0.0))
 
 
 def _best(pipelines: Search, below: float, gap: float, prove: bool) -> tuple[ValuedPlan | None, float]:

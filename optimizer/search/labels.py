@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Bools, Floats, Ints
-from isobatch.optimizer.effort import EFFORT, SAME, SPARE_BITS, Effort
+from isobatch.optimizer.effort import EFFORT, SAME, SPARE_BITS, Bools, Effort, Floats, Ints
 from isobatch.optimizer.goals.relaxation import Cut
 from isobatch.optimizer.search.bounds import through
 from isobatch.optimizer.search.options import Options
+
+CHUNK = 256  # points that are compared with each other at once
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class LabelSweep:
             if self.effort.out_of_time():  # only the cuts bound the labels that are not reached
                 self.dropped = -np.inf
                 return nothing
-            labels = self._settle(waiting[block], block)
+            labels = LabelSet.join(waiting[block]) if waiting[block] else nothing
+            labels = self._narrow(labels, block, self.effort.crowd * self.width)
+            labels = self._narrow(labels.pick(undominated(self._measures(labels), labels.kind)), block, self.width)
             waiting[block] = []
             self.by_block.append(labels)
             if len(labels) and len(options):
@@ -107,12 +110,6 @@ class LabelSweep:
                     for stop in np.unique(options.stop[part.option]):
                         waiting[stop].append(part.pick(options.stop[part.option] == stop))
         return LabelSet.join(waiting[-1]) if waiting[-1] else nothing
-
-    def _settle(self, parts: list[LabelSet], block: int) -> LabelSet:
-        if not parts:
-            return LabelSet.nothing(len(self.columns.kind), len(self.counts)).pick(np.zeros(0, int))
-        labels = self._narrow(LabelSet.join(parts), block, self.effort.crowd * self.width)
-        return self._narrow(labels.pick(undominated(self._measures(labels), labels.kind)), block, self.width)
 
     def _narrow(self, labels: LabelSet, block: int, width: int) -> LabelSet:
         """The labels with the least bounds, if there are too many; none of them when this sweep is a proof."""
@@ -161,14 +158,12 @@ class LabelSweep:
         choice = np.nonzero(fits)[0]
         label, option = np.nonzero(spent[-2][:, None] + ahead[-2][choice] <= limits[-2])
         option = choice[option]
-        if len(label) > self.effort.crowd * self.width:
+        if len(label) > (most := self.effort.crowd * self.width):
             score = spent[-2][label] + ahead[-2][option]
-            order = np.argpartition(score, self.effort.crowd * self.width)
-            self.dropped = min(self.dropped, float(score[order[self.effort.crowd * self.width]]) - self.cuts[-2].offset)
-            label, option = (
-                label[order[: self.effort.crowd * self.width]],
-                option[order[: self.effort.crowd * self.width]],
-            )
+            order = np.argpartition(score, most)
+            self.dropped = min(self.dropped, float(score[order[most]]) - self.cuts[-2].offset)
+            kept = order[:most]
+            label, option = label[kept], option[kept]
         for paid, rest, limit in zip(spent, ahead, limits, strict=True):
             keep = paid[label] + rest[option] <= limit
             label, option = label[keep], option[keep]
@@ -231,11 +226,11 @@ def undominated(points: Floats, group: Ints) -> Ints:
     return np.sort(np.concatenate(rows_by_group))
 
 
-def _front(points: Ints, order: Ints, chunk: int = 256) -> Ints:
+def _front(points: Ints, order: Ints) -> Ints:
     """The front, in order of the points' sums: no point can dominate one with a smaller sum."""
     front = np.zeros(0, np.int64)
-    for at in range(0, len(order), chunk):
-        rows = order[at : at + chunk]
+    for at in range(0, len(order), CHUNK):
+        rows = order[at : at + CHUNK]
         rows = rows[~_beaten(points[front], points[rows])]
         earlier = np.tri(len(rows), k=-1, dtype=bool).T  # [i, j]: i comes before j
         alive = ~((points[rows][:, None] <= points[rows]).all(axis=2) & earlier).any(axis=0)

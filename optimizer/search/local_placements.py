@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats, Ints
-from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.effort import SAME, Floats, Ints
 from isobatch.optimizer.search.options import Builder
 
 
@@ -59,12 +58,10 @@ class LocalSearch:
 
     @cached_property
     def fits(self) -> bool:
-        """Whether the device holds the whole network."""
         return bool(self.builder.memory.holds_network[self.kind])
 
     @cached_property
     def sizes(self) -> Floats:
-        """All possible sizes of a round."""
         return np.unique(self._arrivals)
 
     @cached_property
@@ -158,9 +155,8 @@ class LocalSearch:
                 for stop in range(start + 1, blocks + 1)
                 for load, more, rest in after[stop]
             ]
-            fitting = [
-                each for each in grown if np.isfinite(each[0]) and each[1] <= self.builder.memory.capacity[self.kind]
-            ]
+            capacity = self.builder.memory.capacity[self.kind]
+            fitting = [each for each in grown if np.isfinite(each[0]) and each[1] <= capacity]
             after[start] = fitting if start == 0 else _undominated(fitting)
         loads, _, splits = zip(*after[0], strict=True) if after[0] else ((), (), ())
         return Heads(np.array(loads), np.array([float(each[0][1]) for each in splits]), lambda i: splits[i])

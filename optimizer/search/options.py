@@ -9,8 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Bools, Floats, Ints
-from isobatch.optimizer.effort import TIE_BREAK
+from isobatch.optimizer.effort import TIE_BREAK, Bools, Floats, Ints
 from isobatch.optimizer.model import split_costs
 from isobatch.optimizer.model.device_memory import DeviceMemory
 from isobatch.optimizer.problem import Problem
@@ -45,7 +44,6 @@ class Options:
         return latency_s
 
     def only(self, keep: Bools) -> "Options":
-        """Only the options that `keep` marks."""
         each = {name: getattr(self, name)[keep] for name in ("stop", "kind", "batch", "inner", "arrivals", "memory")}
         rows = {name: getattr(self, name)[:, keep] for name in ("load_s", "work_s", "barred")}
         return Options(self.start, **each, **rows, class_of=self.class_of)
@@ -63,7 +61,6 @@ class Builder:
     cuts: tuple[int, ...] | None = None  # the network is cut exactly before these blocks; None: anywhere
 
     def options(self) -> list[Options]:
-        """One `Options` per block, in order."""
         return [self.starting(start) for start in range(self.facts.num_blocks)]
 
     @cached_property
@@ -96,10 +93,6 @@ class Builder:
         return leaving
 
     @cached_property
-    def _has_ramp(self) -> Bools:
-        return np.isin(np.arange(self.facts.num_blocks), sorted(self.facts.ramp_blocks))
-
-    @cached_property
     def _block_s(self) -> Floats:
         return self._dense("block_times_s")
 
@@ -120,14 +113,6 @@ class Builder:
     @cached_property
     def _launch_s(self) -> Floats:
         return np.array([table.launch_s for table in self.facts.tables])[:, None, None]
-
-    @cached_property
-    def _stop_s(self) -> Floats:
-        return np.array([table.each_stop_s for table in self.facts.tables])[:, None, None]
-
-    @cached_property
-    def _turn_s(self) -> Floats:
-        return np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
 
     def _allowed(self, start: int) -> Bools:
         """Whether a split may run from this block to each stop."""
@@ -159,10 +144,8 @@ class Builder:
         shrinking, felt = self._shrinking_s(start, shares)
         occupied_s = split_costs.occupied_s(_by_stop(quiet, shrinking), transfer)
         possible, reach = np.isfinite(occupied_s), shares[start]
-        load = (
-            split_costs.load_s(reach, np.where(possible, occupied_s, 0.0), np.repeat(self._batches, 2))
-            + self._tie_break_s
-        )
+        load = split_costs.load_s(reach, np.where(possible, occupied_s, 0.0), np.repeat(self._batches, 2))
+        load = load + self._tie_break_s
         work = _by_stop(quiet, felt) + transfer if reach > 0 else np.zeros_like(occupied_s)
         return np.where(possible, load, np.inf), np.where(possible, work, np.inf)
 
@@ -170,13 +153,14 @@ class Builder:
         """Kinds x batches x stops: times if the batch keeps its size up to the ramp at the end of the split."""
         work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
         leaving = self._leaving(self._survival[:, [start]], self._survival[:, start + 1 :])
-        possible = ~leaving | self._has_ramp[start:]
+        possible = ~leaving | np.isin(np.arange(start, self.facts.num_blocks), sorted(self.facts.ramp_blocks))
         quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
         return quiet
 
     def still(self, start: int) -> tuple[Floats, Floats]:
         """Loads (kinds x batches x stops) if the batch keeps its size and is not transferred, and arrivals by batch."""
-        quiet, shares = self._quiet_s(start) + self._turn_s, self._survival[:, start]
+        turn_s = np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
+        quiet, shares = self._quiet_s(start) + turn_s, self._survival[:, start]
         allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
         possible = np.isfinite(quiet) & allowed[..., None] & self._allowed(start)
         occupied_s, size = np.where(possible, quiet, 0.0), self._batches[:, None]
@@ -198,7 +182,8 @@ class Builder:
             return never, never
         staying = shares[start:-1] / reach
         some = split_costs.occupancy(size, staying)
-        again_s = self._stop_s * np.append(False, self._releasing[start:-1])
+        stop_s = np.array([table.each_stop_s for table in self.facts.tables])[:, None, None]
+        again_s = stop_s * np.append(False, self._releasing[start:-1])
         launch = np.cumsum(some * (self._at(start, split_costs.mean_size(size, staying)) + again_s), axis=2)
         felt = np.cumsum(self._at(start, split_costs.felt_size(size, staying)) + again_s, axis=2)
         launch, felt = launch + self._launch_s, felt + self._launch_s
@@ -236,19 +221,16 @@ class Builder:
         """The options that fit into memory and that no other option beats, in flat arrays."""
         batch = np.repeat(self._batches, 2)
         memory = np.repeat(self.memory.splits(start, self._batches), 2, axis=2)
-        fits = (
-            (memory <= self.memory.capacity[:, None]) & (batch <= self._largest[:, None]) & (batch >= self.batches[0])
-        )
+        allowed = (batch <= self._largest[:, None]) & (batch >= self.batches[0])
+        fits = allowed & (memory <= self.memory.capacity[:, None])
         load = np.where(fits, load, np.inf)
         keep = np.isfinite(load.min(0)) & (work.min(0) <= self.budget_s) & self._allowed(start)[:, None, None]
         if self.pruned:
             keep &= ~self._beaten(load, work, memory)
         stop, kind, size = np.nonzero(keep)
-        waits = [
-            split_costs.fill_arrivals(each, batch) + split_costs.wait_arrivals(each, batch)
-            for each in self._survival[:, start]
-        ]
-        arrivals = np.max(waits, axis=0)[size]
+        fills, waits = split_costs.fill_arrivals, split_costs.wait_arrivals
+        both = [fills(each, batch) + waits(each, batch) for each in self._survival[:, start]]
+        arrivals = np.max(both, axis=0)[size]
         load, work = load[:, stop, kind, size], work[:, stop, kind, size]
         barred = np.isinf(load)
         return Options(

@@ -7,8 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from isobatch.optimizer.arrays import Floats
-from isobatch.optimizer.effort import EFFORT, LAST_BITS, SAME, Effort
+from isobatch.optimizer.effort import EFFORT, LAST_BITS, SAME, Effort, Floats
 from isobatch.optimizer.goals.relaxation import Cut, Path, Relaxation
 from isobatch.optimizer.model.valuation import Staffing, Valuation
 from isobatch.optimizer.objective import Objective
@@ -130,11 +129,8 @@ class Search:
 
     def _first(self, value: float, widths: tuple[int, ...]) -> ValuedPlan | None:
         """A good plan by sweeps with few labels: the lower the limit, the fewer labels are needed."""
-        limits = (
-            [self.best_met]
-            if np.isfinite(self.best_met)
-            else [max(self.bound, 0.0) * wider for wider in self.effort.first_limits]
-        )
+        limits = [max(self.bound, 0.0) * wider for wider in self.effort.first_limits]
+        limits = [self.best_met] if np.isfinite(self.best_met) else limits
         for limit, width in product([*(each for each in limits if each < value), value], widths):
             best, _ = self._sweep(limit * (1 + SAME) + self.dust, width, effort=self.effort.patient)
             if best:
@@ -187,21 +183,17 @@ class Search:
         return best, min(sweep.dropped, best.value if best else limit)
 
     def _pick(self, sweep: LabelSweep, labels: LabelSet, limit: float) -> ValuedPlan | None:
-        """The plan of the best finished label."""
         best: Staffing | None = None
         chosen = -1
         bounds = sweep.bounds(labels)
         for row in np.argsort(bounds, kind="stable"):
             if best and bounds[row] >= best.value:
                 break
-            staffing = self._staffed(labels, row, limit if best is None else best.value)
-            if staffing:
+            below = limit if best is None else best.value
+            times = float(labels.work[row]), float(labels.arrivals[row])
+            if staffing := self.valuation.staffed(labels.loads[row], *times, below):
                 best, chosen = staffing, int(row)
         return ValuedPlan(best.value, self._plan(sweep, labels, chosen, best)) if best else None
-
-    def _staffed(self, labels: LabelSet, row: int, best: float) -> Staffing | None:
-        times = (float(labels.work[row]), float(labels.arrivals[row]))
-        return self.valuation.staffed(labels.loads[row], *times, best)
 
     def _value_of(self, path: Path) -> float:
         """The value of a cheapest path, which has loads by kind but no columns."""
@@ -215,18 +207,16 @@ class Search:
         splits: dict[int, list[Split]] = {}
         while labels.origin[row] >= 0:
             origin, option = int(labels.origin[row]), int(labels.option[row])
-            splits.setdefault(int(labels.column[row]), []).insert(0, self._split(sweep.options[origin], option))
+            its = sweep.options[origin]
+            stop, batch, inner = int(its.stop[option]), int(its.batch[option]), bool(its.inner[option])
+            split = split_with_ramps(self.facts, its.start, stop, batch, inner)
+            splits.setdefault(int(labels.column[row]), []).insert(0, split)
             labels, row = sweep.by_block[origin], int(labels.parent[row])
         placements = [
             Placement(self.facts.devices[self.columns.kind[column]].kind, staffing.replicas[column], tuple(its_splits))
             for column, its_splits in splits.items()
         ]
         return Plan(tuple(sorted(placements, key=lambda placement: placement.splits[0].start)))
-
-    def _split(self, options: Options, row: int) -> Split:
-        return split_with_ramps(
-            self.facts, options.start, int(options.stop[row]), int(options.batch[row]), bool(options.inner[row])
-        )
 
     def _least_goodput_per_s(self, limit: float) -> float:
         """The least goodput of any plan that keeps the objective at a value up to `limit`."""

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from isobatch.cluster.cascades.contenders import Tryout, best
-from isobatch.cluster.cascades.report import table
-from isobatch.cluster.cascades.timing import Timed
+from isobatch.cluster.cascades import Timed, Tryout, best
 from isobatch.cluster.cli import app
+from isobatch.cluster.commands.cascade_run import table
 from isobatch.cluster.simulator.plan_choice import best_simulated
-from isobatch.cluster.simulator.sustained import sustained
+from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.encode import Encoded
 from isobatch.deployments.prepare.cascades import Combination
@@ -69,20 +68,20 @@ def test_the_cascade_is_taken_where_it_serves_most_within_what_may_be_lost() -> 
     assert 2 in {split.start for split in taken.plan.splits}
     rate = 0.5 * large.goodput_per_s
     quick, slow = here.latency(taken, rate), here.latency(large, rate)
-    assert quick.mean_s < slow.mean_s
-    assert quick.mean_s < quick.p99_s
+    assert quick[0] < slow[0]
+    assert quick[0] < quick[1]
     assert len(table(rows, [quick, slow, None], rate).rows) == 3
 
 
 def test_what_is_taken_promises_what_the_simulator_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", partial(best_simulated, effort=LONGER))
+    monkeypatch.setattr("isobatch.cluster.cascades.best_simulated", partial(best_simulated, effort=LONGER))
     here = tryout(slo_s=0.25)
     row = here.row(Combination((0, 1)))
     settled = here.with_simulated_plan(row)
     assert 2 in {split.start for split in settled.plan.splits}
     assert (row.plan.slo_s, settled.plan.slo_s, settled.plan.length) == (0.25, 0.25, row.plan.length)
     facts = problem(row.profile, here.devices, links_between(here.devices))
-    assert sustained(settled.plan, facts, 0.25).goodput_per_s == pytest.approx(settled.goodput_per_s, rel=0.1)
+    assert sustained_per_s(settled.plan, facts, 0.25) == pytest.approx(settled.goodput_per_s, rel=0.1)
 
 
 def test_where_the_test_rows_are_too_few_the_last_network_alone_is_taken() -> None:
@@ -115,7 +114,7 @@ def test_a_deadline_that_nobody_keeps_is_one_line() -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
-    monkeypatch.setattr("isobatch.cluster.cascades.contenders.best_simulated", partial(best_simulated, effort=HASTIER))
+    monkeypatch.setattr("isobatch.cluster.cascades.best_simulated", partial(best_simulated, effort=HASTIER))
     for drawing in ("profile_inputs", "plan_picture"):
         monkeypatch.setattr(f"isobatch.cluster.commands.{drawing}.draw", lambda *_: None)
     monkeypatch.chdir(material(tmp_path))

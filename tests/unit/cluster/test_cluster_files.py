@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from experiments.planner.settings import BERT_BASE
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.environment import environment
+from isobatch.cluster.commands.deploy import environment
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.serving.capacity import check_capacity
 from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS

@@ -9,13 +9,13 @@ import yaml
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.dashboards import FILES
+from isobatch.cluster.commands.deploy import DASHBOARDS
 from isobatch.deployments.metrics import METRICS
 from tests.helpers.scraping import OF_SERVE, scraped_names
 
 ROOT = Path(__file__).parents[3]
-PANELS = json.loads((FILES / "dashboard.json").read_text())["panels"]
-ALERTS = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
+PANELS = json.loads((DASHBOARDS / "dashboard.json").read_text())["panels"]
+ALERTS = yaml.safe_load((DASHBOARDS / "alerts.yaml").read_text())["groups"][0]["rules"]
 QUERIES = [(target["legendFormat"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 ASKED = [*(query for _, query in QUERIES), *(alert["expr"] for alert in ALERTS)]
 LABELS = {name: {*family.labels, *OF_SERVE, "le"} for family in METRICS for name in scraped_names(family)}
@@ -34,7 +34,7 @@ def labels_in(ask: str) -> set[str]:
 def test_the_command_writes_the_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["dashboards", "--out", str(tmp_path / "new")], catch_exceptions=False)
     assert result.exit_code == 0
-    for file in FILES.iterdir():
+    for file in DASHBOARDS.iterdir():
         assert (tmp_path / "new" / file.name).read_text() == file.read_text()
 
 

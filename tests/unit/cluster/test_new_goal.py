@@ -13,7 +13,7 @@ import pytest
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.deployments.config import checked
 from isobatch.optimizer import Plan
-from isobatch.optimizer.arrays import Number
+from isobatch.optimizer.effort import Number
 from isobatch.optimizer.goals import GOALS, Goal, register
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.profiles.files import save

@@ -12,7 +12,7 @@ import typer.main
 import yaml
 
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.dashboards import FILES
+from isobatch.cluster.commands.deploy import DASHBOARDS
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 COMMAND = typer.main.get_command(app)
@@ -54,7 +54,7 @@ def test_compose_names_what_it_has_and_watches_what_it_serves() -> None:
     prometheus = yaml.safe_load(told["configs"]["prometheus"]["content"])
     (target,) = prometheus["scrape_configs"][0]["static_configs"][0]["targets"]
     assert target == f"isobatch:{services['isobatch']['command'][-1]}"
-    assert {Path(path).name for path in prometheus["rule_files"]} <= {file.name for file in FILES.iterdir()}
+    assert {Path(path).name for path in prometheus["rule_files"]} <= {file.name for file in DASHBOARDS.iterdir()}
 
 
 def test_the_unit_runs_a_command_that_there_is(tmp_path: Path) -> None:

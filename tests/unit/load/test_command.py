@@ -226,5 +226,5 @@ def test_refusals_are_no_failure_beside_answers(status: list[int], failed: bool)
 def test_the_port_of_grpc_is_reported() -> None:
     with grpc_port() as url:
         assert promised_ms(f"{url}/predict", {}) is None
-        with pytest.raises(UserError, match=rf"the server at {url} does not speak HTTP/1\.1: is that the port of gRPC"):
+        with pytest.raises(UserError, match=rf"the server at {url}/readyz does not speak HTTP/1\.1: is that the port"):
             accepted_at(f"{url}/predict", {})

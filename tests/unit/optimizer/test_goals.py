@@ -7,7 +7,7 @@ import pytest
 
 from experiments.planner.bruteforce import best_value
 from experiments.planner.random_problems import random_objective, random_problem
-from isobatch.optimizer.arrays import Number
+from isobatch.optimizer.effort import Number
 from isobatch.optimizer.goals import GOALS, Goal, register
 from isobatch.optimizer.goals.relaxation import Cut, Relaxation
 from isobatch.optimizer.model.evaluate import evaluate

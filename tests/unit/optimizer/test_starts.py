@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import baselines
-from isobatch.optimizer.pipelines.starts import batch_sizes, starts
+from isobatch.optimizer.pipelines.baselines import baselines, batch_sizes, starts
 from isobatch.optimizer.plan import Plan
 from tests.helpers.simulated_fleet import BLOCKS, facts
 

@@ -12,7 +12,7 @@ from isobatch.cluster.simulator.plan_choice import (
     why_not_simulated,
 )
 from isobatch.cluster.simulator.simulation import World
-from isobatch.cluster.simulator.sustained import confirmed_rate_per_s, run, run_if_sustained, sustained
+from isobatch.cluster.simulator.sustained import confirmed_rate_per_s, run, run_if_sustained, sustained_per_s
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
@@ -122,7 +122,7 @@ def test_without_time_the_plan_stays_and_is_told_what_it_sustains() -> None:
     found = best_simulated(POOR, FAST, Objective(slo_s=0.05), side_by_side, polishing(0))
     assert replace(found.plan, promise=None) == POOR
     assert (found.tried, found.gain) == (0, 0.0)
-    assert found.before_per_s == pytest.approx(sustained(POOR, FAST, 0.05, 600, 1, slos=3).goodput_per_s, rel=0.2)
+    assert found.before_per_s == pytest.approx(sustained_per_s(POOR, FAST, 0.05, 600, 1, slos=3), rel=0.2)
 
 
 def test_what_has_no_deadline_cannot_be_played() -> None:

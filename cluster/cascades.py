@@ -1,15 +1,20 @@
-"""The plan of each combination on the user's devices, simulated under the same load for all combinations."""
+"""The times of networks, and the plan of each combination on the user's devices, simulated under one load for all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from isobatch.cluster.cascades.timing import Timed, table_of
 from isobatch.cluster.load.workloads import arrivals, exit_blocks
+from isobatch.cluster.profiling.block_times import lengths_of, sample_inputs, timed
+from isobatch.cluster.profiling.datasheets import tables as derived
 from isobatch.cluster.simulator.plan_choice import best_simulated, why_not_simulated
 from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.deployments.models import checkpoint, load
+from isobatch.deployments.models.encode import Encoder
 from isobatch.deployments.prepare.cascades import (
     CalibratedCombination,
     Candidate,
@@ -22,15 +27,71 @@ from isobatch.deployments.prepare.cascades import (
 from isobatch.deployments.prepare.sample import Indices
 from isobatch.optimizer import Objective, Plan, Problem, optimize, problem
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.profiles.devices import Device, links_between
+from isobatch.profiles.devices import Device, kind_of, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable, cascade_table, edge_bytes
+from isobatch.profiles.lengths import Lengths
+from isobatch.profiles.measure import device_name
 
 SIMULATED = 20_000  # inputs of a run that measures latencies
 GAP = 0.01  # the share by which a plan may be worse than the best possible one
 CANDIDATE_GAP = 0.03  # the same for plans that are simulated for comparison only
+FULL = 8  # inputs of the launch by whose times blocks are compared
 A_MILLION_PER_HOUR = 1e6 / 3600  # inputs per second
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One candidate's table on every kind, and the lengths of texts in its tokens (None: it reads images)."""
+
+    tables: tuple[LatencyTable, ...]
+    lengths: Lengths | None
+    side: int  # of its images, in pixels
+    encoder: Encoder
+
+    @property
+    def costs(self) -> list[float]:
+        """Seconds of each block for one input, on the first kind."""
+        table = self.tables[0]
+        size = min(FULL, table.largest)
+        costs: list[float] = (table.block_times_s(size) / size).tolist()
+        return costs
+
+    def tokens(self, values: Sequence[Any]) -> NDArray[np.int64] | None:
+        """The tokens of each of these inputs; None for images."""
+        return self.encoder(values).lengths if self.lengths else None
+
+
+def timed_candidate(
+    each: Candidate, values: Sequence[Any], kinds: Sequence[str], device: str, budget_s: float, largest: int
+) -> tuple[Timed, tuple[str, ...]]:
+    """A candidate's tables, and notes on their measurement."""
+    model = load(each.folder, device)
+    lengths = lengths_of(model, values)
+    (inputs,) = sample_inputs(model, each.folder, lengths)
+    here, by_kind, notes = kind_of(device_name(str(model.device))), dict[str, LatencyTable](), list[str]()
+    if here in kinds:
+        dtype = str(model.dtype).removeprefix("torch.")
+        (measured,) = timed(model, [inputs], here, dtype, budget_s, largest)
+        by_kind[here], notes = measured.table, [f"{each.name}: {measured}"]
+    others, config = [kind for kind in kinds if kind != here], checkpoint.read_config(each.folder)
+    side = checkpoint.image_size(each.folder)[0] if lengths is None else 0
+    if others:
+        known = Profile(each.name, tuple(derived(config, others, [inputs.length], side, model.ramp_blocks)))
+        by_kind |= {kind: known.table(kind) for kind in others}
+    return Timed(tuple(by_kind[kind] for kind in kinds), lengths, side, model.encoder), tuple(notes)
+
+
+def table_of(levels: Sequence[Timed], place: int, num_labels: int) -> LatencyTable:
+    """The table of candidates in sequence, on the kind at this place; sizes count the tokens of the first candidate."""
+    first = levels[0].tables[place]
+    if len(levels) == 1:
+        return first
+    carried_bytes = edge_bytes(levels[1].lengths.mean if levels[1].lengths else None, levels[1].side, num_labels)
+    tables = [replace(level.tables[place], length=first.length) for level in levels]
+    return cascade_table(tables, carried_bytes)
 
 
 @dataclass(frozen=True)
@@ -61,16 +122,9 @@ class Contender:
 
     @property
     def shares(self) -> list[float]:
-        """The share of inputs that each level answers."""
         survival = self.made.survival(self.chosen)
         entering = [survival[start] for start in self.made.starts[:-1]]
         return [here - behind for here, behind in zip(entering, [*entering[1:], 0.0], strict=True)]
-
-
-@dataclass(frozen=True)
-class AnswerTimes:
-    mean_s: float
-    p99_s: float
 
 
 @dataclass(frozen=True)
@@ -107,14 +161,15 @@ class Tryout:
             )
         return last
 
-    def latency(self, row: Contender, rate_per_s: float) -> AnswerTimes | None:
+    def latency(self, row: Contender, rate_per_s: float) -> tuple[float, float] | None:
+        """The mean and the 99th percentile, in seconds; None where no plan keeps the deadline."""
         if row.plan is None:
             return None
         profile, facts, seconds = row.profile, self._facts(row.profile), SIMULATED / rate_per_s
         times_s = arrivals("poisson", rate_per_s, seconds, seed=0)
         blocks = exit_blocks(ExitProfile(facts.survival), len(times_s), np.random.default_rng(1))
         report = simulate(World(row.plan, facts, self.slo_s, lengths=profile.lengths), [(times_s, blocks)], seconds)
-        return AnswerTimes(report.tally.mean_s, report.tally.quantile_s(0.99))
+        return report.tally.mean_s, report.tally.quantile_s(0.99)
 
     def with_simulated_plan(self, row: Contender) -> Contender:
         """The row with the plan that sustains most in the simulator, as `isobatch plan` would choose it."""
