@@ -19,15 +19,23 @@ from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.openai_replies import whole_text
 from isobatch.deployments.decoding.openai_requests import CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from isobatch.deployments.front.grpc_server import Methods
-from isobatch.deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
+from isobatch.deployments.front.grpc_server import (
+    Fields,
+    Methods,
+    aborting,
+    as_headers,
+    check_infer,
+    first,
+    infer_fields,
+    question_methods,
+    read_message,
+    serve,
+)
 from isobatch.deployments.front.open_inference.messages import message
-from isobatch.deployments.front.open_inference.methods import Questions, check_infer, infer_fields
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
-from isobatch.deployments.front.open_inference.requests import BYTES
+from isobatch.deployments.front.open_inference.schemas import BYTES
 from isobatch.deployments.front.open_inference.tensors import from_bytes
 from isobatch.deployments.tracing import span_of_request
 
@@ -40,7 +48,7 @@ _FINAL = "triton_final_response"  # the parameter by which clients of Triton kno
 
 def serving(front: DecoderFront) -> AbstractAsyncContextManager[None]:
     """Serve this network over gRPC during the context."""
-    return grpc_server.serving(front, lambda _: _TextCalls(front).methods())
+    return serve(front, lambda _: _TextCalls(front).methods())
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class _TextCalls:
     def methods(self) -> Methods:
         whole, streamed = message("ModelInferResponse"), message("ModelStreamInferResponse")
         return {
-            **Questions(self._front, self._model, MOST_FIELDS).methods(),
+            **question_methods(self._front, self._model, MOST_FIELDS),
             "ModelInfer": grpc.stream_unary_rpc_method_handler(self._whole, None, whole.SerializeToString),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._streamed, None, streamed.SerializeToString),
         }

@@ -68,29 +68,6 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
-def foreign_origin(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The page from which a browser sends this request, if another server serves that page.
-
-    >>> foreign_origin([(b"host", b"localhost:8000"), (b"origin", b"http://evil.example")])
-    'http://evil.example'
-    >>> foreign_origin([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]) is None
-    True
-    """
-    origin, host, site = b"", b"", b""
-    for name, value in headers:
-        if name == b"origin":
-            origin = value
-        elif name == b"sec-fetch-site":
-            site = value
-        elif name == b"host":
-            host = value
-    if site in (b"same-origin", b"none") or not (origin or site):
-        return None
-    if not site and origin.lower().rpartition(b"//")[2] == host.lower():
-        return None
-    return (origin or b"another site").decode("latin-1")
-
-
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no public page can have
 
 
@@ -130,8 +107,14 @@ def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str
     >>> page_refusal(from_shop), page_refusal(from_shop, ("https://shop.example",))
     ("a page from 'https://shop.example' sent this request: only pages of this server may", None)
     """
-    page = foreign_origin(headers)
-    if not page or page in allowed:
+    values = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
+    origin, site = values.get(b"origin", b""), values.get(b"sec-fetch-site", b"")
+    if site in (b"same-origin", b"none") or not (origin or site):
+        return None
+    if not site and origin.lower().rpartition(b"//")[2] == values.get(b"host", b"").lower():
+        return None
+    page = (origin or b"another site").decode("latin-1")
+    if page in allowed:
         return None
     return f"a page from {shown(page)} sent this request: only pages of this server may"
 

@@ -27,7 +27,7 @@ from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, 
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
 from isobatch.deployments.deployer.steps import Moved
-from isobatch.deployments.metrics import DECODER_FRONT, DECODER_REPLICA
+from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.promise import RULES
 from isobatch.profiles.text_profile import (
@@ -196,7 +196,7 @@ def test_a_planned_t5_writes_what_its_engine_writes(decoder: str, t5_folder: Pat
 
 
 def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:
-    told = [family for family in DECODER_FRONT + DECODER_REPLICA if family.name != "isobatch_preempted"]  # nobody was
+    told = [family for family in TEXT_FRONT + TEXT_REPLICA if family.name != "isobatch_preempted"]  # nobody was
     assert eventually(lambda: {family.name for family in told} <= scraped().keys())
     found = scraped()
     for family in told:

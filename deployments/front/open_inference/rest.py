@@ -1,5 +1,6 @@
 """The protocol's paths over HTTP."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,9 +11,9 @@ from isobatch.deployments.front.bodies import body_of, size_of
 from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
-from isobatch.deployments.front.open_inference.requests import InferResponse
 from isobatch.deployments.front.open_inference.schemas import (
     AS_BYTES,
+    InferResponse,
     ModelConfiguration,
     ModelMetadata,
     ServerMetadata,
@@ -92,14 +93,12 @@ def routes(service: Service) -> APIRouter:
         headers = dict(request.scope["headers"])
         with service.counted("rest", headers):
             check(model, name, version)
-            incoming = service.register(
-                "rest", size_of(headers), headers, deadline_s(request.headers.get(DEADLINE_HEADER))
-            )
+            within_s = deadline_s(request.headers.get(DEADLINE_HEADER))
+            incoming = service.register("rest", size_of(headers), headers, within_s)
             body = await body_of(headers, request.receive, service.config.max_body_bytes)
             json_size = request.headers.get(JSON_BYTES_HEADER)
-            reply, json_bytes = await service.answer(
-                incoming, lambda: _content(service, model, body, json_size), len(body)
-            )
+            read = partial(_content, service, model, body, json_size)
+            reply, json_bytes = await service.answer(incoming, read, len(body))
         if json_bytes is None:
             return Response(reply, media_type="application/json")
         return Response(reply, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")

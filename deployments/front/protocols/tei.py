@@ -1,7 +1,7 @@
 """The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -9,7 +9,6 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.api import VERSION
 from isobatch.deployments.front.protocols.forms import (
     Body,
-    Style,
     TextForm,
     Texts,
     check_relevant,
@@ -25,11 +24,6 @@ from isobatch.deployments.transport.packed import Packed
 _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
 
 
-def _error(refused: RefusedError) -> Any:
-    return {"error": refused.sentence, "error_type": _TYPES.get(refused.status, "validation")}
-
-
-STYLE = Style({500: 424, 503: 429, 504: 429}, _error)
 TOO_MANY = 413  # TEI's status for inputs that are too many or too long
 
 
@@ -70,8 +64,12 @@ class LabelProbability(Schema):
 
 
 class _TeiForm(TextForm[Any]):
-    style = STYLE
+    statuses: ClassVar[Mapping[int, int]] = {500: 424, 503: 429, 504: 429}
     wrong = 422
+
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        return {"error": refused.sentence, "error_type": _TYPES.get(refused.status, "validation")}
 
     def texts(self, inputs: Sequence[Any], truncate: bool | None) -> Packed:
         if len(inputs) > self.service.sizes.max_inputs:
@@ -156,10 +154,10 @@ class SimpleToken(Schema):
     stop: int | None
 
 
-class TokenizeForm(TextForm[TokenizeBody]):
-    """POST /tokenize. It computes nothing, so it is no `predict.Form`."""
+class TokenizeForm(_TeiForm):
+    """POST /tokenize, which computes nothing."""
 
-    body, style, wrong = TokenizeBody, STYLE, 422
+    body = TokenizeBody
 
     def tokens(self, content: object) -> list[list[dict[str, Any]]]:
         body, encoder = self.checked(content), self.service.texts
@@ -191,41 +189,33 @@ class ServedInfo(Schema):
     """What is served. Fields that have no meaning here are null."""
 
     model_id: str
-    model_sha: None
+    model_sha: None = None
     model_dtype: str
     model_type: dict[Literal["classifier", "reranker"], dict[Literal["id2label", "label2id"], dict[str, Any]]]
     max_concurrent_requests: int
     max_input_length: int | None
-    max_batch_tokens: None
+    max_batch_tokens: None = None
     max_batch_requests: int
     max_client_batch_size: int
     auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    sha: None
-    docker_label: None
+    tokenization_workers: int = 1
+    version: str = VERSION
+    sha: None = None
+    docker_label: None = None
 
 
-def info(service: Service) -> Mapping[str, Any]:
+def info(service: Service) -> ServedInfo:
     """The content of GET /info."""
-    config, labels = service.config, service.labels
-    names = {
-        "id2label": {str(number): name for number, name in enumerate(labels)},
-        "label2id": {name: number for number, name in enumerate(labels)},
-    }
-    return {
-        "model_id": service.name,
-        "model_sha": None,
-        "model_dtype": config.dtype,
-        "model_type": {"classifier" if service.relevant is None else "reranker": names},
-        "max_concurrent_requests": config.most_inside,
-        "max_input_length": service.texts.longest if service.texts else None,
-        "max_batch_tokens": None,
-        "max_batch_requests": config.max_batch,
-        "max_client_batch_size": config.most_inputs,
-        "auto_truncate": config.too_long == "truncate",
-        "tokenization_workers": 1,
-        "version": VERSION,
-        "sha": None,
-        "docker_label": None,
-    }
+    config, numbered = service.config, list(enumerate(service.labels))
+    by_number, by_name = {str(number): name for number, name in numbered}, {name: number for number, name in numbered}
+    names = {"id2label": by_number, "label2id": by_name}
+    return ServedInfo(
+        model_id=service.name,
+        model_dtype=config.dtype,
+        model_type={"classifier" if service.relevant is None else "reranker": names},
+        max_concurrent_requests=config.most_inside,
+        max_input_length=service.texts.longest if service.texts else None,
+        max_batch_requests=config.max_batch,
+        max_client_batch_size=config.most_inputs,
+        auto_truncate=config.too_long == "truncate",
+    )

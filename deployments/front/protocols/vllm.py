@@ -2,15 +2,14 @@
 
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.protocols.forms import (
     Body,
-    Style,
     TextForm,
     Texts,
     check_relevant,
@@ -28,14 +27,6 @@ _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerErro
 def _about(refused: RefusedError) -> dict[str, Any]:
     kind = _TYPES.get(refused.status, "BadRequestError" if refused.status < 500 else "InternalServerError")
     return {"message": refused.sentence, "type": kind, "param": None, "code": refused.status}
-
-
-STYLE = Style({422: 400}, lambda refused: {"error": _about(refused)})
-# Jina's clients read `detail`, Cohere's `message`, vLLM's `error`.
-RERANK_STYLE = Style(
-    {422: 400},
-    lambda refused: {"error": _about(refused), "detail": refused.sentence, "message": refused.sentence},
-)
 
 
 class VllmErrorAbout(Schema):
@@ -78,7 +69,11 @@ class _VllmBody(Body):
 
 
 class _VllmForm(TextForm[Any]):
-    style = STYLE
+    statuses: ClassVar[Mapping[int, int]] = {422: 400}
+
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        return {"error": _about(refused)}
 
     def checked(self, content: object) -> Any:
         body = super().checked(content)
@@ -221,8 +216,12 @@ class DocumentsForm(_VllmForm):
     """POST /rerank with `documents`: Jina's, Cohere's and vLLM's, which differ only in fields that others ignore."""
 
     body = DocumentsBody
-    style = RERANK_STYLE
     marks = frozenset({"documents"})
+
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        """Jina's clients read `detail`, Cohere's `message`, vLLM's `error`."""
+        return {"error": _about(refused), "detail": refused.sentence, "message": refused.sentence}
 
     def inputs(self, body: DocumentsBody) -> Packed:
         check_relevant(self.service, 400)

@@ -104,7 +104,7 @@ def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
         with pytest.raises(RefusedError):
             service.register("", 0, {}, 1e-9)  # at the door
         hurried = service.register("", 0, {}, 0.9)
-        service._request_costs("").work_s.learn(0, 1.0)
+        service._costs[""].work_s.learn(0, 1.0)
         first = asyncio.create_task(service.answer(service.register("", 0, {}, 60.0), content(service)))
         await asyncio.sleep(0)
         clock.ahead_s += 1.0
