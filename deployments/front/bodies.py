@@ -78,16 +78,15 @@ class ArrivingBodies:
     An honest client sends as fast as its network. So clients that send slowly to keep many places lose these places.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.places: Callable[[], int] = lambda: 2 * MOST_ARRIVING  # in the proxy before this process
-        self._clock = clock
         self._bodies: set[ArrivingBody] = set()
         self._size = 0  # bytes
         self._looks_again = False
 
     def body(self) -> "ArrivingBody":
         """A body that begins to arrive; the code that awaits it runs in its context."""
-        return ArrivingBody(self, self._clock())
+        return ArrivingBody(self, time.monotonic())
 
     def add(self, body: "ArrivingBody") -> None:
         self._bodies.add(body)
@@ -104,7 +103,7 @@ class ArrivingBodies:
             self._size -= body.size
 
     def _make_room(self) -> None:
-        now_s, most = self._clock(), min(MOST_ARRIVING, max(LEAST_ARRIVING, self.places() // 2))
+        now_s, most = time.monotonic(), min(MOST_ARRIVING, max(LEAST_ARRIVING, self.places() // 2))
         while len(self._bodies) > most or (self._size > MOST_ARRIVING_BYTES and len(self._bodies) > 1):
             slowest = min(self._bodies, key=lambda body: body.pace(now_s))
             if (left_s := slowest.begun_s + JUDGED_AFTER_S - now_s) > 0:

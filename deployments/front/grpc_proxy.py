@@ -2,7 +2,7 @@
 
 It listens for clients, and passes their calls on over a Unix socket. Inferences have as many places in the front as
 `ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of their own. Streams have
-others, since they stay open; the requests in them take places in the front (`places`). HAProxy lives exactly as long as
+others, since they stay open; the requests in them take places in the front (`Places`). HAProxy lives exactly as long as
 the front: it is restarted if it ends earlier, and the kernel kills it when the front's process ends.
 """
 

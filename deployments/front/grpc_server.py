@@ -7,7 +7,7 @@ would not know the clients' deadlines (docs/overload.md).
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -103,13 +103,11 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no ty
         self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
 
     def service(self, call: Any) -> grpc.RpcMethodHandler | None:
-        if self._key and call.method not in _OPEN and not _is_shown(self._key, call.invocation_metadata):
-            return _REFUSED
+        if self._key and call.method not in _OPEN:
+            texts = ((name, value) for name, value in call.invocation_metadata if isinstance(value, str))
+            if not is_shown(self._key, [(name.encode(), value.encode()) for name, value in texts]):
+                return _REFUSED
         return self._methods.get(call.method)
-
-
-def _is_shown(key: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    return is_shown(key, [(name.encode(), value.encode()) for name, value in metadata if isinstance(value, str)])
 
 
 async def _refuse(requests: Any, context: Any) -> None:

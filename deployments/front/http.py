@@ -9,23 +9,12 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import ASGIApp
 
+from isobatch.deployments.front import openapi
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.open_inference.rest import routes
 from isobatch.deployments.front.open_inference.rpc import serving
-from isobatch.deployments.front.openapi import (
-    PROBLEMS,
-    READING,
-    WITH_INPUTS,
-    documented,
-    examples,
-    in_json,
-    json_body,
-    predict_body,
-    problems,
-    schema_of,
-)
 from isobatch.deployments.front.page import show
 from isobatch.deployments.front.predict import Form, OwnForm, Predict
 from isobatch.deployments.front.protocols import tei, vllm
@@ -34,7 +23,7 @@ from isobatch.deployments.front.schemas import PREDICTIONS
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.tasks import CLASSIFICATION
 
-_PROBLEMS = PROBLEMS | {
+_PROBLEMS = openapi.PROBLEMS | {
     424: "The network failed, or it cannot answer such requests.",
     429: "The deadline cannot be met with the waiting requests; try again later.",
 }
@@ -104,11 +93,13 @@ def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
     as_tei = classifies_texts and service.config.predict_form == "tei"
     direct: dict[str, ASGIApp] = {}
     for each in (*((_TEI_PREDICT,) if as_tei else ()), *(_PATHS if classifies_texts else ())):
-        described = documented(each.reply, *each.statuses, error=each.error, about=_PROBLEMS)
-        described["responses"] |= problems(*_BY_GUARD)
+        described = openapi.documented(each.reply, *each.statuses, error=each.error, about=_PROBLEMS)
+        described["responses"] |= openapi.problems(*_BY_GUARD)
         fits = service.relevant is not None or not each.path.endswith(("rerank", "score"))  # these would be refused
-        body = json_body(schema_of(each.body), examples(an_example=dict(each.example)) if fits else {})
-        options = {**described, "openapi_extra": WITH_INPUTS | body, "description": each.about}
+        body = openapi.json_body(
+            openapi.schema_of(each.body), openapi.examples(an_example=dict(each.example)) if fits else {}
+        )
+        options = {**described, "openapi_extra": openapi.WITH_INPUTS | body, "description": each.about}
         api.add_api_route(each.path, _answered_by_form, methods=["POST"], **options)
         forms = [form(service) for form in each.forms]
         direct[each.path] = Predict(service, *forms, kind=each.path.removeprefix("/"))
@@ -120,8 +111,8 @@ def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
 
 
 def _own_path(api: Api, service: Service, classifies_texts: bool) -> Predict:
-    described = documented(PREDICTIONS[service.task.name], *READING)
-    request_format = WITH_INPUTS | predict_body(service.example.value)
+    described = openapi.documented(PREDICTIONS[service.task.name], *openapi.READING)
+    request_format = openapi.WITH_INPUTS | openapi.predict_body(service.example.value)
     about = "Answer one input or a list of them, in order."
     options = {**described, "openapi_extra": request_format, "description": about}
     api.add_api_route("/predict", _answered_by_form, methods=["POST"], **options)
@@ -136,23 +127,23 @@ async def _answered_by_form() -> NoReturn:
 def _add_facts(api: Api, service: Service) -> None:
     """Add the paths of TEI that compute nothing."""
     form = tei.TokenizeForm(service)
-    described = documented(
+    described = openapi.documented(
         list[list[tei.SimpleToken]], 400, 408, 413, 415, 422, 424, error=tei.TeiError, about=_PROBLEMS
     )
-    described["responses"] |= problems(*_BY_GUARD)
-    body = json_body(schema_of(tei.TokenizeBody), examples(a_text={"inputs": _TEXT}))
+    described["responses"] |= openapi.problems(*_BY_GUARD)
+    body = openapi.json_body(openapi.schema_of(tei.TokenizeBody), openapi.examples(a_text={"inputs": _TEXT}))
 
     @api.post("/tokenize", **described, openapi_extra=body)
     async def tokenize(request: Request) -> Response:
         """The tokens of texts, as TEI."""
         try:
             sent = await body_of(dict(request.headers.raw), request.receive, service.config.max_body_bytes)
-            return in_json(form.tokens(json_in(sent)))
+            return openapi.in_json(form.tokens(json_in(sent)))
         except RefusedError as refused:
             form.restyle(refused)
             raise
 
-    @api.get("/info", **documented(tei.ServedInfo, 401))
+    @api.get("/info", **openapi.documented(tei.ServedInfo, 401))
     async def info() -> Response:
         """What is served, as TEI."""
-        return in_json(tei.info(service).model_dump())
+        return openapi.in_json(tei.info(service).model_dump())

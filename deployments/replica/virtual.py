@@ -45,8 +45,6 @@ class VirtualModel:
         self,
         table: LatencyTable,
         exits: ExitProfile,
-        num_labels: int = 2,
-        seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
         slower: Callable[[], float] = injected_slowdown,
@@ -55,10 +53,10 @@ class VirtualModel:
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
-        self.labels = tuple(str(label) for label in range(num_labels))
+        self.labels = ("0", "1")
         self._table, self._length, self.edges = table, length, edges
         self._survival = np.append(exits.survival, 0.0)
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(0)
         self._sleep, self._clock, self._slower = sleep, clock, slower
         self._late_s = 0.0
         # A core may run hundreds of launches a second, so each different launch is computed from the table only once.

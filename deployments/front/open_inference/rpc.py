@@ -12,21 +12,9 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED, validated
-from isobatch.deployments.front.grpc_server import (
-    Fields,
-    Methods,
-    aborting,
-    as_headers,
-    check_infer,
-    first,
-    infer_fields,
-    outputs_of,
-    question_methods,
-    read_message,
-    serve,
-)
 from isobatch.deployments.front.headers import (
     CLIENT,
     DEADLINE_HEADER,
@@ -59,7 +47,7 @@ _FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32",
 
 def serving(service: Service) -> AbstractAsyncContextManager[None]:
     """Serve this network over gRPC during the context."""
-    return serve(service, lambda most_of_streams: _Inferences(service, most_of_streams).methods())
+    return grpc_server.serve(service, lambda most_of_streams: _Inferences(service, most_of_streams).methods())
 
 
 class _Call(NamedTuple):
@@ -73,7 +61,7 @@ class _Call(NamedTuple):
     def of(cls, context: Any) -> "_Call":
         """gRPC counts its own timeout from here on, so the time that the call spent in HAProxy is subtracted."""
         metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
-        headers, waits_s = as_headers(metadata), timeout_s_by(metadata.get(TIMEOUT))
+        headers, waits_s = grpc_server.as_headers(metadata), timeout_s_by(metadata.get(TIMEOUT))
         if left_s is not None and waits_s is not None:
             left_s = min(left_s, waits_s - waited_s_by(headers.get(STARTED)))
         return cls(headers, metadata.get(DEADLINE_HEADER), left_s)
@@ -89,24 +77,26 @@ class _Inferences:
         self._places = Places(most_of_streams, service.config.slo_ms / 1e3, time.monotonic)
         self._whole, self._streamed = message("ModelInferResponse"), message("ModelStreamInferResponse")
 
-    def methods(self) -> Methods:
+    def methods(self) -> grpc_server.Methods:
         whole, streamed = self._whole.SerializeToString, self._streamed.SerializeToString
         return {
-            **question_methods(self._service, self._model, self._most_fields, ModelStatistics=self._statistics),
+            **grpc_server.question_methods(
+                self._service, self._model, self._most_fields, ModelStatistics=self._statistics
+            ),
             "ModelInfer": grpc.stream_unary_rpc_method_handler(self._infer, None, whole),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream, None, streamed),
         }
 
-    async def _statistics(self, request: Any) -> Fields:
+    async def _statistics(self, request: Any) -> grpc_server.Fields:
         """A request without a name asks for all models; there is only one."""
         protocol.check(self._model, request.name or self._model.name, request.version)
         return await protocol.statistics(self._service)
 
     async def _infer(self, requests: AsyncIterator[bytes], context: Any) -> Any:
-        async with aborting(context, "ModelInfer"):
+        async with grpc_server.aborting(context, "ModelInfer"):
             call = _Call.of(context)
             with self._service.counted("grpc", call.headers):
-                sent = await first(requests)
+                sent = await grpc_server.first(requests)
                 incoming = self._register(len(sent), call)
                 return await self._service.answer(incoming, lambda: self._content(self._read(sent)))
 
@@ -153,15 +143,15 @@ class _Inferences:
         return self._service.register("grpc", size, call.headers, deadline_s(call.within), call.left_s)
 
     def _read(self, sent: bytes) -> Any:
-        return read_message("ModelInferRequest", sent, self._most_fields)
+        return grpc_server.read_message("ModelInferRequest", sent, self._most_fields)
 
     def _content(self, request: Any) -> Content[Any]:
         service, model = self._service, self._model
-        check_infer(model, request)
+        grpc_server.check_infer(model, request)
 
         def written(answers: list[Answer]) -> Any:
-            values = protocol.columns(service, answers, outputs_of(model, request))
-            return self._whole(**infer_fields(model, request, values))
+            values = protocol.columns(service, answers, grpc_server.outputs_of(model, request))
+            return self._whole(**grpc_server.infer_fields(model, request, values))
 
         timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
         return Content(service.encoded_each(self._values(request)), written, timeout_s(next(timeouts_us, 0)))

@@ -86,6 +86,22 @@ class TextForm(Form, Generic[AnyBody]):
             raise RefusedError(too_long, f"input {min(packed.truncated)} has more tokens than the network reads")
         return packed
 
+    def label_scores(self, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
+        """The probabilities of all labels, or their logits (`raw`); a row for each answer."""
+        return np.stack([logits_of(each) for each in answers]) if raw else self.service.task.probabilities(answers)
+
+    def relevances(self, answers: Sequence[Answer], raw: bool) -> list[float]:
+        """The score of each document: that of the relevant label."""
+        scores: list[float] = self.label_scores(answers, raw)[:, self.service.relevant].tolist()
+        return scores
+
+    def check_relevant(self, status: int) -> None:
+        """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""
+        if self.service.relevant is None:
+            labels = f"this network has {len(self.service.labels)} labels"
+            problem = f"{labels}, and none of them is named as that of relevant texts"
+            raise RefusedError(status, f"{problem}: it is no reranker (relevant_label: NAME in args: makes it one)")
+
 
 @cache
 def _names_of(body: type[Body]) -> set[str]:
@@ -97,24 +113,6 @@ def _names_of(body: type[Body]) -> set[str]:
     return {str(choice) for choices in names.values() for choice in choices.choices}
 
 
-def label_scores(service: Service, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
-    """The probabilities of all labels, or their logits (`raw`); a row for each answer."""
-    return np.stack([logits_of(answer) for answer in answers]) if raw else service.task.probabilities(answers)
-
-
-def relevances(service: Service, answers: Sequence[Answer], raw: bool = False) -> list[float]:
-    """The score of each document: that of the relevant label."""
-    scores: list[float] = label_scores(service, answers, raw)[:, service.relevant].tolist()
-    return scores
-
-
-def check_relevant(service: Service, status: int) -> None:
-    """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""
-    if service.relevant is None:
-        problem = f"this network has {len(service.labels)} labels, and none of them is named as that of relevant texts"
-        raise RefusedError(status, f"{problem}: it is no reranker (relevant_label: NAME in args: makes it one)")
-
-
 def ranked(scores: Sequence[float]) -> list[int]:
     """The positions of scores, the highest first.
 
@@ -122,7 +120,3 @@ def ranked(scores: Sequence[float]) -> list[int]:
     [1, 0, 2]
     """
     return sorted(range(len(scores)), key=lambda position: -scores[position])
-
-
-def tokens_in(inputs: Packed) -> int:
-    return 0 if inputs.lengths is None else int(inputs.lengths.sum())

@@ -7,15 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.api import VERSION
-from isobatch.deployments.front.protocols.forms import (
-    Body,
-    TextForm,
-    Texts,
-    check_relevant,
-    label_scores,
-    ranked,
-    relevances,
-)
+from isobatch.deployments.front.protocols import forms
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
@@ -32,7 +24,7 @@ class TeiError(Schema):
     error_type: str
 
 
-class _TruncatingBody(Body):
+class _TruncatingBody(forms.Body):
     truncate: bool | None = Field(None, description="Cut texts that are too long; none: as this server is configured.")
     truncation_direction: Literal["right", "Right"] = Field("right", description="Texts are cut at their end.")
     raw_scores: bool = Field(False, description="Logits, divided by their temperature, in place of probabilities.")
@@ -63,7 +55,7 @@ class LabelProbability(Schema):
     label: str
 
 
-class _TeiForm(TextForm[Any]):
+class _TeiForm(forms.TextForm[Any]):
     statuses: ClassVar[Mapping[int, int]] = {500: 424, 503: 429, 504: 429}
     wrong = 422
 
@@ -86,23 +78,17 @@ class PredictForm(_TeiForm):
 
     def inputs(self, body: PredictBody) -> Packed:
         inputs = body.inputs if _is_batch(body) else [body.inputs]
-        return self.texts([_single(each) for each in inputs], body.truncate)
+        texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in inputs]  # [text] is a text
+        return self.texts(texts, body.truncate)
 
     def reply(self, body: PredictBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        lists = [self._predictions(row) for row in label_scores(self.service, answers, body.raw_scores).tolist()]
+        rows, names = self.label_scores(answers, body.raw_scores).tolist(), self.service.labels
+        lists = [[{"score": row[label], "label": names[label]} for label in forms.ranked(row)] for row in rows]
         return lists if _is_batch(body) else lists[0]
-
-    def _predictions(self, scores: Sequence[float]) -> list[dict[str, Any]]:
-        return [{"score": scores[label], "label": self.service.labels[label]} for label in ranked(scores)]
 
 
 def _is_batch(body: PredictBody) -> bool:
     return isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
-
-
-def _single(value: Any) -> Any:
-    """A list of one text is that text."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 class RerankBody(_TruncatingBody):
@@ -126,23 +112,23 @@ class RerankForm(_TeiForm):
     marks = frozenset({"texts"})
 
     def inputs(self, body: RerankBody) -> Packed:
-        check_relevant(self.service, 424)
+        self.check_relevant(424)
         if not body.texts:
             raise RefusedError(TOO_MANY, "`texts` cannot be empty")
         return self.texts([[body.query, text] for text in body.texts], body.truncate)
 
     def reply(self, body: RerankBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        scores = relevances(self.service, answers, body.raw_scores)
+        scores = self.relevances(answers, body.raw_scores)
         return [
             {"index": index, **({"text": body.texts[index]} if body.return_text else {}), "score": scores[index]}
-            for index in ranked(scores)
+            for index in forms.ranked(scores)
         ]
 
 
-class TokenizeBody(Body):
+class TokenizeBody(forms.Body):
     """A request for the tokens of texts."""
 
-    inputs: Texts
+    inputs: forms.Texts
     add_special_tokens: bool = True
 
 
