@@ -19,7 +19,7 @@ from typing import Any
 
 from isobatch.deployments.cluster_checks import ClusterState
 from isobatch.deployments.config import ServedConfig, ports_in
-from isobatch.deployments.resources import KIND, Resources, by_label, remaining, requested_amounts
+from isobatch.deployments.resources import KIND, Resources, by_label, requested_amounts
 from isobatch.deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
 _NAMESPACE = "isobatch"
@@ -57,7 +57,7 @@ def nodes_beside_others(application: str) -> list[Resources]:
         held = requested_amounts(deployment["deployment_config"].get("ray_actor_options") or {})
         for node in (replica.get("node_id") for replica in deployment["replicas"]):
             if node in by_node:
-                by_node[node] = remaining(by_node[node], held)
+                by_node[node] = {name: has - held.get(name, 0.0) for name, has in by_node[node].items()}
     return list(by_node.values())
 
 
@@ -134,6 +134,8 @@ NODE_CHECK_S = 0.1  # how often a starting node is looked up
 @contextmanager
 def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
     """Let `ray.init` wait for its node for `patience_s`, as long as `starts()`. Ray's own limit of 30 s is fixed."""
+    from unittest.mock import patch
+
     from ray._private import services
 
     get_node = services.get_node
@@ -150,7 +152,7 @@ def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[Non
                     raise
             time.sleep(NODE_CHECK_S)
 
-    with _replaced(services, "get_node", get_node_patiently):
+    with patch.object(services, "get_node", get_node_patiently):
         yield
 
 
@@ -161,25 +163,16 @@ def spare_start(dashboard: bool) -> Iterator[None]:
     Signals to our process group then do not reach them. The log monitor is left out because nobody reads its lines in
     this process, and the autoscaler's monitor because only the dashboard shows its state.
     """
+    from unittest.mock import patch
+
     from ray._private import services
     from ray._private.node import Node
 
     with ExitStack() as replaced:
-        replaced.enter_context(_replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)))
+        replaced.enter_context(patch.object(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)))
         for name in ("start_log_monitor",) if dashboard else ("start_log_monitor", "start_monitor"):
-            replaced.enter_context(_replaced(Node, name, lambda _: None))
+            replaced.enter_context(patch.object(Node, name, lambda _: None))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Replace an attribute while the block runs."""
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 # This process in Serve

@@ -154,15 +154,6 @@ def needed(counts: Mapping[str, int], needs: Callable[[str], Resources], nodes: 
 # What fits where
 
 
-def remaining(has: Resources, held: Resources) -> Resources:
-    """The resources of a node without those that are held.
-
-    >>> remaining({"CPU": 4.0, "GPU": 2.0}, {"CPU": 0.5, "GPU": 1.0, "v100": 0.0})
-    {'CPU': 3.5, 'GPU': 1.0}
-    """
-    return {name: amount - held.get(name, 0.0) for name, amount in has.items()}
-
-
 def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bool]:
     """Whether each need fits, if each in turn is placed on the first node with room for it.
 

@@ -19,7 +19,7 @@ from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import GuardedNetwork
 from isobatch.deployments.front.bodies import ARRIVING, LONGEST_NAME, MOST_NAMED
 from isobatch.deployments.front.grpc_proxy import GrpcProxy
-from isobatch.deployments.front.headers import FULL, NO_KEY, STARTED, is_shown
+from isobatch.deployments.front.headers import DEADLINE, FULL, NO_KEY, STARTED, is_shown
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import SERVICE, has_few_fields, message
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
@@ -44,7 +44,7 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_HEADERS = (STARTED, FULL, PARENT.encode())
+_HEADERS = (DEADLINE, STARTED, FULL, PARENT.encode())
 # Methods for load balancers, which need no key.
 _OPEN = {f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")}
 _OPTIONS = [

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
+DEADLINE = DEADLINE_HEADER.encode()
 # When our proxy received the request: t=MICROSECONDS since 1970.
 STARTED = b"x-request-start"
 FULL = b"x-full"
@@ -165,16 +166,31 @@ def timeout_s_by(timeout: str | None) -> float | None:
     return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 
-def deadline_s(milliseconds: str | None) -> float | None:
+def deadline_s_by(value: bytes | None) -> float | None:
     """The seconds of an X-Deadline-Ms header: how long the client waits for the answer.
 
-    >>> deadline_s("250")
+    >>> deadline_s_by(b"250")
     0.25
     """
-    if milliseconds is None:
+    if value is None:
         return None
+    milliseconds = value.decode("latin-1")
     deadline_ms = float(milliseconds) if _NUMBER.fullmatch(milliseconds) else 0.0
     if not 0 < deadline_ms <= LONGEST_MS:
         rule = "it must be a number of milliseconds, more than 0 and at most a day"
         raise RefusedError(400, f"X-Deadline-Ms is {shown(milliseconds)}: {rule}")
     return deadline_ms / 1e3
+
+
+class RequestHeaders(NamedTuple):
+    """What the headers of a request say, or the metadata of a call."""
+
+    within_s: float | None  # the client's deadline after the arrival
+    waited_s: float  # since a proxy received the request
+    full: bool  # the client wants the full network's answer
+    priority: int
+
+    @classmethod
+    def of(cls, headers: Mapping[bytes, bytes]) -> "RequestHeaders":
+        within_s, waited_s = deadline_s_by(headers.get(DEADLINE)), waited_s_by(headers.get(STARTED))
+        return cls(within_s, waited_s, wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY)))

@@ -11,12 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
-from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
 from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.tasks import Task
 
 _JSON = b"application/json"
-_DEADLINE = DEADLINE_HEADER.encode()
 ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
 
 encode = msgspec.json.Encoder().encode
@@ -62,17 +60,15 @@ class Predict:
         await send({"type": "http.response.body", "body": reply})
 
     async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive, form: list[Form]) -> bytes:
-        service, deadline = self._service, headers.get(_DEADLINE)
-        within_s = service.config.slo_ms / 1e3 if deadline is None else deadline_s(deadline.decode("latin-1"))
-        incoming = service.register(self._kind, size_of(headers), headers, within_s)
-        body = await body_of(headers, receive, service.config.max_body_bytes)
+        incoming = self._service.register(self._kind, size_of(headers), headers)
+        body = await body_of(headers, receive, self._service.config.max_body_bytes)
 
         def read() -> Content[bytes]:
             content = content_of(headers, body)
             form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
             return form[-1].read(content)
 
-        return await service.answer(incoming, read, len(body))
+        return await self._service.answer(incoming, read, len(body))
 
 
 class OwnForm(Form):

@@ -20,7 +20,7 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.examples import example_of
-from isobatch.deployments.front.headers import FULL, PRIORITY, STARTED, key_in, priority_by, waited_s_by, wants_full
+from isobatch.deployments.front.headers import RequestHeaders, key_in
 from isobatch.deployments.front.in_process import InProcess, RunningNetwork
 from isobatch.deployments.front.load import FadingPeak, RequestQueue, RetryTimes, Trend
 from isobatch.deployments.front.messages import FrontState
@@ -174,19 +174,15 @@ class Service:
         return isinstance(getattr(self._model, "encoder", None), ImageEncoder)
 
     def register(
-        self,
-        kind: str,
-        size: int,
-        headers: Mapping[bytes, bytes],
-        within_s: float | None,
-        left_s: float | None = None,
+        self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None
     ) -> IncomingRequest:
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
-        `within_s`: the client's deadline after the arrival; `left_s`: the longest time that it waits from now on.
+        `left_s`: the longest time that the client waits from now on, whatever the headers say.
         """
+        within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue, dispatcher = self._clock(), self._request_queue, self._driver.dispatcher
-        arrived_s = now_s - max(waited_s_by(headers.get(STARTED)), queue.unseen_s())
+        arrived_s = now_s - max(waited_s, queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
         costs = self._costs[kind]
@@ -194,7 +190,6 @@ class Service:
         weight = max(1, round(costs.weight.expected(size)))
         # The time after reading: for the network, and for writing the answer.
         rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
-        full, priority = wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY))
         try:
             if dispatcher.inside or not queue.idle:
                 queue.check(work_s, deadline_s - rest_s)

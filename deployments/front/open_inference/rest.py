@@ -8,7 +8,6 @@ from fastapi.responses import Response
 
 from isobatch.deployments.front.answers import Answer
 from isobatch.deployments.front.bodies import body_of, size_of
-from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
 from isobatch.deployments.front.open_inference import protocol, schemas
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
@@ -84,8 +83,7 @@ def routes(service: Service) -> APIRouter:
         headers = dict(request.scope["headers"])
         with service.counted("rest", headers):
             check(model, name, version)
-            within_s = deadline_s(request.headers.get(DEADLINE_HEADER))
-            incoming = service.register("rest", size_of(headers), headers, within_s)
+            incoming = service.register("rest", size_of(headers), headers)
             body = await body_of(headers, request.receive, service.config.max_body_bytes)
             json_size = request.headers.get(JSON_BYTES_HEADER)
             read = partial(_content, service, model, body, json_size)

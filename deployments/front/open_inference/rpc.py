@@ -15,20 +15,12 @@ from numpy.typing import NDArray
 from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED, validated
-from isobatch.deployments.front.headers import (
-    CLIENT,
-    DEADLINE_HEADER,
-    STARTED,
-    TIMEOUT,
-    deadline_s,
-    timeout_s_by,
-    waited_s_by,
-)
+from isobatch.deployments.front.headers import CLIENT, STARTED, TIMEOUT, timeout_s_by, waited_s_by
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.schemas import BYTES, InputTensor, dtype_of
 from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, rows, timeout_s
-from isobatch.deployments.front.service import Content, IncomingRequest, Service
+from isobatch.deployments.front.service import Content, Service
 
 # Requests of one stream that run at once.
 _MOST_RUNNING = 64
@@ -54,7 +46,6 @@ class _Call(NamedTuple):
     """The facts of a call besides its message."""
 
     headers: dict[bytes, bytes]
-    within: str | None  # the deadline in its metadata, which counts from its arrival
     left_s: float | None  # how long its client still waits
 
     @classmethod
@@ -64,7 +55,7 @@ class _Call(NamedTuple):
         headers, waits_s = grpc_server.as_headers(metadata), timeout_s_by(metadata.get(TIMEOUT))
         if left_s is not None and waits_s is not None:
             left_s = min(left_s, waits_s - waited_s_by(headers.get(STARTED)))
-        return cls(headers, metadata.get(DEADLINE_HEADER), left_s)
+        return cls(headers, left_s)
 
 
 class _Inferences:
@@ -97,7 +88,7 @@ class _Inferences:
             call = _Call.of(context)
             with self._service.counted("grpc", call.headers):
                 sent = await grpc_server.first(requests)
-                incoming = self._register(len(sent), call)
+                incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
                 return await self._service.answer(incoming, lambda: self._content(self._read(sent)))
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
@@ -130,7 +121,8 @@ class _Inferences:
         call, request_id = _Call.of(context), ""
         try:
             with self._service.counted("grpc", call.headers):
-                incoming, request = self._register(len(sent), call), self._read(sent)
+                incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
+                request = self._read(sent)
                 request_id = request.id[:LONGEST_NAME]
                 answer = await self._service.answer(incoming, lambda: self._content(request))
                 return self._streamed(infer_response=answer)
@@ -138,9 +130,6 @@ class _Inferences:
             if refused.status in (503, 504):
                 await asyncio.sleep(PUSH_BACK_S)
             return self._streamed(error_message=refused.sentence, infer_response={"id": request_id})
-
-    def _register(self, size: int, call: _Call) -> IncomingRequest:
-        return self._service.register("grpc", size, call.headers, deadline_s(call.within), call.left_s)
 
     def _read(self, sent: bytes) -> Any:
         return grpc_server.read_message("ModelInferRequest", sent, self._most_fields)

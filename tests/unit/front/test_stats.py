@@ -82,7 +82,7 @@ def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> No
         config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
         service = Service(config, time.perf_counter, OneOfTwo(config))
         await service.open()
-        await service.answer(service.register("", 0, {}, None), lambda: Content(service.encoded([3, 5]), list))
+        await service.answer(service.register("", 0, {}), lambda: Content(service.encoded([3, 5]), list))
         assert (await service.stats())["requests"]["answered"] == 2
         assert await service.missing() == ["back"]
         (model,) = (await statistics(service))["model_stats"]
