@@ -116,15 +116,6 @@ def too_slow() -> str:
     return f"{{ sc0_gpc0_rate gt {SLOW} }}"
 
 
-def most_of_one(connections: int) -> int:
-    """The connections that one client gets of those of all clients, while no other client has any.
-
-    >>> most_of_one(1000)
-    200
-    """
-    return connections // (FREE_FOR_ONE + 1)
-
-
 def allowed_connections(most: int) -> int:
     """The connections, `most` at most, that a HAProxy can have with this process's limit of open files."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
