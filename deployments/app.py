@@ -6,7 +6,6 @@ No `from __future__ import annotations` here: Serve reads the annotation of `bui
 import asyncio
 import gc
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,14 +19,13 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.deployer import Deployer
 from isobatch.deployments.deployer.steps import DEPLOYER
 from isobatch.deployments.front import router, shortcut
+from isobatch.deployments.front.api import limit_http
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.follower import Follower
 from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.in_process import in_process
-from isobatch.deployments.front.messages import FrontState
+from isobatch.deployments.front.in_process import InProcess
 from isobatch.deployments.front.metrics import export
-from isobatch.deployments.front.served import limit_http
 from isobatch.deployments.front.service import Service, directory_of
 from isobatch.deployments.graph import check_depth, check_weights
 from isobatch.deployments.planning import has_room_beside
@@ -36,7 +34,6 @@ from isobatch.deployments.ray_settings import WITHOUT_PROXY
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from isobatch.deployments.resources import declared, replica_options, requested_amounts
 from isobatch.deployments.serve_process import join_serves_log, process_options
-from isobatch.profiles.model import SplitModel
 
 
 class Front:
@@ -44,29 +41,19 @@ class Front:
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         join_serves_log()
-        self._follower = Follower(config, deployer, directory_of(config)) if deployer else None
-        self._service = Service(config, time.perf_counter, self._connect, self._others, self._plan)
+        network = Follower(config, deployer, directory_of(config)) if deployer else InProcess(config)
+        self._config, self._network = config, network
+        self._service = Service(config, time.perf_counter, network, self._opened)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
         if config.planned:
             check_depth(config, self._service.num_blocks)
             check_weights(config)
 
-    async def _connect(self, config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
-        driver = await (self._follower.open(clock) if self._follower else in_process(config, model, clock))
-        self._metrics = asyncio.create_task(export(driver, self._promised_per_s))
-        limit_http(self._service.burden, driver.watch, config.slo_ms)
+    def _opened(self, driver: Driver) -> None:
+        self._metrics = asyncio.create_task(export(driver, lambda: self._network.promised_per_s))
+        limit_http(self._service, self._config.slo_ms)
         gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
-        return driver
-
-    def _plan(self) -> str | None:
-        return self._follower.plan if self._follower else None
-
-    def _promised_per_s(self) -> float | None:
-        return self._follower.promised_per_s if self._follower else None
-
-    async def _others(self) -> list[FrontState]:
-        return await self._follower.others() if self._follower else []
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         api = create_api(self._service)

@@ -1,4 +1,4 @@
-"""The fields under `args:` of a network that classifies, in a Serve file."""
+"""The fields under `args:` in a Serve file: those of every network, and those of one that classifies."""
 
 import re
 from contextlib import suppress
@@ -18,11 +18,15 @@ from isobatch.profiles.latency import MOST_BATCH
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
 
 
-def _known_device(device: str) -> str:
-    kind, colon, number = device.partition(":")
-    if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
-        raise ValueError(f"{device!r} must be 'cpu', 'cuda' or 'cuda:NUMBER'")
-    return device
+def _shaped(pattern: str, rule: str) -> AfterValidator:
+    """Refuses a text that does not have the pattern; `rule` says what it must be."""
+
+    def checked_text(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} must {rule}")
+        return text
+
+    return AfterValidator(checked_text)
 
 
 def _device_counts(devices: dict[str, int] | str) -> dict[str, int] | str:
@@ -40,10 +44,7 @@ def _known_backend_or_virtual(name: str) -> str:
 
 
 def _known_order(name: str) -> str:
-    try:
-        order_path(name)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    order_path(name)
     return name
 
 
@@ -63,49 +64,25 @@ def ports_in(port_range: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def _origin(text: str) -> str:
-    """
-    >>> _origin("https://shop.example")
-    'https://shop.example'
-    """
-    if not re.fullmatch(r"https?://[\w.-]+(:\d{1,5})?", text):
-        raise ValueError(f"{text!r} must be as browsers send it: https://NAME or http://NAME:PORT, without a path")
-    return text.lower()
-
-
-def _host(text: str) -> str:
-    """
-    >>> _host("API.example")
-    'api.example'
-    """
-    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", text):
-        raise ValueError(f"{text!r} must be a name, as in api.example, without a port")
-    return text.lower()
-
-
-def _link(text: str) -> str:
-    """
-    >>> _link("v100>k80")
-    'v100>k80'
-    """
-    if not re.fullmatch(r"[^>\s]+>[^>\s]+", text):
-        raise ValueError(f"{text!r} must name two kinds of devices: KIND>KIND, as in v100>k80")
-    return text
-
-
 LabelCount = Annotated[int, Field(ge=1)]
-LinkName = Annotated[str, AfterValidator(_link)]
-WebOrigin = Annotated[str, AfterValidator(_origin)]
-HostName = Annotated[str, AfterValidator(_host)]
+LinkName = Annotated[str, _shaped(r"[^>\s]+>[^>\s]+", "name two kinds of devices: KIND>KIND, as in v100>k80")]
+WebOrigin = Annotated[
+    str,
+    _shaped(r"https?://[\w.-]+(:\d{1,5})?", "be as browsers send it: https://NAME or http://NAME:PORT, without a path"),
+    AfterValidator(str.lower),
+]
+HostName = Annotated[
+    str, _shaped(r"[\w-]+(\.[\w-]+)*", "be a name, as in api.example, without a port"), AfterValidator(str.lower)
+]
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
-DeviceName = Annotated[str, AfterValidator(_known_device)]
+DeviceName = Annotated[str, _shaped(r"cpu|cuda(:\d+)?", "be 'cpu', 'cuda' or 'cuda:NUMBER'")]
 DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_device_counts)]
 
 
 class ServedConfig(BaseModel):
-    """The fields that every served network has: classifiers and decoders."""
+    """The fields that every served network has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -92,21 +92,14 @@ def assigned(
         ordered = sorted(replicas)
     if len(ordered) < len(wanted):
         return {group: [ordered[index % len(ordered)]] if ordered else [] for index, group in enumerate(wanted)}
-    sizes = _sizes(len(ordered), wanted)
+    sizes = dict.fromkeys(wanted, 0)
+    for _ in ordered if wanted else ():  # by Adams's method: to the group with the largest wanted / assigned
+        sizes[max(wanted, key=lambda group: wanted[group] / sizes[group] if sizes[group] else inf)] += 1
     remaining = iter(ordered)
     groups = {group: [next(remaining) for _ in range(size)] for group, size in sizes.items()}
     if groups:
         groups[max(wanted, key=lambda group: wanted[group])] += sorted(set(replicas) - set(ordered))
     return groups
-
-
-def _sizes(replicas: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Apportion the replicas by Adams's method: each next one goes to the group with the largest wanted / assigned."""
-    sizes = dict.fromkeys(wanted, 0)
-    for _ in range(replicas if wanted else 0):
-        neediest = max(wanted, key=lambda group: wanted[group] / sizes[group] if sizes[group] else inf)
-        sizes[neediest] += 1
-    return sizes
 
 
 def read_graph(config: AppConfig) -> Graph:
@@ -129,7 +122,11 @@ def graph_of(
             f"{config.plan} is for {plan.model} (weights {plan.weights}), {config.profile} is of {profile.model} "
             f"(weights {profile.weights}): plan from the profile of the network that is served"
         )
-    facts = _facts(plan, profile, config)
+    # Only the plan's devices matter here; their price and memory mattered to the planner.
+    devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
+    survival = profile.exits_of(plan.length).planning_survival(opened(plan))
+    links = links_between(devices, gbit_per_s=config.links)
+    facts = problem(profile, devices, links, survival, length=plan.length)
     return Graph(plan, facts if config.early_budget is None else facts.without_exits, version, fleet, benched)
 
 
@@ -189,10 +186,3 @@ def origin_of(config: AppConfig) -> str:
     fields = config.model_dump_json(include=OF_PLANS | OF_PLANS_AND_REPLICAS)
     files = [Path(path).read_bytes() for path in (config.plan, config.profile) if path]
     return sha256(b"".join([fields.encode(), *files])).hexdigest()
-
-
-def _facts(plan: Plan, profile: Profile, config: AppConfig) -> Problem:
-    """The problem with only the plan's devices. Their price and memory mattered only to the planner."""
-    devices = [Device(kind, count, memory_bytes=1, price_per_hour=0.0) for kind, count in plan.devices().items()]
-    survival = profile.exits_of(plan.length).planning_survival(opened(plan))
-    return problem(profile, devices, links_between(devices, gbit_per_s=config.links), survival, length=plan.length)

@@ -18,6 +18,7 @@ class MetricFamily:
     labels: tuple[str, ...] = ()
 
 
+LAUNCHES = ("isobatch_launches", "isobatch_launched_inputs", "isobatch_launched_weight", "isobatch_launched_room")
 _WHERE = ("group", "block")  # the group of replicas, and the first block that a launch runs there
 _REQUESTS = (
     MetricFamily("isobatch_requests", "Counter", "Requests by their outcome.", ("outcome",)),
@@ -25,13 +26,21 @@ _REQUESTS = (
 )
 _RUN = (
     MetricFamily(
-        "isobatch_exits", "Counter", "Inputs (decoders: tokens) by the block after which they left.", ("block",)
+        "isobatch_exits",
+        "Counter",
+        "Inputs (LLMs: tokens) by the block after which they left.",
+        ("block",),
     ),
     MetricFamily("isobatch_launches", "Counter", "Launches by the group and block where they began.", _WHERE),
-    MetricFamily("isobatch_launched_inputs", "Counter", "Inputs (decoders: sequences) in those launches.", _WHERE),
+    MetricFamily(
+        "isobatch_launched_inputs",
+        "Counter",
+        "Inputs (LLMs: sequences) in those launches.",
+        _WHERE,
+    ),
     MetricFamily("isobatch_launched_weight", "Counter", "The weight of those inputs.", _WHERE),
     MetricFamily("isobatch_launched_room", "Counter", "The weight that those launches had room for.", _WHERE),
-    MetricFamily("isobatch_waiting_inputs", "Gauge", "Inputs (decoders: sequences) that wait.", _WHERE),
+    MetricFamily("isobatch_waiting_inputs", "Gauge", "Inputs (LLMs: sequences) that wait.", _WHERE),
 )
 
 FRONT = (
@@ -75,20 +84,20 @@ CONTROLLER = (
         "isobatch_forecast_survival", "Gauge", "The forecast share of inputs that reach a block.", ("block", "bound")
     ),
 )
-DECODER_FRONT = (
+TEXT_FRONT = (
     *_REQUESTS,
     MetricFamily("isobatch_prompt_tokens", "Counter", "Tokens of the prompts."),
     MetricFamily("isobatch_written_tokens", "Counter", "Tokens that were written."),
     MetricFamily("isobatch_ttft_ms", "Histogram", "Time from a request to its first token."),
     MetricFamily("isobatch_tpot_ms", "Histogram", "Time from one token to the next, on average over a text."),
 )
-DECODER_REPLICA = (
+TEXT_REPLICA = (
     *_RUN,
     MetricFamily("isobatch_residents", "Gauge", "Sequences that have a place on a replica."),
     MetricFamily("isobatch_pages", "Gauge", "Pages of memory for keys and values, free and used.", ("state",)),
     MetricFamily("isobatch_preempted", "Counter", "Sequences that were evicted because pages ran short."),
 )
-METRICS = tuple(dict.fromkeys(FRONT + CONTROLLER + DECODER_FRONT + DECODER_REPLICA))
+METRICS = tuple(dict.fromkeys(FRONT + CONTROLLER + TEXT_FRONT + TEXT_REPLICA))
 
 
 class MetricSeries:
@@ -111,6 +120,11 @@ class MetricSeries:
 
     def now(self, name: str, value: float, **labels: str) -> None:
         self._metrics[name].set(value, labels)
+
+    def launches(self, group: str, block: int, count: int, inputs: int, weight: int, room: int) -> None:
+        """Set the totals of the launches of one group from one block on."""
+        for name, total in zip(LAUNCHES, (count, inputs, weight, room), strict=True):
+            self.total(name, total, group=group, block=str(block))
 
     def value(self, name: str, value: float) -> None:
         """Add a value to a histogram."""

@@ -27,7 +27,10 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     if config.plan:
         return _of_file(config)
     devices = usable(config, profile, has)
-    plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), _goal(config))
+    max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
+    rate_per_s, budget = config.rate_per_s or 0.0, config.early_budget
+    goal = Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=rate_per_s, ramp_budget=budget, **max_batch)
+    plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal)
     if warning := mixed_backends_warning([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
     log.info("planned for %s: %s", _as_text({device.kind: device.count for device in devices}), summary(plan))
@@ -123,12 +126,6 @@ def device(kind: str, count: int) -> Device:
     if known is None:
         return Device(kind, count, UNKNOWN_MEMORY_BYTES, price_per_hour=0.0)
     return Device(kind, count, known.memory_bytes, known.price_per_hour)
-
-
-def _goal(config: AppConfig) -> Objective:
-    max_batch: dict[str, Any] = {"max_batch": config.max_batch} if "max_batch" in config.model_fields_set else {}
-    budget = config.early_budget
-    return Objective(slo_s=config.slo_ms / 1e3, goodput_per_s=config.rate_per_s or 0.0, ramp_budget=budget, **max_batch)
 
 
 def _as_text(counts: DeviceCounts) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from isobatch.deployments.cluster_checks import ClusterState
 from isobatch.deployments.config import ServedConfig, ports_in
-from isobatch.deployments.resources import KIND, Resources, by_label, remaining, requested_amounts
+from isobatch.deployments.resources import KIND, Resources, by_label, requested_amounts
 from isobatch.deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
 _NAMESPACE = "isobatch"
@@ -52,19 +52,13 @@ def nodes_beside_others(application: str) -> list[Resources]:
     From these an application that has lost a device plans for fewer, and not for a device of another application.
     """
     by_node = {node["NodeID"]: by_label(node["Resources"], node) for node in _alive()}
-    for name, other in _applications().items():
-        if front_of(name) != application:
-            for node, held in _held(other):
-                if node in by_node:
-                    by_node[node] = remaining(by_node[node], held)
-    return list(by_node.values())
-
-
-def _held(application: dict[str, Any]) -> Iterator[tuple[str, Resources]]:
-    """For each replica that has a node: that node, and the resources that the replica holds there."""
-    for deployment in application["deployments"].values():
+    others = [other for name, other in _applications().items() if front_of(name) != application]
+    for deployment in (each for other in others for each in other["deployments"].values()):
         held = requested_amounts(deployment["deployment_config"].get("ray_actor_options") or {})
-        yield from ((replica["node_id"], held) for replica in deployment["replicas"] if replica.get("node_id"))
+        for node in (replica.get("node_id") for replica in deployment["replicas"]):
+            if node in by_node:
+                by_node[node] = {name: has - held.get(name, 0.0) for name, has in by_node[node].items()}
+    return list(by_node.values())
 
 
 def labelled() -> bool:
@@ -119,14 +113,10 @@ def node_address() -> str:
 def wire_of(config: ServedConfig) -> Wire:
     """How this process reaches others of its application: with TLS if Ray uses TLS, and the same certificates."""
     ports = ports_in(config.ports) if config.ports else ANY_PORT
-    if not _encrypted():
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):  # as Ray itself reads the variable
         return Wire(node_address(), ports)
     names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
     return Wire(node_address(), ports, *tls_contexts(Certificates(*(os.environ.get(name, "") for name in names))))
-
-
-def _encrypted() -> bool:
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")  # as Ray itself reads the variable
 
 
 # Start
@@ -144,6 +134,8 @@ NODE_CHECK_S = 0.1  # how often a starting node is looked up
 @contextmanager
 def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[None]:
     """Let `ray.init` wait for its node for `patience_s`, as long as `starts()`. Ray's own limit of 30 s is fixed."""
+    from unittest.mock import patch
+
     from ray._private import services
 
     get_node = services.get_node
@@ -160,7 +152,7 @@ def patient_start(patience_s: float, starts: Callable[[], bool]) -> Iterator[Non
                     raise
             time.sleep(NODE_CHECK_S)
 
-    with _replaced(services, "get_node", get_node_patiently):
+    with patch.object(services, "get_node", get_node_patiently):
         yield
 
 
@@ -171,28 +163,16 @@ def spare_start(dashboard: bool) -> Iterator[None]:
     Signals to our process group then do not reach them. The log monitor is left out because nobody reads its lines in
     this process, and the autoscaler's monitor because only the dashboard shows its state.
     """
+    from unittest.mock import patch
+
     from ray._private import services
     from ray._private.node import Node
 
     with ExitStack() as replaced:
-        replaced.enter_context(_replaced(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)))
+        replaced.enter_context(patch.object(services, "ConsolePopen", partial(services.ConsolePopen, process_group=0)))
         for name in ("start_log_monitor",) if dashboard else ("start_log_monitor", "start_monitor"):
-            replaced.enter_context(_replaced(Node, name, _start_nothing))
+            replaced.enter_context(patch.object(Node, name, lambda _: None))
         yield
-
-
-def _start_nothing(_: Any) -> None: ...
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Replace an attribute while the block runs."""
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 # This process in Serve
@@ -302,12 +282,14 @@ def ask_autoscaler(application: str, rooms: Sequence[tuple[Resources, Mapping[st
     """
     from ray.autoscaler.sdk import request_resources
     from ray.autoscaler.v2.utils import is_autoscaler_v2
+    from ray.experimental import internal_kv
 
     if any(labels for _, labels in rooms) and not is_autoscaler_v2():
         raise RuntimeError("Ray's autoscaler ignores labels here: set RAY_enable_autoscaler_v2=1 before Ray starts")
     key = f"{_REQUESTED}{application}"
     remember(key, json.dumps(rooms)) if rooms else forget(key)
-    requested = [room for known in _keys(_REQUESTED) for room in json.loads(recall(known) or "[]")]
+    known = internal_kv._internal_kv_list(_REQUESTED, namespace=_NAMESPACE)
+    requested = [room for each in known for room in json.loads(recall(bytes(each).decode()) or "[]")]
     request_resources(
         bundles=[needs for needs, _ in requested], bundle_label_selectors=[labels for _, labels in requested]
     )
@@ -339,12 +321,6 @@ def recall(key: str) -> str | None:
 
     value = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
     return bytes(value).decode() if value else None
-
-
-def _keys(prefix: str) -> list[str]:
-    from ray.experimental import internal_kv
-
-    return [bytes(key).decode() for key in internal_kv._internal_kv_list(prefix, namespace=_NAMESPACE)]
 
 
 def forget(key: str) -> None:

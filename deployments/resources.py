@@ -37,11 +37,9 @@ def by_label(resources: Resources, node: Mapping[str, Any]) -> Resources:
 
 def total(nodes: Iterable[Resources]) -> dict[str, float]:
     """The sum of the nodes' resources."""
-    amounts: dict[str, float] = {}
-    for node in nodes:
-        for name, amount in node.items():
-            amounts[name] = amounts.get(name, 0.0) + amount
-    return amounts
+    every = list(nodes)
+    names = dict.fromkeys(name for node in every for name in node)
+    return {name: sum(node.get(name, 0.0) for node in every) for name in names}
 
 
 def accelerators(resources: Iterable[str]) -> list[str]:
@@ -156,15 +154,6 @@ def needed(counts: Mapping[str, int], needs: Callable[[str], Resources], nodes: 
 # What fits where
 
 
-def remaining(has: Resources, held: Resources) -> Resources:
-    """The resources of a node without those that are held.
-
-    >>> remaining({"CPU": 4.0, "GPU": 2.0}, {"CPU": 0.5, "GPU": 1.0, "v100": 0.0})
-    {'CPU': 3.5, 'GPU': 1.0}
-    """
-    return {name: amount - held.get(name, 0.0) for name, amount in has.items()}
-
-
 def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bool]:
     """Whether each need fits, if each in turn is placed on the first node with room for it.
 
@@ -175,24 +164,18 @@ def first_fit(needs: Iterable[Resources], nodes: Iterable[Resources]) -> list[bo
     [True, False, True]
     """
     free = [dict(node) for node in nodes]
-    full: dict[
-        tuple[tuple[str, float], ...], int
-    ] = {}  # by need: the number of nodes, from the first, without room for it
-    return [_place(tuple((name, amount) for name, amount in need.items() if amount), free, full) for need in needs]
+    full = dict[Any, int]()  # by need: the number of nodes, from the first, without room for it
 
+    def place(need: tuple[tuple[str, float], ...]) -> bool:
+        """Take the need's amounts from the first node that has them; returns whether there is one."""
+        for number in range(full.get(need, 0), len(free)):
+            node = free[number]
+            if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in need):
+                for name, amount in need:
+                    node[name] -= amount
+                full[need] = number
+                return True
+        full[need] = len(free)
+        return False
 
-def _place(
-    need: tuple[tuple[str, float], ...],
-    free: Sequence[dict[str, float]],
-    full: dict[tuple[tuple[str, float], ...], int],
-) -> bool:
-    """Take the need's amounts from the first node that has them; returns whether there is one."""
-    for number in range(full.get(need, 0), len(free)):
-        node = free[number]
-        if all(node.get(name, 0.0) >= amount - _ROUNDING for name, amount in need):
-            for name, amount in need:
-                node[name] -= amount
-            full[need] = number
-            return True
-    full[need] = len(free)
-    return False
+    return [place(tuple((name, amount) for name, amount in need.items() if amount)) for need in needs]

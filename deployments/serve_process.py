@@ -42,16 +42,12 @@ class RateLimit(logging.Filter):
             if count > LINES_PER_KIND:
                 record.msg = f"{record.msg} (and {count - LINES_PER_KIND} like it in {now_s - since_s:.0f} s)"
             since_s, count = now_s, 0
-        self._forget(now_s)
-        self._kinds[kind] = since_s, count + 1
-        return count < LINES_PER_KIND
-
-    def _forget(self, now_s: float) -> None:
-        """Limit the memory: libraries may put changing values into the format string."""
-        if len(self._kinds) >= MOST_KINDS:
+        if len(self._kinds) >= MOST_KINDS:  # libraries may put changing values into the format string
             self._kinds = {kind: period for kind, period in self._kinds.items() if now_s - period[0] < PERIOD_S}
         if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
+        self._kinds[kind] = since_s, count + 1
+        return count < LINES_PER_KIND
 
 
 class _ToServe(logging.Handler):

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import Response
+from starlette.types import Scope
 
 from isobatch.cluster.controller.application import Application, RunningApplication, leader_of
 from isobatch.cluster.controller.available_devices import Inventory
@@ -26,9 +27,11 @@ from isobatch.cluster.controller.status import brief, export, status_of
 from isobatch.cluster.controller.text_planning import text_problem
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.front.answers import RefusedError
+from isobatch.deployments.front.api import Api
 from isobatch.deployments.front.headers import key_in, path_below
-from isobatch.deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
-from isobatch.deployments.front.page import EXPLAINING, explain
+from isobatch.deployments.front.openapi import documented, in_json
+from isobatch.deployments.front.page import EXPLAINING
 from isobatch.deployments.graph import profile_of
 from isobatch.deployments.named import VIRTUAL
 from isobatch.deployments.planning import first_plan
@@ -195,6 +198,16 @@ class LoopOwner(Protocol):
     def end(self) -> None: ...
 
 
+class _Api(Api):
+    service: LoopOwner
+
+    def refusal(self, scope: Scope) -> RefusedError | None:
+        self.key = self.service.key
+        if self.service.loop is None and path_below(scope) not in EXPLAINING:
+            return super().refusal(scope) or RefusedError(503, f"the controller waits for {self.service.waits_for}")
+        return super().refusal(scope)
+
+
 def create_api(service: LoopOwner) -> FastAPI:
     """Paths below the route prefix of the controller's application."""
 
@@ -206,24 +219,8 @@ def create_api(service: LoopOwner) -> FastAPI:
         service.end()
 
     about = f"Watches {service.name} and changes its plan"
-    api = DocumentedApi(title="isobatch controller", description=about, lifespan=life)
-    api.key, api.hosts, api.open_paths = service.key, service.hosts, EXPLAINING
-    explain(api)
-
-    @api.middleware("http")
-    async def guard(request: Request, answer: Callable[[Request], Any]) -> Response:
-        api.key = service.key
-        if refused := api.refusal(request.scope):
-            return JSONResponse({"error": refused.sentence}, refused.status, refusal_headers(refused))
-        if service.loop is None and path_below(request.scope) not in EXPLAINING:
-            return JSONResponse({"error": f"the controller waits for {service.waits_for}"}, 503)
-        try:
-            response: Response = await answer(request)
-        except Exception as error:
-            log.exception("%s %s failed", request.method, request.url.path)
-            return JSONResponse({"error": f"the controller failed: {type(error).__name__}; its log says where"}, 500)
-        return response
-
+    api = _Api(title="isobatch controller", description=about, lifespan=life)
+    api.service, api.hosts, api.open_paths = service, service.hosts, EXPLAINING
     api.include_router(_routes(service))
     return api
 

@@ -28,11 +28,11 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.decoding.token_wire import TokenInbox
 from isobatch.deployments.deployer.steps import Moved, Undone
+from isobatch.deployments.front.api import limit_http
 from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.front.observed import Observed
-from isobatch.deployments.front.served import limit_http
-from isobatch.deployments.metrics import DECODER_FRONT, MetricSeries
+from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from isobatch.deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
 from isobatch.deployments.resources import declared
 from isobatch.deployments.serve_process import join_serves_log, process_options
@@ -54,7 +54,7 @@ class DecoderIngress:
             check_port(config.grpc_host, config.grpc_port)
         self._first, self._inbox, self._wire = first, TokenInbox(), wire_of(config)
         self._groups = [ReplicaGroup(*each, self._inbox) for each in zip(kinds, replicas, strict=True)]
-        series = MetricSeries(DECODER_FRONT, serve.metrics)
+        series = MetricSeries(TEXT_FRONT, serve.metrics)
         meter = ClientMeter(series, time.perf_counter, config.ttft_ms / 1e3, config.tpot_ms / 1e3)
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
         rules = rules_of(folder, self._shape.num_blocks)
@@ -107,7 +107,7 @@ class DecoderIngress:
     @asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
         """Let HAProxy refuse requests beyond a limit; at the end, forget the plan, and send the remaining spans."""
-        limit_http(self._front.burden, self._front.watch)
+        limit_http(self._front)
         await self._inbox.open(self._wire)
         yield
         self._inbox.close()

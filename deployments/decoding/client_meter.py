@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from isobatch.deployments.front.observed import Observed
-from isobatch.deployments.front.proxy import Burden, Refusing
+from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.metrics import MetricSeries
 
 LATEST_TEXTS = 200  # whose lengths are reported to planners
@@ -34,18 +34,12 @@ class ClientMeter:
         self._inside = self._strained = self._at_ease = 0.0
         self._in_time = 0  # tokens
         self._refused_tokens = 0.0  # of refused texts, if these would have been as long as the latest texts
-        self._proxies = dict[Refusing, int]()  # the number of each proxy's refused requests that are counted
-
-    def watch(self, proxy: Refusing) -> None:
-        """Count the requests that a proxy before this front refuses from now on."""
-        self._proxies[proxy] = proxy.refused
+        self.proxies = WatchedProxies()
 
     def counted(self) -> dict[RequestEnd, int]:
         """The requests by their outcome, including those that proxies have refused."""
-        for proxy, counted in self._proxies.items():
-            self._proxies[proxy] = now = proxy.refused
-            if now > counted:
-                self.ended("refused", now - counted)
+        if refused := self.proxies.new_refusals():
+            self.ended("refused", refused)
         return self.requests
 
     def ended(self, outcome: RequestEnd, requests: int = 1) -> None:

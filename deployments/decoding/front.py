@@ -25,7 +25,7 @@ from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.decoding.token_wire import TokenInbox
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.load import RetryTimes
-from isobatch.deployments.front.proxy import Burden, Refusing
+from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.tracing import Tracing, current
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,9 @@ class DecoderFront:
         """The load of this front, for the limits of the proxies before it."""
         return self.meter.burden()
 
-    def watch(self, proxy: Refusing) -> None:
-        """Count the requests that a proxy before this front refuses from now on."""
-        self.meter.watch(proxy)
+    @property
+    def proxies(self) -> WatchedProxies:
+        return self.meter.proxies
 
     async def missing(self) -> list[str]:
         """The parts of the network that have no replica now."""

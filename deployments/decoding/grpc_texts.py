@@ -22,12 +22,9 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
-from isobatch.deployments.front.grpc_server import Methods
-from isobatch.deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
 from isobatch.deployments.front.open_inference.messages import message
-from isobatch.deployments.front.open_inference.methods import Questions, check_infer, infer_fields
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
-from isobatch.deployments.front.open_inference.requests import BYTES
+from isobatch.deployments.front.open_inference.schemas import BYTES
 from isobatch.deployments.front.open_inference.tensors import from_bytes
 from isobatch.deployments.tracing import span_of_request
 
@@ -40,7 +37,7 @@ _FINAL = "triton_final_response"  # the parameter by which clients of Triton kno
 
 def serving(front: DecoderFront) -> AbstractAsyncContextManager[None]:
     """Serve this network over gRPC during the context."""
-    return grpc_server.serving(front, lambda _: _TextCalls(front).methods())
+    return grpc_server.serve(front, lambda _: _TextCalls(front).methods())
 
 
 @dataclass(frozen=True)
@@ -62,19 +59,20 @@ class _TextCalls:
         decoupled = {"model_transaction_policy": {"decoupled": True}}
         self._model = DescribedModel(front.name, _INPUTS, _OUTPUTS, ["model_configuration"], decoupled)
 
-    def methods(self) -> Methods:
+    def methods(self) -> grpc_server.Methods:
         whole, streamed = message("ModelInferResponse"), message("ModelStreamInferResponse")
         return {
-            **Questions(self._front, self._model, MOST_FIELDS).methods(),
+            **grpc_server.question_methods(self._front, self._model, MOST_FIELDS),
             "ModelInfer": grpc.stream_unary_rpc_method_handler(self._whole, None, whole.SerializeToString),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._streamed, None, streamed.SerializeToString),
         }
 
     async def _whole(self, requests: AsyncIterator[bytes], context: Any) -> Any:
-        async with aborting(context, "ModelInfer"):
+        async with grpc_server.aborting(context, "ModelInfer"):
             with self._counted(context) as begun_s:
                 infer = await self._read(
-                    read_message("ModelInferRequest", await first(requests), MOST_FIELDS), stream=False
+                    grpc_server.read_message("ModelInferRequest", await grpc_server.first(requests), MOST_FIELDS),
+                    stream=False,
                 )
                 if infer.stream:
                     raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
@@ -87,7 +85,7 @@ class _TextCalls:
         """Answer requests of one stream at the same time. After a refusal the stream goes on."""
         response = message("ModelStreamInferResponse")
         # If its client does not read them, no more are written, and further requests are not read.
-        responses: asyncio.Queue[Fields | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
+        responses: asyncio.Queue[grpc_server.Fields | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
         places = asyncio.Semaphore(MAX_STREAM_REQUESTS)
 
         async def write_all() -> None:
@@ -105,12 +103,12 @@ class _TextCalls:
         finally:  # the client may have disconnected
             writing.cancel()
 
-    async def _write(self, sent: bytes, context: Any, responses: "asyncio.Queue[Fields | None]") -> None:
+    async def _write(self, sent: bytes, context: Any, responses: "asyncio.Queue[grpc_server.Fields | None]") -> None:
         """Answer one request of a stream, with the pieces of its text or with the whole text."""
         request_id = ""
         try:
             with self._counted(context) as begun_s:
-                request = read_message("ModelInferRequest", sent, MOST_FIELDS)
+                request = grpc_server.read_message("ModelInferRequest", sent, MOST_FIELDS)
                 request_id = request.id[:LONGEST_NAME]
                 infer = await self._read(request, stream=True)
                 text, depths = "", tuple[int, ...]()
@@ -128,7 +126,7 @@ class _TextCalls:
     @contextmanager
     def _counted(self, context: Any) -> Iterator[float]:
         """Count the outcome of a request, unless it is answered; every failure becomes a `RefusedError`."""
-        front, headers = self._front, as_headers(dict(context.invocation_metadata() or ()))
+        front, headers = self._front, grpc_server.as_headers(dict(context.invocation_metadata() or ()))
         try:
             with span_of_request(front.tracing, "completion", headers), front.counted():
                 yield front.meter.clock()
@@ -138,7 +136,7 @@ class _TextCalls:
 
     async def _read(self, request: Any, stream: bool) -> _InferRequest:
         """The text that a request asks for; `stream`: whether it comes in pieces, if the request does not say it."""
-        check_infer(self._model, request)
+        grpc_server.check_infer(self._model, request)
         # Triton's clients send parameters about empty responses, which this server never sends.
         parameters = [parameter for parameter in request.parameters if not parameter.key.startswith("triton_")]
         body = _tensors(request) | {parameter.key: _value(parameter.value) for parameter in parameters}
@@ -153,7 +151,7 @@ class _TextCalls:
         text = self._front.request(await self._front.texts.prompt(prompt), completion.terms(self._front.defaults))
         return _InferRequest(request, text, completion.stop, completion.stream)
 
-    def _fields(self, infer: _InferRequest, piece: TextPiece) -> Fields:
+    def _fields(self, infer: _InferRequest, piece: TextPiece) -> grpc_server.Fields:
         """A response with the text that is new since the last one."""
         values: dict[str, Any] = {
             "text_output": [piece.text],
@@ -161,7 +159,7 @@ class _TextCalls:
             "finish_reason": [piece.finish or ""],
         }
         last = {"key": _FINAL, "value": {"bool_param": piece.finish is not None}}
-        return infer_fields(self._model, infer.message, values) | {"parameters": [last]}
+        return grpc_server.infer_fields(self._model, infer.message, values) | {"parameters": [last]}
 
 
 def _value(parameter: Any) -> Any:
@@ -170,12 +168,12 @@ def _value(parameter: Any) -> Any:
     return next((value for kind in kinds if (value := getattr(parameter, f"{kind}_param"))), 0)
 
 
-def _tensors(request: Any) -> Fields:
+def _tensors(request: Any) -> grpc_server.Fields:
     """The values of the tensors, as fields of a completion."""
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise RefusedError(400, f"raw_input_contents has {len(raw)} tensors, and inputs {len(request.inputs)}")
-    body: Fields = {}
+    body: grpc_server.Fields = {}
     for place, tensor in enumerate(request.inputs):
         if tensor.name not in _INPUTS:
             raise RefusedError(400, f"there is no input {shown(tensor.name)}; there are: {', '.join(_INPUTS)}")

@@ -35,7 +35,7 @@ from isobatch.deployments.decoding.openai_schemas import (
     route_options,
 )
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.api import Api, Dialect, api_of
+from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.headers import path_below
 from isobatch.deployments.front.page import DOCS
@@ -44,12 +44,15 @@ from isobatch.deployments.tracing import PARENT, Span, Tracing, span_of_request
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
 _KINDS = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
-_DIALECT = Dialect(DecoderStats, "POST /v1/completions and /v1/chat/completions answer", route_options, error_body)
 
 
 class _Api(Api):
     """Gives traced requests a span, which lasts until the last event of a stream."""
 
+    stats = DecoderStats
+    hint = "POST /v1/completions and /v1/chat/completions answer"
+    documented = staticmethod(route_options)
+    error = staticmethod(error_body)
     tracing: Tracing | None = None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +82,7 @@ def create_decoder_api(
         async with beside(), serving(front):
             yield
 
-    api = api_of(front, "Early-exit decoding", _DIALECT, life, _Api)
+    api = api_of(front, "Early-exit decoding", life, _Api)
     api.tracing = front.tracing
     writers = _Writers(front)
     api.add_api_route("/", _begin, methods=["GET"], include_in_schema=False)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest
 from isobatch.deployments.demo.sums import prompt_of
-from isobatch.deployments.front.openapi import PROBLEMS, documented, examples, schema_of
+from isobatch.deployments.front.openapi import PROBLEMS, documented, examples, json_body, schema_of
 from isobatch.deployments.front.schemas import Schema
 
 _FINISH = Literal["stop", "length"]
@@ -140,9 +140,8 @@ def _writing(request: type[BaseModel], answer: type[BaseModel], example: dict[st
     options["responses"][200]["content"] = {
         "text/event-stream": {"schema": {"type": "string", "description": "With `stream`: events, as OpenAI's."}}
     }
-    content = {"schema": schema_of(request), "examples": examples(a_text=example, a_stream={**example, "stream": True})}
-    body = {"required": True, "content": {"application/json": content}}
-    return {**options, "openapi_extra": {"requestBody": body}}
+    shown = examples(a_text=example, a_stream={**example, "stream": True})
+    return {**options, "openapi_extra": json_body(schema_of(request), shown)}
 
 
 COMPLETION = _writing(CompletionRequest, Completion, {"prompt": prompt_of(47, 85), "max_tokens": 24})

@@ -22,7 +22,7 @@ from isobatch.deployments.decoding.ramp_rules import rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.token_wire import TokenAddress, TokenOutlets
-from isobatch.deployments.metrics import DECODER_REPLICA, MetricSeries
+from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
 from isobatch.deployments.ray_facts import StoredPlan, wire_of
 from isobatch.deployments.serve_process import ReplicaProcess
@@ -100,7 +100,7 @@ class DecoderReplica(ReplicaProcess):
         Ray adds to each series."""
         from ray.serve import metrics
 
-        series = MetricSeries(DECODER_REPLICA, metrics)
+        series = MetricSeries(TEXT_REPLICA, metrics)
         while True:
             try:
                 await self._catch_up()
@@ -164,11 +164,7 @@ def export(series: MetricSeries, state: ReplicaState) -> None:
     for block, tokens in state.depths.items():
         series.total("isobatch_exits", tokens, block=str(block))
     for start, (count, sequences, room) in state.launches.items():
-        where = {"group": DECODER, "block": str(start)}
-        series.total("isobatch_launches", count, **where)
-        series.total("isobatch_launched_inputs", sequences, **where)
-        series.total("isobatch_launched_weight", sequences, **where)
-        series.total("isobatch_launched_room", room, **where)
+        series.launches(DECODER, start, count, sequences, sequences, room)
     series.now("isobatch_waiting_inputs", state.waiting, group=DECODER, block="0")
     series.now("isobatch_residents", state.residents)
     series.now("isobatch_pages", state.pages - state.free_pages, state="used")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from isobatch.deployments.decoding.loop import TokenStream
 from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.front.load import FadingPeak
-from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from isobatch.deployments.transport.connection import Message, MessageConnection
+from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
+from isobatch.deployments.transport.connection import Message
 from isobatch.deployments.transport.wire import Wire
 
 UNAUTHORIZED_LIMIT = 64  # connections without the key; there are far fewer replicas
@@ -44,17 +44,13 @@ class TokenInbox:
         self.gate = AccessGate(UNAUTHORIZED_LIMIT)
         self.streams: dict[int, TokenStream] = {}
         self._numbers = count(1)
-        self._server: asyncio.Server | None = None
         self.address = TokenAddress("", self.gate.key)
         self.lag = FadingPeak()  # the time that tokens were on their way
 
     async def open(self, wire: Wire) -> None:
-        self._server, address = await wire.listen(lambda: _ReplicaEnd(self))
-        self.address = TokenAddress(address, self.gate.key)
+        self.address = TokenAddress(await self.gate.open(wire, lambda: _ReplicaEnd(self)), self.gate.key)
 
     def close(self) -> None:
-        if self._server:
-            self._server.close()
         self.gate.close()
 
     @contextmanager
@@ -86,13 +82,13 @@ class _ReplicaEnd(AuthorizedConnection):
                 stream.put(group)
 
 
-class TokenOutlet(MessageConnection):
+class TokenOutlet(KeyedConnection):
     """The replica's end: what is written in one turn of the event loop is sent together."""
 
     messages = Key  # the front sends nothing
 
     def __init__(self, key: str) -> None:
-        self._key = key
+        super().__init__(key)
         self._groups: list[NewTokens] = []
 
     def put(self, number: int, group: NewTokens) -> None:
@@ -105,10 +101,6 @@ class TokenOutlet(MessageConnection):
     def _flush(self) -> None:
         self.send(WrittenTokens(tuple(self._groups), time.time()))
         self._groups.clear()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.send(Key(self._key))
 
     def on_message(self, message: Any) -> None:
         raise PermissionError("a front sends nothing here")

@@ -32,5 +32,5 @@ def demo_directory(dtype: RampDtype = "float32") -> Path:
 
 
 def llm_demo_directory() -> Path:
-    """The checkpoint of the demo's decoder."""
+    """The checkpoint of the demo's language model."""
     return Path(__file__).with_name("demo-llama")

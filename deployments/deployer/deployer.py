@@ -18,7 +18,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
 from isobatch.deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
-from isobatch.deployments.front.messages import AskCounts, AskState, FrontMessage, FrontState
+from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
 from isobatch.deployments.planning import plan_for_fewer
@@ -125,12 +125,12 @@ class Deployer:
 
     async def states(self, front: str) -> list[FrontState]:
         """The states of all living fronts except this one."""
-        replies = await self._fronts.ask(AskState(), COUNT_WITHIN_S)
+        replies = await self._fronts.ask(Question.STATE, COUNT_WITHIN_S)
         return [reply for name, reply in replies.items() if name != front and isinstance(reply, FrontState)]
 
     async def counted(self) -> dict[str, Observed]:
         """The counts of each living front since it started."""
-        return await self._fronts.ask(AskCounts(), COUNT_WITHIN_S)
+        return await self._fronts.ask(Question.COUNTS, COUNT_WITHIN_S)
 
     async def apply(
         self, plan: Plan, patience_s: float = PATIENCE_S, benched: Mapping[str, str] = NONE_BENCHED
@@ -210,18 +210,15 @@ class Deployer:
         elif self._cannot:
             raise self._cannot  # a second attempt would hide Serve's report of the first one
         else:
-            await self._start_first(counts)
+            try:
+                await start(self._fleet, counts, PATIENCE_S)
+            except CannotStartError as error:
+                self._cannot = error
+                raise
         self._remember(self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         self._task(self._tidy_later(left))
-
-    async def _start_first(self, counts: Mapping[str, int]) -> None:
-        try:
-            await start(self._fleet, counts, PATIENCE_S)
-        except CannotStartError as error:
-            self._cannot = error
-            raise
 
     def _remember(self, plan: Plan, version: int) -> None:
         """Store which plan runs, unless another deployer, with another file, has taken the lead meanwhile."""
@@ -233,14 +230,15 @@ class Deployer:
 
         If the next deployer has started meanwhile, it may use any of these replicas, and cleans up itself.
         """
+
+        def tidy() -> None:
+            self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._graph.plan.devices())
+            delete_fleets(left)
+
         await asyncio.sleep(2 * self._config.drain_s)
         async with self._moving:
             if self._leadership.of_application():
-                await asyncio.to_thread(self._tidy, left)
-
-    def _tidy(self, left: Sequence[str]) -> None:
-        self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._graph.plan.devices())
-        delete_fleets(left)
+                await asyncio.to_thread(tidy)
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)

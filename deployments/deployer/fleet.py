@@ -66,8 +66,7 @@ class ServeFleet:
         return {kind: count for kind, count in missing.items() if count}
 
     def delete(self) -> None:
-        for kind in self.states():
-            _delete(f"{self.prefix}.{kind}")
+        delete_fleets(f"{self.prefix}.{kind}" for kind in self.states())
 
 
 def fleets_of(application: str, but: str = "") -> list[str]:
@@ -82,12 +81,8 @@ def fleets_of(application: str, but: str = "") -> list[str]:
 def delete_fleets(names: Iterable[str]) -> None:
     """Delete these applications. Their replicas finish their launches first."""
     for name in names:
-        _delete(name)
-
-
-def _delete(name: str) -> None:
-    with contextlib.suppress(Exception):
-        ray_facts.delete_soon(name)
+        with contextlib.suppress(Exception):
+            ray_facts.delete_soon(name)
 
 
 def _states_of(status: Any) -> ReplicaStates:

@@ -43,7 +43,10 @@ class Fronts:
     async def ask(self, content: Any, within_s: float) -> dict[str, Any]:
         """Send a request to all fronts; returns the replies of those that are alive, by front."""
         number = next(self._numbers)
-        waiting = {front: self._post(front, FrontMessage(number, content)) for front in self._boxes}
+        waiting = {front: asyncio.get_running_loop().create_future() for front in self._boxes}
+        for front, reply in waiting.items():
+            self._replies[front, number] = reply
+            self._boxes[front].put_nowait(FrontMessage(number, content))
         try:
             if waiting:
                 await asyncio.wait(waiting.values(), timeout=within_s)
@@ -51,24 +54,15 @@ class Fronts:
             for front in waiting:
                 del self._replies[front, number]
         for front, reply in waiting.items():
-            if not reply.done():
-                self._drop(front)
+            if not reply.done() and (box := self._boxes.pop(front, None)):
+                box.put_nowait(None)
+                self._share_soon()
         return {front: reply.result() for front, reply in waiting.items() if reply.done()}
 
     def reply(self, front: str, number: int, content: Any) -> None:
         reply = self._replies.get((front, number))
         if reply and not reply.done():
             reply.set_result(content)
-
-    def _post(self, front: str, message: FrontMessage) -> "asyncio.Future[Any]":
-        self._boxes[front].put_nowait(message)
-        reply = self._replies[front, message.number] = asyncio.get_running_loop().create_future()
-        return reply
-
-    def _drop(self, front: str) -> None:
-        if box := self._boxes.pop(front, None):
-            box.put_nowait(None)
-            self._share_soon()
 
     def arrived(self, front: str, per_s: float) -> None:
         """Note how many inputs per second come to this front: a front's share of the replicas follows its load."""

@@ -111,30 +111,21 @@ async def move(
 
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:
     """Request these numbers of replicas; returns when they run. `only_here`: do not wait for nodes to join."""
-    failed_before = await _failed(fleet, counts)
+    before = await asyncio.to_thread(fleet.states) if counts else {}
+    failed_before = [kind for kind in counts if kind in before and before[kind].failed]
     await asyncio.to_thread(fleet.scale_to, counts)
     began_s = count_s = now_s()
     until_s = began_s + patience_s
     while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else ()):
         if only_here and now_s() >= count_s:
-            await _check_devices(fleet, {kind: counts[kind] for kind in late})
+            if missing := await asyncio.to_thread(fleet.missing_devices, {kind: counts[kind] for kind in late}):
+                kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
+                raise NoDevicesError(f"no node has a device for {kinds}")
             count_s = now_s() + COUNT_EVERY_S
         if now_s() > until_s:
             running = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in late.items())
             raise CannotStartError(f"after {patience_s:g} s only {running} run: are there enough devices?")
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
-    if missing := await asyncio.to_thread(fleet.missing_devices, counts):
-        kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
-        raise NoDevicesError(f"no node has a device for {kinds}")
-
-
-async def _failed(fleet: Fleet, counts: ReplicaCounts) -> list[str]:
-    """The kinds, among these, whose replicas failed to start at the previous attempt."""
-    states = await asyncio.to_thread(fleet.states) if counts else {}
-    return [kind for kind in counts if kind in states and states[kind].failed]
 
 
 async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str]) -> dict[str, int]:

@@ -74,7 +74,7 @@ class Admission:
             if late_s > 0 and (lane.busy or others or lane.alone_s(weight) > left_s):
                 return Refusal("the deadline cannot be met with what is ahead", late_s)
         full_late_s = expected.latest_end_s - left_s if full else 0.0
-        if full_late_s > 0 and (lane.busy or others or lane.alone_end_s(weight) > left_s):
+        if full_late_s > 0 and (lane.busy or others or lane.alone_until_s(weight)[-1] > left_s):
             return Refusal("the deadline cannot be met by the full network", full_late_s)
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", latest_s)
@@ -125,6 +125,6 @@ def ranked(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) 
     return choices if len(choices) == 1 else sorted(choices, key=lambda choice: choice[1].rank_s)
 
 
-def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1, more: int = 0) -> tuple[Lane, ExpectedTimes]:
+def soonest(lanes: Sequence[Lane], now_s: float, weight: int = 1) -> tuple[Lane, ExpectedTimes]:
     """The lane with the earliest expected answer."""
-    return ranked(lanes, now_s, weight, more)[0]
+    return ranked(lanes, now_s, weight)[0]

@@ -14,7 +14,6 @@ from isobatch.deployments.dispatch.batching import Queue, Ticket
 from isobatch.deployments.dispatch.groups import Replica
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import NOWHERE, Audit, Launch, Limits, RowKind
-from isobatch.deployments.dispatch.route import Stage
 
 # The next two bound memory: the output of a launch is held for as long as one of its shadows waits.
 # Shadows that wait at once. Beyond that, the one that has waited longest is given up.
@@ -87,7 +86,7 @@ class Audits:
 
     # The life of a shadow
 
-    def record(self, ticket: Ticket, block: int, label: object, launch: Launch, stage: Stage) -> None:
+    def record(self, ticket: Ticket, block: int, label: object, launch: Launch) -> None:
         """Record the network's answer to an input: an audited one becomes a shadow, a shadow at the end is compared."""
         is_full = block + 1 == launch.stop and launch.stop == self._num_blocks
         if ticket.early_answer and is_full:
@@ -95,14 +94,15 @@ class Audits:
             self._finished.append(Audit(early_block, _agree(early_label, label, self._chance)))
         elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
             if ticket.kind is RowKind.AUDITED:
-                self._pay_rest(ticket, block, launch, stage)
+                self._pay_rest(ticket, block, launch)
             ticket.early_answer, ticket.kind = (block, label), RowKind.SHADOW
 
-    def _pay_rest(self, ticket: Ticket, block: int, launch: Launch, stage: Stage) -> None:
+    def _pay_rest(self, ticket: Ticket, block: int, launch: Launch) -> None:
         """Pay for a new shadow in the rest of the launch in which it was answered."""
         others = launch.weight - (1 if launch.length is None else ticket.weight)
         if others:
             rest = (launch.stop - 1 - block) / (launch.stop - launch.cursor)
+            stage = launch.queue.stage
             self.pay(rest * (stage.seconds(launch.weight) - stage.seconds(others)))
 
     def stop_auditing(self, tickets: Sequence[Ticket]) -> bool:

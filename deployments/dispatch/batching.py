@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 from isobatch.deployments.dispatch.groups import Group, Replica
-from isobatch.deployments.dispatch.messages import Place, RowKind, Unfinished
+from isobatch.deployments.dispatch.messages import Place, RowKind
 from isobatch.deployments.dispatch.route import Route, Stage
 
 # An input is urgent when its remaining time is less than this multiple of the time that full batches need from its
@@ -75,11 +75,6 @@ class Ticket:
         """Note that it stood before this block."""
         self.reached = max(self.reached, block)
 
-    @property
-    def unfinished(self) -> Unfinished:
-        """The report of an input that ends without an answer."""
-        return Unfinished(max(self.cursor, self.reached), self.weight)
-
     def attempts(self) -> int:
         """The number of failures that this input may have caused.
 
@@ -130,13 +125,10 @@ class StageQueues:
         seconds: dict[Group, float] = {}
         for stage in stages:
             group = self._groups[stage.group]
-            seconds[group] = seconds.get(group, 0.0) + self._share_reaching(stage) * stage.seconds_per_weight
+            # The share of this stage's inputs that get there; all, if the plan expected none even here.
+            share = min(1.0, stage.survival / survival) if (survival := self.stage.survival) > 0 else 1.0
+            seconds[group] = seconds.get(group, 0.0) + share * stage.seconds_per_weight
         return tuple(seconds.items())
-
-    def _share_reaching(self, later: Stage) -> float:
-        """The share of this stage's inputs that get to a later one; all, if the plan expected none even here."""
-        survival = self.stage.survival
-        return min(1.0, later.survival / survival) if survival > 0 else 1.0
 
 
 class Queue:
@@ -146,20 +138,17 @@ class Queue:
         self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
         self.size = self.weight = 0  # the number and the weight of tickets that have not ended
         self.goes_first = cursor < owner.until < owner.route.num_blocks
-        self.remaining_s = owner.route.remaining_s(cursor)
+        self.remaining_s = owner.route.remaining_s[cursor]
         if self.goes_first:  # it also waits for launches of later levels at the replica: one that runs, one that waits
             self.remaining_s *= 2
         self._tickets: list[Ticket] = []
-        self._costs, self._costs_after_launch = owner.costs(cursor)
+        # The cost for each group of a weight of 1 that waits here.
+        self.costs, self._costs_after_launch = owner.costs(cursor)
 
     @property
     def is_gone(self) -> bool:
         """Whether the replica that keeps its inputs has gone."""
         return self.keeper is not None and self.owner.group.members.get(self.keeper.name) is not self.keeper
-
-    def costs_s(self, weight: int) -> dict[Group, float]:
-        """The cost for each group of inputs of this weight that wait here."""
-        return {group: weight * seconds for group, seconds in self._costs}
 
     def add(self, ticket: Ticket) -> None:
         tickets = self._tickets
@@ -171,7 +160,7 @@ class Queue:
         self.size += 1
         self.weight += weight
         self.owner.waiting += weight
-        for group, seconds in self._costs:
+        for group, seconds in self.costs:
             group.owed_s += weight * seconds
 
     def add_all(self, tickets: list[Ticket]) -> None:
@@ -258,7 +247,7 @@ class Queue:
         self.size += inputs
         self.weight += weight
         self.owner.waiting += weight
-        for group, seconds in self._costs:
+        for group, seconds in self.costs:
             group.owed_s += weight * seconds
 
     def weigh(self, tickets: Sequence[Ticket]) -> int:
@@ -285,12 +274,6 @@ def choose(
         return None
     _, _, queue, replica = min(choices) if len(choices) > 1 else choices[0]
     return queue, replica
-
-
-def form_batch(queue: Queue, now_s: float) -> tuple[list[Ticket], list[Ticket]]:
-    """Take a batch, the earliest deadlines first. Also take the tickets that even a launch of their own would miss."""
-    late = queue.take_late(now_s)
-    return queue.take(queue.stage.room), late
 
 
 def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_s: float) -> Replica | None:

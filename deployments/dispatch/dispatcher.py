@@ -12,7 +12,7 @@ from math import inf
 
 from isobatch.deployments.dispatch.admission import Admission, soonest
 from isobatch.deployments.dispatch.audits import Audits
-from isobatch.deployments.dispatch.batching import Queue, Ticket, choose, form_batch
+from isobatch.deployments.dispatch.batching import Queue, Ticket, choose
 from isobatch.deployments.dispatch.groups import Group, Replica
 from isobatch.deployments.dispatch.lanes import ExpectedTimes, Lane
 from isobatch.deployments.dispatch.messages import (
@@ -28,7 +28,6 @@ from isobatch.deployments.dispatch.messages import (
     RowKind,
     Unfinished,
 )
-from isobatch.deployments.dispatch.pending_launches import PendingLaunch, PendingLaunches
 from isobatch.deployments.dispatch.route import Route
 
 
@@ -51,10 +50,10 @@ class Dispatcher:
         self._groups: dict[str, Group] = {}
         self._lanes = self._open = list[Lane]()
         self.inside = 0  # admitted inputs that have not ended
-        self._launches = PendingLaunches()
+        self._launches: dict[int, Launch] = {}  # that have not come back
         self._admission = Admission()
         self._endings: list[Ending] = []
-        self._ticket_ids = count()
+        self._ticket_ids, self._launch_ids = count(), count()
         self._ticked_s = 0.0  # when `tick` last looked for launches
         self._next_deadline_s = inf  # no waiting input has an earlier deadline
         self._nearly_idle_at_s = inf  # inputs wait for a replica that will be nearly idle then
@@ -126,10 +125,9 @@ class Dispatcher:
             for group, stages in lane.by_group:
                 while choice := choose(group, stages, lane.kept_queues, now_s):
                     queue, replica = choice
-                    tickets, late = form_batch(queue, now_s)
-                    if late:
+                    if late := queue.take_late(now_s):
                         self._end_late(late)
-                    if tickets:
+                    if tickets := queue.take(queue.stage.room):
                         launches.append(self._launch(lane, queue, replica, tickets, now_s))
                 if group.early_s and any(queue.size for stage in stages for queue in stage.shared.values()):
                     self._nearly_idle_at_s = min(self._nearly_idle_at_s, group.nearly_idle_at_s(now_s))
@@ -142,7 +140,10 @@ class Dispatcher:
         if owed and self._audits.waiting:
             tickets = tickets + self._audits.take_joining(queue, owed)
         kinds = self._audits.kinds(tickets, crowded=queue.size > 0 or bool(replica.pending_s))
-        return self._launches.begin(lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
+        number = next(self._launch_ids)
+        launch = Launch.begin(number, lane, queue, replica, tickets, owed, kinds, now_s, self.limits)
+        self._launches[number] = launch
+        return launch
 
     def released(
         self, launch_id: int, now_s: float, rows: Sequence[int], blocks: Sequence[int], labels: Sequence[object] = ()
@@ -152,21 +153,21 @@ class Dispatcher:
         Returns the rows that had no answer before. `labels` are needed only for launches with `kinds`. Without `rows`,
         `blocks` only tell how far the launch has run.
         """
-        pending = self._launches[launch_id]
+        launch = self._launches[launch_id]
         if blocks:
-            pending.ran_to(max(blocks) + 1)
+            launch.runs_to(max(blocks) + 1)
         if not rows:
             return rows
-        if pending.owed and (sample := pending.sample_row) in rows:
-            pending.compare(blocks[rows.index(sample)], now_s)
-        tickets = pending.launch.tickets
+        if launch.owed and (sample := launch.sample_row) in rows:
+            launch.compare(blocks[rows.index(sample)], now_s)
+        tickets = launch.tickets
         fresh = [row for row in rows if not tickets[row].ended]
-        self._close_risk([tickets[row] for row in fresh], now_s if pending.queue.owner.is_promised else -inf)
-        if pending.launch.kinds:
+        self._close_risk([tickets[row] for row in fresh], now_s if launch.queue.owner.is_promised else -inf)
+        if launch.kinds:
             for row, block, label in zip(rows, blocks, labels, strict=True):
-                self._audits.record(tickets[row], block, label, pending.launch, pending.queue.stage)
+                self._audits.record(tickets[row], block, label, launch)
         self._end([tickets[row] for row in fresh], Outcome.ANSWERED)
-        return fresh if pending.launch.kinds else rows
+        return fresh if launch.kinds else rows
 
     def completed(
         self, launch_id: int, now_s: float, survivors: Mapping[int, Place], stop: int | None = None
@@ -176,22 +177,26 @@ class Dispatcher:
         Survivors stand before block `stop`, by default the end of the launch. Returns the seconds since the launch
         before it came back, if this one waited for it. None where fronts share replicas, as others launch there too.
         """
-        pending, self._nothing_to_launch = self._launches.end(launch_id, now_s), False
-        followed_s = pending.replica.followed_s(pending.started_s, now_s) if self.limits.share == 1.0 else None
-        self._complete(pending, now_s, survivors, stop)
+        launch = self._come_back(launch_id, now_s)
+        followed_s = launch.runner.followed_s(launch.started_s, now_s) if self.limits.share == 1.0 else None
+        self._complete(launch, now_s, survivors, launch.stop if stop is None else stop)
         return followed_s
 
-    def _complete(self, pending: PendingLaunch, now_s: float, survivors: Mapping[int, Place], stop: int | None) -> None:
-        launch, tickets = pending.launch, pending.launch.tickets
-        stop = launch.stop if stop is None else stop
+    def _come_back(self, launch_id: int, now_s: float) -> Launch:
+        launch, self._nothing_to_launch = self._launches.pop(launch_id), False
+        launch.end(now_s)
+        return launch
+
+    def _complete(self, launch: Launch, now_s: float, survivors: Mapping[int, Place], stop: int) -> None:
+        tickets = launch.tickets
         if survivors:
-            pending.ran_to(stop)
-        pending.judge(now_s)
-        if pending.owed:
-            self._audits.earn(pending.planned_s)
-            pending.compare(stop - 1, now_s)
+            launch.runs_to(stop)
+        launch.judge(now_s)
+        if launch.owed:
+            self._audits.earn(launch.planned_s)
+            launch.compare(stop - 1, now_s)
             answered = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
-            self._close_risk(answered, now_s if pending.queue.owner.is_promised else -inf)
+            self._close_risk(answered, now_s if launch.queue.owner.is_promised else -inf)
         if survivors and stop >= self.route.num_blocks:
             raise ValueError(f"launch {launch.id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
@@ -202,9 +207,9 @@ class Dispatcher:
             ticket = tickets[row]
             ticket.place, ticket.cursor, ticket.retries, ticket.kept_by = place, stop, 0, kept_by
         staying = [tickets[row] for row in survivors]
-        self._wait(staying, pending.lane)
-        if launch.kinds and pending.lane in self._lanes:
-            self._audits.wait(pending.lane, [ticket for ticket in staying if ticket.early_answer], now_s)
+        self._wait(staying, launch.lane)
+        if launch.kinds and launch.lane in self._lanes:
+            self._audits.wait(launch.lane, [ticket for ticket in staying if ticket.early_answer], now_s)
 
     def failed(
         self, launch_id: int, now_s: float, reason: str, fault: Fault = Fault.NETWORK, *, lost: bool = False
@@ -216,18 +221,16 @@ class Dispatcher:
 
         If shadows were in the launch, they may be the cause, so its inputs first try again without any audit.
         """
-        pending, self._nothing_to_launch = self._launches.end(launch_id, now_s), False
+        launch = self._come_back(launch_id, now_s)
         if fault is not Fault.STATE:
-            pending.queue.owner.group.distrust(pending.replica, now_s)
-        tickets = pending.launch.tickets
-        blames_shadows = (
-            bool(pending.launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
-        )
-        again = lost or (not blames_shadows and (fault is Fault.STATE or pending.queue.keeper is not None))
+            launch.queue.owner.group.distrust(launch.runner, now_s)
+        tickets = launch.tickets
+        blames_shadows = bool(launch.kinds) and self._audits.stop_auditing(tickets) and fault is not Fault.REPLICA
+        again = lost or (not blames_shadows and (fault is Fault.STATE or launch.queue.keeper is not None))
         for ticket in tickets:
-            ticket.reach(pending.stop)
+            ticket.reach(launch.ran_to)
             if fault is Fault.REPLICA:
-                ticket.ended_with |= {pending.replica.name}
+                ticket.ended_with |= {launch.replica}
             elif not blames_shadows:
                 ticket.retries += 1
                 ticket.restarts += again
@@ -235,14 +238,14 @@ class Dispatcher:
                 ticket.begin_again()
         given_up = [ticket for ticket in tickets if ticket.attempts() > self.limits.retries]
         self._end(given_up, Outcome.FAILED, reason, fault)
-        self._wait(tickets, pending.lane)
+        self._wait(tickets, launch.lane)
 
     def abandon(self, ticket: Ticket) -> None:
         """No client waits for this input any more. A launch that holds it runs on, without a further stage for it."""
         if ticket.ended:
             return
         if ticket.queue is None:
-            ticket.reach(self._launches.reached(ticket))
+            ticket.reach(next((each.ran_to for each in self._launches.values() if ticket in each.tickets), 0))
         self._close_risk([ticket], -inf)
         self._end([ticket], Outcome.ABANDONED)
 
@@ -381,7 +384,7 @@ class Dispatcher:
                 ticket.ended = True
                 ended.append(ticket)
                 if not is_answer and ticket.kind is not RowKind.FULL:
-                    unfinished.append(ticket.unfinished)
+                    unfinished.append(Unfinished(max(ticket.cursor, ticket.reached), ticket.weight))
                 if ticket.queue is not None:
                     ticket.queue.forget(ticket)
                 if ticket.early_answer is None:  # a shadow still needs its state

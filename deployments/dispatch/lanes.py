@@ -216,10 +216,6 @@ class Lane:
         half = next(number for number, unanswered in enumerate(self.estimates.unanswered) if unanswered <= 0.5)
         return self.alone_until_s(weight)[half]
 
-    def alone_end_s(self, weight: int) -> float:
-        """The planned time until the end of the lane, for an input that leaves at no ramp and meets no others."""
-        return self.alone_until_s(weight)[-1]
-
     def alone_until_s(self, weight: int, slow: bool = False) -> list[float]:
         """The planned time until each exit point, for an input that meets no others; `slow`: the measured time."""
         ends_s, at_s = list[float](), 0.0
@@ -235,7 +231,7 @@ class Lane:
         planned, the table would admit inputs that expire half-way. `more`: the weight of the request's inputs that are
         admitted before it.
         """
-        costs = self.entry.costs_s(more) if more else {}
+        costs = {group: more * seconds for group, seconds in self.entry.costs} if more else {}
         at_s = full_launch_s = 0.0
         ends_s = list[float]()
         for queues in self.promised:
@@ -286,7 +282,7 @@ class Lane:
 
     def queue(self, cursor: int, kept_by: str | None) -> Queue:
         """The queue before a block, of inputs that any replica can have or that the replica `kept_by` keeps."""
-        stage = self.stages[self.route.number_at(cursor)]
+        stage = self.stages[self.route.numbers[cursor]]
         keeper = stage.group.members.get(kept_by) if stage.stage.local and kept_by is not None else None
         if keeper is not None:
             keeper.keeps_inputs = True

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from isobatch.profiles.model import OpenRamps
 
 if TYPE_CHECKING:
-    from isobatch.deployments.dispatch.batching import Ticket
+    from isobatch.deployments.dispatch.batching import Queue, Ticket
+    from isobatch.deployments.dispatch.groups import Replica
+    from isobatch.deployments.dispatch.lanes import ExpectedTimes, Lane
 
 # The default of `Limits.early_s` where orders cross sockets: about the time from the end of a launch until the replica
 # has its next order.
@@ -125,7 +127,8 @@ class Audit(NamedTuple):
     agrees: bool
 
 
-class Launch(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Launch:
     """One batch for one replica: merge these places, then run the blocks `cursor..stop` with these ramps.
 
     `keep`: the survivors go on on the same replica, so they should stay there. `weight` is the sum of `weights`, and
@@ -141,14 +144,46 @@ class Launch(NamedTuple):
     ramps: OpenRamps
     tickets: "tuple[Ticket, ...]"
     places: tuple[Place, ...]
-    keep: bool = False
-    room: int = 0
-    group: str = ""
-    weight: int = 0
-    length: int | None = None
-    weights: tuple[int, ...] = ()
-    kinds: bytes = b""
-    timeout_s: float = inf
+    keep: bool
+    room: int
+    group: str
+    weight: int
+    length: int | None
+    weights: tuple[int, ...]
+    kinds: bytes
+    timeout_s: float
+    # Only the dispatcher reads what follows.
+    lane: "Lane"
+    queue: "Queue"  # its inputs were taken from here
+    runner: "Replica"
+    started_s: float
+    planned_s: float
+    owed: int  # the weight of its inputs, without shadows
+    ran_to: int = 0  # the block up to which it is known to have run
+    compared: bool = False  # the delay of its sample row was learned
+
+    @classmethod
+    def begin(
+        cls, id: int, lane: "Lane", queue: "Queue", replica: "Replica", tickets: "list[Ticket]", owed: int,
+        kinds: bytes, now_s: float, limits: Limits,
+    ) -> "Launch":  # fmt: skip
+        """Launch these inputs, and count the load of the replica and the work that the queue still owes."""
+        stage, group = queue.stage, queue.owner.group
+        weights = () if stage.length is None else tuple([ticket.weight for ticket in tickets])
+        weight = len(tickets) if stage.length is None else sum(weights)
+        planned_s, timeout_s = stage.seconds(weight), inf
+        ends_s = group.begin(replica, planned_s, now_s)
+        if planned_s:
+            usual_s = limits.stuck_factor * max(1.0, group.slowdown) * (ends_s - now_s)
+            first_s = 0.0 if replica.launches else limits.first_launch_s
+            timeout_s = max(limits.stuck_after_s, usual_s) + first_s
+        queue.launched(owed)
+        queue.owner.launches(weight)
+        return cls(
+            id, replica.name, queue.cursor, stage.stop, lane.route.ramps, tuple(tickets),
+            tuple([ticket.place for ticket in tickets]), queue.owner.keep, stage.room, stage.group, weight,
+            stage.length, weights, kinds, timeout_s, lane, queue, replica, now_s, planned_s, owed,
+        )  # fmt: skip
 
     @property
     def shadows(self) -> int:
@@ -163,3 +198,33 @@ class Launch(NamedTuple):
     def size(self) -> int:
         """The number of inputs; where inputs have lengths, the number of planned inputs that weigh the same."""
         return len(self.tickets) if self.length is None else max(1, round(self.weight / self.length))
+
+    @property
+    def sample_row(self) -> int:
+        """The row whose delay is learned: launches take turns, so that all rows are sampled equally often."""
+        return self.id % (len(self.tickets) - self.shadows)
+
+    def runs_to(self, stop: int) -> None:
+        """Note that it has run at least up to this block."""
+        self.ran_to = max(self.ran_to, stop)
+
+    def compare(self, block: int, now_s: float) -> None:
+        """Learn the delay of the sample row, which left or stays behind this block. Only the first call counts."""
+        expected: ExpectedTimes | None = self.tickets[self.sample_row].expected
+        if not self.compared and expected and expected.estimates is self.lane.estimates:
+            self.compared = True
+            number = expected.estimates.exit_at(block)
+            if number is not None:
+                expected.learn(number, now_s)
+
+    def end(self, now_s: float) -> None:
+        """It is over, whether it failed or not."""
+        self.queue.launched(-self.owed)
+        self.queue.owner.group.end(self.runner, now_s)
+
+    def judge(self, now_s: float) -> None:
+        """Learn its replica's speed: it came back now, after it had run as far as its last input needed."""
+        stage, planned_s = self.queue.stage, self.planned_s
+        if self.cursor == stage.start:  # not so for inputs of an earlier plan, which stood inside the stage
+            planned_s = stage.until_s(self.weight)[stage.exit_at((self.ran_to or self.stop) - 1)]
+        self.queue.owner.group.judge(self.runner, self.started_s, planned_s, now_s)

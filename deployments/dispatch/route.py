@@ -176,29 +176,23 @@ class Route:
     def num_blocks(self) -> int:
         return self.stages[-1].stop
 
-    def number_at(self, block: int) -> int:
-        """The index of the stage that holds this block. After a change of plans, inputs may stand inside a stage."""
-        return self._by_block[block]
-
     def onward(self, block: int) -> Sequence[Stage]:
         """The stage that holds this block, and all after it."""
         return [stage for stage in self.stages if stage.stop > block]
 
     def keeps(self, stage: Stage) -> bool:
         """Whether the survivors of this stage go on on the same replica."""
-        after = self.stages[self.number_at(stage.stop)] if stage.stop < self.num_blocks else None
+        after = self.stages[self.numbers[stage.stop]] if stage.stop < self.num_blocks else None
         return after is not None and after.local and after.group == stage.group
 
-    def remaining_s(self, block: int) -> float:
-        """The planned time of full batches from the stage of this block to the end."""
-        return self._remaining_s[block]
-
     @cached_property
-    def _by_block(self) -> tuple[int, ...]:
+    def numbers(self) -> tuple[int, ...]:
+        """The index of the stage of each block. After a change of plans, inputs may stand inside a stage."""
         return tuple(number for number, stage in enumerate(self.stages) for _ in range(stage.start, stage.stop))
 
     @cached_property
-    def _remaining_s(self) -> tuple[float, ...]:
+    def remaining_s(self) -> tuple[float, ...]:
+        """The planned time of full batches from the stage of each block to the end."""
         return tuple(sum(stage.launch_s[-1] for stage in self.onward(block)) for block in range(self.num_blocks))
 
 

@@ -1,24 +1,38 @@
 """The HTTP application of a front, for every network: the guard, errors, health, counts, and the page of its paths."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.front import shortcut
 from isobatch.deployments.front.answers import RefusedError, shown
-from isobatch.deployments.front.headers import OPEN_PATHS, path_below
-from isobatch.deployments.front.openapi import DocumentedApi, documented, in_json, refusal_headers
+from isobatch.deployments.front.bodies import ARRIVING
+from isobatch.deployments.front.headers import (
+    DEADLINE_HEADER,
+    FULL,
+    NO_KEY,
+    OPEN_PATHS,
+    host_refusal,
+    is_shown,
+    page_refusal,
+    path_below,
+)
+from isobatch.deployments.front.openapi import corrected, documented, in_json, refusal_headers
 from isobatch.deployments.front.page import explain, files
-from isobatch.deployments.front.schemas import Alive, Ready
-from isobatch.deployments.front.served import GuardedNetwork
+from isobatch.deployments.front.proxy import Burden, ProxyLimit, WatchedProxies, servers_at
+from isobatch.deployments.front.schemas import Alive, Ready, StatsBody
+from isobatch.deployments.ray_settings import haproxy_socket
+from isobatch.deployments.tracing import PARENT
 
 log = logging.getLogger(__name__)
 
@@ -27,36 +41,86 @@ try:
 except PackageNotFoundError:  # a checkout that was copied to a node, and not installed there
     VERSION = "unknown"
 _VERSION_HEADER = b"x-isobatch-version", VERSION.encode()
+_CORS: dict[str, Any] = {
+    "allow_methods": ("GET", "POST"),
+    "allow_headers": ("Authorization", "Content-Type", "X-API-Key", DEADLINE_HEADER, FULL.decode(), PARENT),
+    "expose_headers": ("Retry-After", PARENT),
+}
+
+
+class GuardedNetwork(Protocol):
+    """The network behind a front, as HTTP, gRPC and their limits know it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> ServedConfig: ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The key that requests must show, if there is one."""
+
+    @property
+    def most_calls(self) -> int:
+        """The most gRPC calls at once: more than are admitted, since refusals have reasons."""
+
+    async def missing(self) -> list[str]:
+        """The parts of the network that have no replica now."""
+
+    async def stats(self) -> dict[str, Any]:
+        """The content of /stats."""
+
+    def burden(self) -> Burden:
+        """The load of this front, for the limits of the proxies before it."""
+
+    @property
+    def proxies(self) -> WatchedProxies: ...
 
 
 def _plain(refused: RefusedError) -> dict[str, Any]:
     return {"error": refused.sentence}
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """What the paths of one kind of network differ in."""
+class Api(FastAPI):
+    """FastAPI behind the guard of all our interfaces. Every exception becomes a response with one sentence in JSON.
 
-    stats: type[BaseModel]  # the schema of /stats
-    hint: str  # for a request of an unknown path: the path that answers
-    documented: Callable[..., dict[str, Any]] = documented
-    error: Callable[[RefusedError], Any] = _plain  # the JSON of an error
-
-
-class Api(DocumentedApi):
-    """FastAPI describes all paths, and answers all but those in `direct`, which are answered faster.
-
-    Every exception becomes a response with one sentence in JSON.
+    A subclass says what is different in its interface.
     """
 
-    dialect: Dialect
-    direct: Mapping[str, ASGIApp] = {}  # what answers POST, by path
+    stats: type[BaseModel] = StatsBody  # the schema of /stats
+    hint = "POST /predict answers"  # for a request of an unknown path
+    documented: Callable[..., dict[str, Any]] = staticmethod(documented)
+    error: Callable[[RefusedError], Any] = staticmethod(_plain)  # the JSON of an error
+
+    key: bytes | None = None
+    pages: tuple[str, ...] = ()  # the origins of other servers whose pages may send requests
+    hosts: tuple[str, ...] = ()  # names of this server that are not local
+    open_paths: Collection[str] = OPEN_PATHS  # that are answered without the key
+    direct: Mapping[str, ASGIApp] = {}  # what answers POST without FastAPI, which would be slower, by path
+    _with_cors: ASGIApp | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(docs_url=None, redoc_url=None, **options)  # those pages load scripts from other servers
+        self.add_exception_handler(RefusedError, lambda _, refused: self.refused(refused))
+        self.add_exception_handler(Exception, lambda _, error: self.failed(error))
+        explain(self)
+
+    def allow(self, pages: tuple[str, ...]) -> None:
+        """Let browsers send requests from these pages of other servers."""
+        self.pages = pages
+        self._with_cors = CORSMiddleware(self._handle, allow_origins=pages, **_CORS) if pages else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._with_cors or self._handle)(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await super()._handle(scope, receive, send)
+            return await super().__call__(scope, receive, send)
         reply = _Reply(send, scope["method"] == "HEAD")
         try:
+            if refused := self.refusal(scope):
+                raise refused
             await self._answer(scope, receive, reply)
         except RefusedError as refused:
             await reply.instead(self.refused(refused), scope, receive)
@@ -64,18 +128,25 @@ class Api(DocumentedApi):
             log.exception("%s %s failed", scope["method"], scope["path"])
             await reply.instead(self.failed(error), scope, receive)
 
+    def refusal(self, scope: Scope) -> RefusedError | None:
+        """The refusal of a request without the key, or, where no key is needed, for another host or from its page."""
+        headers, path = scope["headers"], path_below(scope)
+        if self.key:
+            return None if path in self.open_paths or is_shown(self.key, headers) else RefusedError(401, NO_KEY)
+        reason = None if path in OPEN_PATHS else host_refusal(headers, self.hosts)
+        if not reason and scope["method"] == "POST":
+            reason = page_refusal(headers, self.pages)
+        return RefusedError(403, reason) if reason else None
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if refused := self.refusal(scope):
-            raise refused
         if scope["method"] == "POST" and (answers := self.direct.get(path_below(scope))):
             await answers(scope, receive, send)
-        elif scope["method"] == "HEAD":
-            await super()._handle({**scope, "method": "GET"}, receive, send)
         else:
-            await super()._handle(scope, receive, send)
+            scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await super().__call__(scope, receive, send)
 
     def refused(self, refused: RefusedError) -> Response:
-        write = refused.write or self.dialect.error
+        write = refused.write or self.error
         return JSONResponse(write(refused), refused.status, refusal_headers(refused))
 
     def failed(self, error: Exception) -> Response:
@@ -83,8 +154,13 @@ class Api(DocumentedApi):
 
     def no_such_path(self, request: Request, error: HTTPException) -> Response:
         name = f"{request.method} {shown(request.url.path)}"
-        refused = RefusedError(error.status_code, f"{name}: {error.detail}; {self.dialect.hint}, /docs explains")
-        return JSONResponse(self.dialect.error(refused), refused.status, error.headers)
+        refused = RefusedError(error.status_code, f"{name}: {error.detail}; {self.hint}, /docs explains")
+        return JSONResponse(self.error(refused), refused.status, error.headers)
+
+    def openapi(self) -> dict[str, Any]:
+        if not self.openapi_schema:
+            self.openapi_schema = corrected(super().openapi(), needs_key=bool(self.key))
+        return self.openapi_schema
 
 
 AnyApi = TypeVar("AnyApi", bound=Api)
@@ -112,11 +188,7 @@ class _Reply:
 
 
 def api_of(
-    served: GuardedNetwork,
-    about: str,
-    dialect: Dialect,
-    life: Callable[[], AbstractAsyncContextManager[None]],
-    kind: type[AnyApi],
+    served: GuardedNetwork, about: str, life: Callable[[], AbstractAsyncContextManager[None]], kind: type[AnyApi]
 ) -> AnyApi:
     """The application of a served network, without the paths that compute. `life` lasts as long as it does."""
 
@@ -126,29 +198,34 @@ def api_of(
             yield
 
     api = kind(title="isobatch", description=f"{about}: {served.name}", lifespan=lifespan)
-    api.dialect, api.key, api.open_paths = dialect, served.key, OPEN_PATHS | files().keys()
-    api.hosts = served.config.allowed_hosts
+    api.key, api.open_paths, api.hosts = served.key, OPEN_PATHS | files().keys(), served.config.allowed_hosts
     api.allow(served.config.allowed_origins)
-    api.add_exception_handler(RefusedError, lambda _, refused: api.refused(refused))
     api.add_exception_handler(HTTPException, lambda request, error: api.no_such_path(request, error))
-    api.add_exception_handler(Exception, lambda _, error: api.failed(error))
-    explain(api)
 
-    @api.get("/healthz", **dialect.documented(Alive))
+    @api.get("/healthz", **api.documented(Alive))
     async def healthz() -> dict[str, str]:
         """The server is alive."""
         return {"status": "ok"}
 
-    @api.get("/readyz", **dialect.documented(Ready, 503))
+    @api.get("/readyz", **api.documented(Ready, 503))
     async def readyz() -> dict[str, str]:
         """The network is loaded, and every part of it has a replica."""
         if missing := await served.missing():
             raise RefusedError(503, f"no replica of {', '.join(missing)} is running", retry_after_s=1)
         return {"status": "ready", "model": served.name}
 
-    @api.get("/stats", **dialect.documented(dialect.stats, 401, 500))
+    @api.get("/stats", **api.documented(api.stats, 401, 500))
     async def stats() -> Response:
         """The counts of all fronts together, since the start."""
         return in_json({"version": VERSION} | await served.stats())
 
     return api
+
+
+def limit_http(served: GuardedNetwork, slo_ms: float | None = None) -> None:
+    """Let Serve's HAProxy, if there is one, refuse requests beyond a limit that follows the load of this front."""
+    if socket := haproxy_socket():
+        limit = ProxyLimit(socket, served.burden, lambda: servers_at(socket, shortcut.port), slo_ms)
+        ARRIVING.places = lambda: limit.value
+        limit.start()
+        served.proxies.watch(limit)

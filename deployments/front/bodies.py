@@ -1,4 +1,4 @@
-"""The limits of a request's body, for all protocols: its size and its time.
+"""The body of a request, for all protocols: the limits of its size and its time, and what it holds.
 
 The sizes that a request claims are checked before any memory of that size is allocated.
 """
@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
+from pydantic import BaseModel, ValidationError
 from starlette.types import Receive
 
 from isobatch.deployments.front.answers import RefusedError, shown
+from isobatch.profiles.errors import first_wrong
 
 # The time to read a body, over HTTP or gRPC: it has a place in the proxy meanwhile.
 READ_WITHIN_S = 30.0
@@ -36,6 +38,11 @@ MOST_NAMED = 64
 _SHOWN_BYTES = 20  # of a wrong body, in the error
 # Digits of a size. No real size has more, and Python refuses to read numbers with thousands of digits.
 _LONGEST_NUMBER = 18
+_FORM = b"multipart/form-data"
+_BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
+_NAME = re.compile(rb'\bname="([^"]*)"', re.IGNORECASE)
+_FILE = re.compile(rb"\bfilename=|^content-type: *image/", re.IGNORECASE | re.MULTILINE)
+_FIELDS = (b"scores", b"top_k")  # of a request, which a form may hold beside the pictures
 # The `wbits` of zlib that detect both formats.
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
 
@@ -71,16 +78,15 @@ class ArrivingBodies:
     An honest client sends as fast as its network. So clients that send slowly to keep many places lose these places.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.places: Callable[[], int] = lambda: 2 * MOST_ARRIVING  # in the proxy before this process
-        self._clock = clock
         self._bodies: set[ArrivingBody] = set()
         self._size = 0  # bytes
         self._looks_again = False
 
     def body(self) -> "ArrivingBody":
         """A body that begins to arrive; the code that awaits it runs in its context."""
-        return ArrivingBody(self, self._clock())
+        return ArrivingBody(self, time.monotonic())
 
     def add(self, body: "ArrivingBody") -> None:
         self._bodies.add(body)
@@ -97,7 +103,7 @@ class ArrivingBodies:
             self._size -= body.size
 
     def _make_room(self) -> None:
-        now_s, most = self._clock(), min(MOST_ARRIVING, max(LEAST_ARRIVING, self.places() // 2))
+        now_s, most = time.monotonic(), min(MOST_ARRIVING, max(LEAST_ARRIVING, self.places() // 2))
         while len(self._bodies) > most or (self._size > MOST_ARRIVING_BYTES and len(self._bodies) > 1):
             slowest = min(self._bodies, key=lambda body: body.pace(now_s))
             if (left_s := slowest.begun_s + JUDGED_AFTER_S - now_s) > 0:
@@ -215,12 +221,25 @@ def number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER else None
 
 
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], content: object, status: int = 400) -> Model:
+    """The content of a body as a `model`; raises a `RefusedError` that names the first wrong value."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        wrong = first_wrong(error)
+        place = f"{wrong.place} = {shown(wrong.value)}: " if wrong.place else "the body: "
+        raise RefusedError(status, f"{place}{wrong.reason}") from error
+
+
 def json_in(body: bytes) -> object:
     """
     >>> json_in(b'{"inputs": "a text"}')
     {'inputs': 'a text'}
     """
-    gc.disable()  # millions of lists would start the collector again and again: ten times the cost of decoding
+    gc.disable()  # millions of lists would start the collector again and again: ten times the cost of reading them
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:
@@ -230,7 +249,7 @@ def json_in(body: bytes) -> object:
 
 
 def _near(body: bytes, sentence: str) -> str:
-    """The text at the byte that the decoder's sentence names.
+    """The text at the byte that the reader's sentence names.
 
     >>> _near(b'{"inputs": NaN}', "invalid character (byte 11)")
     ", before 'NaN}'"
@@ -240,3 +259,36 @@ def _near(body: bytes, sentence: str) -> str:
 
 
 _decode = msgspec.json.Decoder().decode  # accepts no NaN and no Infinity, and needs a quarter of json's time
+
+
+def content_of(headers: Mapping[bytes, bytes], body: bytes) -> object:
+    """What a request holds: JSON, or pictures as its `inputs`.
+
+    >>> content_of({b"content-type": b"image/png"}, b"...")
+    {'inputs': b'...'}
+    """
+    kind = headers.get(b"content-type", b"")
+    if kind.startswith(b"image/"):
+        return {"inputs": body}
+    return _form_in(kind, body) if kind.lower().startswith(_FORM) else json_in(body)
+
+
+def _form_in(kind: bytes, body: bytes) -> dict[str, object]:
+    """The parts of a form: every file is an input, in order."""
+    boundary = _BOUNDARY.search(kind)
+    if not boundary:
+        raise RefusedError(400, "Content-Type is multipart/form-data without a boundary")
+    inputs, content = list[bytes](), dict[str, object]()
+    first, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary[1])
+    if not parts or first.strip() or parts[-1][:2] != b"--":
+        raise RefusedError(400, "the body is not a complete form: it does not end with its boundary")
+    for part in parts[:-1]:
+        head, _, value = part.partition(b"\r\n\r\n")
+        name = _NAME.search(head)
+        if _FILE.search(head):
+            inputs.append(value)
+        elif name and name[1] in _FIELDS:
+            content[name[1].decode()] = value.decode("latin-1") if value.isalpha() else json_in(value)
+        else:
+            raise RefusedError(400, "a part of the form is neither a file nor 'scores' or 'top_k'")
+    return {"inputs": inputs} | content

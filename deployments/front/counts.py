@@ -4,7 +4,8 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,11 @@ from isobatch.deployments.front.observed import NO_LAUNCH, LaunchShape, LaunchTi
 from isobatch.deployments.metrics import LATENCY_BOUNDS_MS
 from isobatch.profiles.agreement import WATCHED_S, Agreement, AuditedAnswers, PromiseWatch
 
+# Counts of inputs, and of their weight, that the controller reads as they are.
+_OBSERVED = (
+    "arrivals", "arrived_weight", "refused", "refused_weight", "in_time", "in_time_weight", "full", "full_weight",
+    "certain", "certain_weight",
+)  # fmt: skip
 OUTCOMES = ("answered", "refused", "failed", "abandoned")
 # Answers whose latencies are kept for percentiles.
 LATEST = 2000
@@ -27,20 +33,16 @@ BUSY_S = 10.0
 AUDIT_WINDOW_S = 5.0
 
 
-@dataclass
-class Launches:
+class Launches(NamedTuple):
     """The launches of one group from one block on: their number, inputs, weight and room."""
 
-    count: int = 0
+    number: int = 0
     inputs: int = 0
     weight: int = 0
     room: int = 0
 
-    def add(self, other: "Launches") -> None:
-        self.count += other.count
-        self.inputs += other.inputs
-        self.weight += other.weight
-        self.room += other.room
+    def plus(self, other: "Launches") -> "Launches":
+        return Launches(*map(add, self, other))
 
     @property
     def fill(self) -> float:
@@ -216,7 +218,7 @@ class Counts:
         self._audited_before, self._last_end_s = audits, at_s
 
     def launch_began(self, group: str, block: int, inputs: int, weight: int, room: int) -> None:
-        self.launches[group, block].add(Launches(1, inputs, weight, room))
+        self.launches[group, block] = self.launches[group, block].plus(Launches(1, inputs, weight, room))
 
     def launch_ended(
         self, replica: str, start: int, stop: int, size: int, seconds: float, followed_s: float | None = None
@@ -263,24 +265,15 @@ class Counts:
         return Observed(
             self._started_s,
             self._clock() - self._started_s,
-            self.arrivals,
-            self.in_time,
-            by_block(self.exits, self.full_exits),
-            dict(self._took),
-            latencies=Counter(self._latencies),
-            arrived_weight=self.arrived_weight,
-            in_time_weight=self.in_time_weight,
+            exits=by_block(self.exits, self.full_exits),
             exit_weights=by_block(self.exit_weights, self.full_exit_weights),
+            launches=dict(self._took),
+            latencies=Counter(self._latencies),
             audited=by_block(self.audited),
             missed=by_block(self.missed),
-            full=self.full,
-            full_weight=self.full_weight,
             unfinished=by_block(self.unfinished),
             unfinished_weights=by_block(self.unfinished_weights),
-            refused=self.refused,
-            refused_weight=self.refused_weight,
-            certain=self.certain,
-            certain_weight=self.certain_weight,
+            **{name: getattr(self, name) for name in _OBSERVED},
         )
 
     def agreement(self, num_blocks: int) -> Agreement | None:
@@ -312,27 +305,15 @@ class Counts:
 
     def add(self, other: "Counts") -> None:
         """Add the counts of another front."""
-        self.observations += other.observations
-        self.outcomes.update(other.outcomes)
-        self.exits.update(other.exits)
-        self.degraded.update(other.degraded)
-        self.exit_weights.update(other.exit_weights)
-        self.audited.update(other.audited)
-        self.missed.update(other.missed)
-        self.full_exits.update(other.full_exits)
-        self.certain += other.certain
-        self.certain_weight += other.certain_weight
-        self.arrived_weight += other.arrived_weight
-        self.in_time_weight += other.in_time_weight
-        self.survivor_bytes.update(other.survivor_bytes)
-        self.arrivals += other.arrivals
-        self.refused += other.refused
-        self.refused_weight += other.refused_weight
-        self.in_time += other.in_time
+        for name, own in vars(self).items():
+            if isinstance(own, Counter):
+                own.update(getattr(other, name))
+            elif isinstance(own, int):
+                setattr(self, name, own + getattr(other, name))
         self.buckets = [ours + theirs for ours, theirs in zip(self.buckets, other.buckets, strict=True)]
         self._latest_s.extend(other._latest_s)
         for key, launches in other.launches.items():
-            self.launches[key].add(launches)
+            self.launches[key] = self.launches[key].plus(launches)
         for name, seconds in other.seconds.items():
             self.seconds[name] += seconds
 

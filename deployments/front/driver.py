@@ -23,7 +23,7 @@ from isobatch.deployments.dispatch.messages import Ending, Fault, Launch, Outcom
 from isobatch.deployments.front.answers import Answer, RefusedError, Step
 from isobatch.deployments.front.counts import Counts
 from isobatch.deployments.front.load import FadingPeak
-from isobatch.deployments.front.proxy import Refusing
+from isobatch.deployments.front.proxy import WatchedProxies
 from isobatch.deployments.tracing import Span, current
 from isobatch.deployments.transport.holdings import Claim, LostError, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
@@ -39,15 +39,12 @@ READ_S = 0.05
 class Workers(Protocol):
     def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
         """Run one launch on one replica. If this raises, the launch has failed, and its inputs try again."""
-        ...
 
     def suspect(self, replica: str) -> None:
         """Check a replica whose launch takes far too long. Returns at once."""
-        ...
 
     def drop(self, address: str, key: str) -> None:
         """Let the holder drop the survivors with this key. Returns at once."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -67,8 +64,8 @@ class _Reply:
     def add_step(self, launch: Launch, started_s: float, computed_s: float, now_s: float, passes_ramp: bool) -> None:
         """The input took part in a launch. If its state was lost, it began again at block 0."""
         self.passed_ramp = passes_ramp or (self.passed_ramp and launch.cursor > 0)
-        waited_ms = 1e3 * (started_s - self.since_s)
-        self.steps.append(Step(launch.cursor, waited_ms, 1e3 * computed_s, len(launch.tickets)))
+        waited_ms, computed_ms = round(1e3 * (started_s - self.since_s), 3), round(1e3 * computed_s, 3)
+        self.steps.append(Step(launch.cursor, waited_ms, computed_ms, len(launch.tickets)))
         self.since_s = now_s
 
 
@@ -85,7 +82,7 @@ class Driver:
         self.dispatcher = dispatcher
         self.counts = counts or Counts()
         self.lag = FadingPeak()  # the time from a known answer until its request goes on: delays of the event loop
-        self._proxies = dict[Refusing, int]()  # the number of each proxy's refused requests that are counted
+        self.proxies = WatchedProxies()
         self._workers = workers
         self._clock = clock
         self._traced = False  # whether any request was traced
@@ -142,16 +139,10 @@ class Driver:
         reply.since_s = self._clock()  # until now it waited for the next level, which is no delay of the event loop
         reply.answer.set_result(replace(known, steps=tuple(reply.steps)))
 
-    def watch(self, proxy: Refusing) -> None:
-        """Count the requests that a proxy before this front refuses from now on."""
-        self._proxies[proxy] = proxy.refused
-
     def counted(self) -> Counts:
         """The counts, including the requests that proxies have refused."""
-        for proxy, counted in self._proxies.items():
-            self._proxies[proxy] = now = proxy.refused
-            if now > counted:
-                self.counts.refused_outside(now - counted)
+        if refused := self.proxies.new_refusals():
+            self.counts.refused_outside(refused)
         return self.counts
 
     def benched(self) -> list[str]:
@@ -253,9 +244,13 @@ class Driver:
     def _fail(self, launch: Launch, error: Exception) -> None:
         """Report a failed launch. If it hung, the holder of its survivors may hang, so they count as lost, too."""
         hung = isinstance(error, TimeoutError) and any(isinstance(place.payload, Claim) for place in launch.places)
-        reason = f"{type(error).__name__}: {error}"
+        fault, reason = Fault.NETWORK, f"{type(error).__name__}: {error}"
+        if isinstance(error, LostError):
+            fault = Fault.STATE
+        elif isinstance(error, ConnectionError | TimeoutError):
+            fault = Fault.REPLICA
         log.warning("a launch of %d inputs failed on replica %s: %s", len(launch.tickets), launch.replica, reason)
-        self.dispatcher.failed(launch.id, self._clock(), reason, _fault(error), lost=hung)
+        self.dispatcher.failed(launch.id, self._clock(), reason, fault, lost=hung)
 
     @asynccontextmanager
     async def _time_limit(self, launch: Launch) -> AsyncIterator[None]:
@@ -292,12 +287,13 @@ class Driver:
         exits, now_s, passes_ramp = departed.exits, self._clock(), _passes_ramp(launch)
         self.counts.end_windows(self.dispatcher.route)
         rows, blocks, answers = exits.rows.tolist(), exits.blocks.tolist(), exits.answers()
+        edges = self.dispatcher.route.edges
         for row, (label, score), block, logits in zip(rows, answers, blocks, exits.logits_by_input, strict=True):
             ticket = launch.tickets[row]
             reply: _Reply = ticket.reply
             if reply.answer.done():
                 continue
-            level = self._level(block)
+            level = bisect_right(edges, block) if edges else None  # of a cascade
             if departed.stays:
                 reply.known = Answer(label, score, block, (), level=level, degraded=True, logits=logits)
                 continue
@@ -309,11 +305,6 @@ class Driver:
         self.dispatcher.released(launch.id, now_s, () if departed.stays else rows, blocks, labels)
         for audit in self.dispatcher.audits() if launch.kinds else ():
             self.counts.audit_ended(audit.block, audit.agrees)
-
-    def _level(self, block: int) -> int | None:
-        """The level of a cascade that holds this block; None: the network is no cascade."""
-        edges = self.dispatcher.route.edges
-        return bisect_right(edges, block) if edges else None
 
     def _complete(self, launch: Launch, stayed: Stayed, started_s: float) -> None:
         """The launch ended; its survivors wait for the next one."""
@@ -378,19 +369,13 @@ def _failure(ending: Ending) -> str:
     return f"given up, since several replicas were lost while they ran this input; the last error: {ending.reason}"
 
 
-def _fault(error: Exception) -> Fault:
-    if isinstance(error, LostError):
-        return Fault.STATE
-    return Fault.REPLICA if isinstance(error, ConnectionError | TimeoutError) else Fault.NETWORK
-
-
 def parts_of(places: Sequence[Place]) -> tuple[Packed | Share, ...]:
     """The parts of an order. Neighbouring rows of the same batch are one part."""
-    runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.payload))]
-    return tuple(_part(run[0].payload, [place.row for place in run]) for run in runs)
-
-
-def _part(source: Packed | Claim, rows: list[int]) -> Packed | Share:
-    if isinstance(source, Claim):
-        return Share(source, np.array(rows))
-    return source if len(source) == 1 else take(source, np.array(rows))
+    parts = list[Packed | Share]()
+    for _, run in groupby(places, key=lambda place: id(place.payload)):
+        (source, *_), rows = zip(*run, strict=True)
+        if isinstance(source, Claim):
+            parts.append(Share(source, np.array(rows)))
+        else:
+            parts.append(source if len(source) == 1 else take(source, np.array(rows)))
+    return tuple(parts)

@@ -3,10 +3,11 @@
 The interface's description shows it, `isobatch serve` prints it, and `isobatch load` sends inputs of this shape.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from isobatch.deployments.demo import A_DIGIT
 from isobatch.deployments.folders import checkpoint_json
@@ -28,32 +29,20 @@ def example_of(model: str | Path | None) -> Example:
     """A text for a checkpoint with a vocabulary, a grey image for one with channels, a digit for the demo."""
     if model is None:
         return Example(list(map(list, A_DIGIT)), (len(A_DIGIT), len(A_DIGIT[0])))
-    folder = _checkpoint(Path(model))
+    folder = Path(model)
+    if is_cascade(folder):
+        folder /= read_levels(folder).levels[0].folder
     config = checkpoint_json(folder)
     if "vocab_size" in config:
         labels_words = any("TokenClassification" in name for name in config.get("architectures") or ())
         return Example("a text whose words are to be labelled" if labels_words else "a text to be classified")
     if "num_channels" not in config:
         return Example()
-    shape = _shape(config, checkpoint_json(folder, "preprocessor_config.json"))
-    return Example(_grey(shape), shape)
-
-
-def _shape(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> tuple[int, ...]:
-    """The size of the network's images, or the output size of its preprocessor."""
-    height, width = _sides(config.get("image_size")) or _preprocessed(preprocessor)
-    channels = config["num_channels"]
-    return (height, width) if channels == 1 else (height, width, channels)
-
-
-def _checkpoint(directory: Path) -> Path:
-    """The checkpoint's folder; of a cascade, that of its first level."""
-    return directory / read_levels(directory).levels[0].folder if is_cascade(directory) else directory
-
-
-def _preprocessed(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
+    preprocessor, channels = checkpoint_json(folder, "preprocessor_config.json"), config["num_channels"]
     cut = preprocessor.get("crop_size") if preprocessor.get("do_center_crop") else None
-    return _sides(cut) or _sides(preprocessor.get("size")) or (USUAL, USUAL)
+    sizes = map(_sides, (config.get("image_size"), cut, preprocessor.get("size")))
+    shape = *next(filter(None, sizes), (USUAL, USUAL)), *(() if channels == 1 else (channels,))
+    return Example(np.full(shape, 0.5).tolist(), shape)
 
 
 def _sides(size: Any) -> tuple[int, int] | None:
@@ -67,10 +56,3 @@ def _sides(size: Any) -> tuple[int, int] | None:
         case [int(height), int(width)] | {"height": int(height), "width": int(width)}:
             return height, width
     return None
-
-
-def _grey(shape: Sequence[int]) -> Any:
-    image: Any = 0.5
-    for length in reversed(shape):
-        image = [image] * length
-    return image

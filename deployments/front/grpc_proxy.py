@@ -2,7 +2,7 @@
 
 It listens for clients, and passes their calls on over a Unix socket. Inferences have as many places in the front as
 `ProxyLimit` allows; HAProxy refuses the others. Requests about the server have a few places of their own. Streams have
-others, since they stay open; the requests in them take places in the front (`places`). HAProxy lives exactly as long as
+others, since they stay open; the requests in them take places in the front (`Places`). HAProxy lives exactly as long as
 the front: it is restarted if it ends earlier, and the kernel kills it when the front's process ends.
 """
 
@@ -92,75 +92,6 @@ _ERRORS = {
     503: (14, _CROWDED),
     504: (14, _ENDED),
 }
-_CONFIGURATION = """# isobatch: complete, where the program is a script that edits what Serve writes
-global
-    nbthread 1
-    maxconn {connections}
-    stats socket {folder}/admin.sock mode 600 level admin
-    # Large windows, for large requests. Every answer fits, so no client blocks the answers of another.
-    tune.h2.fe.initial-window-size 1048576
-    tune.h2.be.initial-window-size 65535
-    tune.bufsize 73728
-    tune.h2.fe.max-concurrent-streams {calls}
-    tune.h2.be.max-concurrent-streams {calls_to_front}
-defaults
-    mode http
-    timeout connect 100
-    timeout http-request {request_s}s
-    timeout http-keep-alive {keep_alive_s}s
-    timeout client {idle_s}s
-    timeout server 24d
-    timeout queue {queued_ms}
-    option abortonclose
-    option clitcpka
-    http-reuse always
-{errors}
-frontend calls
-    bind {address} proto h2
-{clients}
-    acl infers path /{service}/ModelInfer
-    acl streams path /{service}/ModelStreamInfer
-    acl refused status ge 400
-    acl unavailable status 503
-    acl turned_to_front srv_id -m found
-    http-request del-header {started}
-    http-request del-header {timeout}
-    http-request set-header {started} t=%[date(0,us)] if infers
-    http-request set-header {timeout} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
-    http-request set-header {client} %[src] if streams
-    http-request track-sc1 src,ipmask(32,64) table streams if streams
-    http-request return status 503 if streams {{ sc1_conn_cur gt {streams_of_one} }}
-    http-request track-sc1 src,ipmask(32,64) table inferences if infers
-    http-request return status 503 if infers {{ sc1_conn_cur gt {calls_of_one} }}
-    http-request return status 503 if infers {{ avg_queue(inferences) gt {queued} }} {{ sc0_http_req_rate gt {queued} }}
-    http-request wait-for-body time {request_s}s if !streams  # before it takes a place
-    http-request return status 503 if infers {{ req.body_len gt {whole_bytes} }} {too_slow}
-    http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {question_bytes} }}
-    http-after-response set-header content-type application/grpc if refused
-    http-after-response set-header grpc-status 14 if unavailable
-    http-after-response set-header grpc-message "{crowded}" if unavailable
-    http-after-response set-header grpc-message "{gone}" if unavailable turned_to_front
-    http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
-    http-after-response set-status 200 if refused
-    use_backend {long} if infers {{ req.body_len gt {whole_bytes} }}
-    use_backend {few} if infers {asks_little}
-    use_backend inferences if infers
-    use_backend streams if streams
-    default_backend {questions}
-backend {few}
-    server front unix@{folder}/front.sock proto h2 maxconn {places}
-backend {long}
-    server front unix@{folder}/front.sock proto h2 maxconn {places}
-backend inferences
-    stick-table type ipv6 size 100k expire 60s store conn_cur
-    server front unix@{folder}/front.sock proto h2 maxconn {places}
-backend streams
-    stick-table type ipv6 size 100k expire 60s store conn_cur
-    server front unix@{folder}/front.sock proto h2 maxconn {streams}
-backend {questions}
-    timeout queue {questions_ms}
-    server front unix@{folder}/front.sock proto h2 maxconn {questions_at_once}
-"""
 # Runs a program that the kernel kills when the thread that started it ends.
 _RUN_TIED = """
 import ctypes, os, signal, sys
@@ -171,7 +102,10 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class GrpcProxy(threading.Thread):
-    """A thread that runs HAProxy. The front must listen on `socket` before `open`."""
+    """A thread that runs HAProxy. The front must listen on `socket` before `open`.
+
+    `limit`: of the calls that the front runs at once; as many requests of streams may run.
+    """
 
     def __init__(self, program: str, host: str, port: int, drain_s: float, burden: Callable[[], Burden]) -> None:
         super().__init__(name="grpc-proxy", daemon=True)
@@ -182,19 +116,9 @@ class GrpcProxy(threading.Thread):
         self._command = [sys.executable, "-I", "-S", "-c", _RUN_TIED, str(os.getpid())]
         self._command += [program, "-db", "-f", str(configuration)]
         self._drain_s = drain_s
-        self._limit = ProxyLimit(self._admin, burden, lambda: _SERVERS)
+        self.limit = ProxyLimit(self._admin, burden, lambda: _SERVERS)
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def places(self) -> int:
-        """The number of requests of streams that the front runs at once: the same as for single calls."""
-        return self._limit.value
-
-    @property
-    def refused(self) -> int:
-        """The number of calls that HAProxy has refused."""
-        return self._limit.refused
 
     def open(self) -> None:
         """Start HAProxy; returns when it listens."""
@@ -203,7 +127,7 @@ class GrpcProxy(threading.Thread):
         while not self._listens():
             if time.monotonic() > until_s or self._ending.wait(0.02):
                 raise UserError(f"gRPC: HAProxy did not start: {self._error_text()}")
-        self._limit.start()
+        self.limit.start()
 
     def run(self) -> None:
         """Run HAProxy until the end. It runs in this thread, since it ends with the thread that started it."""
@@ -228,11 +152,14 @@ class GrpcProxy(threading.Thread):
         The front must run until then: if it closed a connection, HAProxy might not read the last answers.
         """
         self._ending.set()
-        self._limit.end()
+        self.limit.end()
         until_s = time.monotonic() + self._drain_s
         with contextlib.suppress(OSError):
             haproxy_reply(self._admin, "shutdown frontend calls")
-            while self._inside() and time.monotonic() < until_s:
+            while time.monotonic() < until_s:
+                rows = csv.DictReader(haproxy_reply(self._admin, "show stat -1 2 -1").splitlines())
+                if not sum(int(row["scur"]) for row in rows):  # calls in HAProxy or in the front
+                    break
                 time.sleep(0.01)
 
     def close(self) -> None:
@@ -243,11 +170,6 @@ class GrpcProxy(threading.Thread):
         self._signal(signal.SIGKILL)
         self.join(_ENDS_WITHIN_S)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _inside(self) -> int:
-        """The number of calls in HAProxy or in the front."""
-        rows = csv.DictReader(haproxy_reply(self._admin, "show stat -1 2 -1").splitlines())
-        return sum(int(row["scur"]) for row in rows)
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError):
@@ -265,42 +187,80 @@ class GrpcProxy(threading.Thread):
 
 
 def _configuration(folder: Path, host: str, port: int) -> str:
-    connections = allowed_connections(CONNECTIONS)
+    connections, started, retry_ms = allowed_connections(CONNECTIONS), STARTED.decode(), 1000 * (RETRY_S - 1)
+    address = f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}"
     http_error = '    http-error status {} hdr grpc-status {} hdr grpc-message "{}"'
-    return _CONFIGURATION.format(
-        folder=folder,
-        address=f"[{host}]:{port} v4v6" if ":" in host else f"{host}:{port}",
-        errors="\n".join(http_error.format(status, *error) for status, error in _ERRORS.items()),
-        connections=connections,
-        clients="\n".join(f"    {line}" for line in of_clients(connections, _HEALTH)),
-        calls=CALLS,
-        calls_of_one=CALLS_OF_ONE_ADDRESS,
-        calls_to_front=CALLS_TO_FRONT,
-        streams=STREAMS,
-        streams_of_one=STREAMS_OF_ONE_ADDRESS,
-        request_s=REQUEST_S,
-        keep_alive_s=KEEP_ALIVE_S,
-        idle_s=IDLE_S,
-        queued_ms=QUEUED_MS,
-        queued=QUEUED,
-        places=MOST,
-        asks_little=asks_little(QUEUED),
-        few=FEW,
-        long=LONG,
-        whole_bytes=WHOLE_BYTES,
-        too_slow=too_slow(),
-        questions=QUESTIONS,
-        questions_ms=QUESTIONS_MS,
-        questions_at_once=QUESTIONS_AT_ONCE,
-        question_bytes=QUESTION_BYTES,
-        retry_ms=1000 * (RETRY_S - 1),
-        service=SERVICE,
-        started=STARTED.decode(),
-        timeout=TIMEOUT,
-        client=CLIENT,
-        crowded=_CROWDED,
-        gone=_GONE,
-    )
+    errors = "\n".join(http_error.format(status, *error) for status, error in _ERRORS.items())
+    clients = "\n".join(f"    {line}" for line in of_clients(connections, _HEALTH))
+    return f"""# isobatch: complete, where the program is a script that edits what Serve writes
+global
+    nbthread 1
+    maxconn {connections}
+    stats socket {folder}/admin.sock mode 600 level admin
+    # Large windows, for large requests. Every answer fits, so no client blocks the answers of another.
+    tune.h2.fe.initial-window-size 1048576
+    tune.h2.be.initial-window-size 65535
+    tune.bufsize 73728
+    tune.h2.fe.max-concurrent-streams {CALLS}
+    tune.h2.be.max-concurrent-streams {CALLS_TO_FRONT}
+defaults
+    mode http
+    timeout connect 100
+    timeout http-request {REQUEST_S}s
+    timeout http-keep-alive {KEEP_ALIVE_S}s
+    timeout client {IDLE_S}s
+    timeout server 24d
+    timeout queue {QUEUED_MS}
+    option abortonclose
+    option clitcpka
+    http-reuse always
+{errors}
+frontend calls
+    bind {address} proto h2
+{clients}
+    acl infers path /{SERVICE}/ModelInfer
+    acl streams path /{SERVICE}/ModelStreamInfer
+    acl refused status ge 400
+    acl unavailable status 503
+    acl turned_to_front srv_id -m found
+    http-request del-header {started}
+    http-request del-header {TIMEOUT}
+    http-request set-header {started} t=%[date(0,us)] if infers
+    http-request set-header {TIMEOUT} %[req.hdr(grpc-timeout)] if infers {{ req.hdr(grpc-timeout) -m found }}
+    http-request set-header {CLIENT} %[src] if streams
+    http-request track-sc1 src,ipmask(32,64) table streams if streams
+    http-request return status 503 if streams {{ sc1_conn_cur gt {STREAMS_OF_ONE_ADDRESS} }}
+    http-request track-sc1 src,ipmask(32,64) table inferences if infers
+    http-request return status 503 if infers {{ sc1_conn_cur gt {CALLS_OF_ONE_ADDRESS} }}
+    http-request return status 503 if infers {{ avg_queue(inferences) gt {QUEUED} }} {{ sc0_http_req_rate gt {QUEUED} }}
+    http-request wait-for-body time {REQUEST_S}s if !streams  # before it takes a place
+    http-request return status 503 if infers {{ req.body_len gt {WHOLE_BYTES} }} {too_slow()}
+    http-request deny deny_status 413 if !infers !streams {{ req.body_len gt {QUESTION_BYTES} }}
+    http-after-response set-header content-type application/grpc if refused
+    http-after-response set-header grpc-status 14 if unavailable
+    http-after-response set-header grpc-message "{_CROWDED}" if unavailable
+    http-after-response set-header grpc-message "{_GONE}" if unavailable turned_to_front
+    http-after-response set-header grpc-retry-pushback-ms %[rand({retry_ms}),add(1000)] if {{ status 502:504 }}
+    http-after-response set-status 200 if refused
+    use_backend {LONG} if infers {{ req.body_len gt {WHOLE_BYTES} }}
+    use_backend {FEW} if infers {asks_little(QUEUED)}
+    use_backend inferences if infers
+    use_backend streams if streams
+    default_backend {QUESTIONS}
+backend {FEW}
+    server front unix@{folder}/front.sock proto h2 maxconn {MOST}
+backend {LONG}
+    server front unix@{folder}/front.sock proto h2 maxconn {MOST}
+backend inferences
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+    server front unix@{folder}/front.sock proto h2 maxconn {MOST}
+backend streams
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+    server front unix@{folder}/front.sock proto h2 maxconn {STREAMS}
+backend {QUESTIONS}
+    timeout queue {QUESTIONS_MS}
+    server front unix@{folder}/front.sock proto h2 maxconn {QUESTIONS_AT_ONCE}
+"""
 
 
 def _parent_folder() -> str:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.profiles.errors import UserError
 
 DEADLINE_HEADER = "x-deadline-ms"
+DEADLINE = DEADLINE_HEADER.encode()
 # When our proxy received the request: t=MICROSECONDS since 1970.
 STARTED = b"x-request-start"
 FULL = b"x-full"
@@ -68,29 +69,6 @@ def is_shown(key: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
-def foreign_origin(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The page from which a browser sends this request, if another server serves that page.
-
-    >>> foreign_origin([(b"host", b"localhost:8000"), (b"origin", b"http://evil.example")])
-    'http://evil.example'
-    >>> foreign_origin([(b"host", b"localhost:8000"), (b"origin", b"http://localhost:8000")]) is None
-    True
-    """
-    origin, host, site = b"", b"", b""
-    for name, value in headers:
-        if name == b"origin":
-            origin = value
-        elif name == b"sec-fetch-site":
-            site = value
-        elif name == b"host":
-            host = value
-    if site in (b"same-origin", b"none") or not (origin or site):
-        return None
-    if not site and origin.lower().rpartition(b"//")[2] == host.lower():
-        return None
-    return (origin or b"another site").decode("latin-1")
-
-
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal")  # of names that no public page can have
 
 
@@ -130,8 +108,14 @@ def page_refusal(headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str
     >>> page_refusal(from_shop), page_refusal(from_shop, ("https://shop.example",))
     ("a page from 'https://shop.example' sent this request: only pages of this server may", None)
     """
-    page = foreign_origin(headers)
-    if not page or page in allowed:
+    values = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
+    origin, site = values.get(b"origin", b""), values.get(b"sec-fetch-site", b"")
+    if site in (b"same-origin", b"none") or not (origin or site):
+        return None
+    if not site and origin.lower().rpartition(b"//")[2] == values.get(b"host", b"").lower():
+        return None
+    page = (origin or b"another site").decode("latin-1")
+    if page in allowed:
         return None
     return f"a page from {shown(page)} sent this request: only pages of this server may"
 
@@ -182,16 +166,31 @@ def timeout_s_by(timeout: str | None) -> float | None:
     return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 
-def deadline_s(milliseconds: str | None) -> float | None:
+def deadline_s_by(value: bytes | None) -> float | None:
     """The seconds of an X-Deadline-Ms header: how long the client waits for the answer.
 
-    >>> deadline_s("250")
+    >>> deadline_s_by(b"250")
     0.25
     """
-    if milliseconds is None:
+    if value is None:
         return None
+    milliseconds = value.decode("latin-1")
     deadline_ms = float(milliseconds) if _NUMBER.fullmatch(milliseconds) else 0.0
     if not 0 < deadline_ms <= LONGEST_MS:
         rule = "it must be a number of milliseconds, more than 0 and at most a day"
         raise RefusedError(400, f"X-Deadline-Ms is {shown(milliseconds)}: {rule}")
     return deadline_ms / 1e3
+
+
+class RequestHeaders(NamedTuple):
+    """What the headers of a request say, or the metadata of a call."""
+
+    within_s: float | None  # the client's deadline after the arrival
+    waited_s: float  # since a proxy received the request
+    full: bool  # the client wants the full network's answer
+    priority: int
+
+    @classmethod
+    def of(cls, headers: Mapping[bytes, bytes]) -> "RequestHeaders":
+        within_s, waited_s = deadline_s_by(headers.get(DEADLINE)), waited_s_by(headers.get(STARTED))
+        return cls(within_s, waited_s, wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY)))

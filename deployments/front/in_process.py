@@ -1,12 +1,14 @@
-"""Without a plan, the front runs the whole network in its own process, one batch at a time."""
+"""What runs the network behind a front: here its own process, without a plan and one batch at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.messages import FrontState
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.profiles.model import SplitModel, edges_of
@@ -16,12 +18,38 @@ _GROUP = _REPLICA = "here"
 _UNKNOWN_S = 0.0
 
 
-async def in_process(config: AppConfig, model: SplitModel, clock: Callable[[], float]) -> Driver:
-    ramps = frozenset(model.ramp_blocks if config.exits else ())
-    times = (_UNKNOWN_S,) * config.max_batch
-    stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
-    route = Route((stage,), edges=edges_of(model))
-    # No batch waits at the busy thread: it could have been merged with inputs that arrive meanwhile.
-    limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
-    dispatcher = Dispatcher(route, {_GROUP: [_REPLICA]}, limits)
-    return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)
+class RunningNetwork(Protocol):
+    """Runs a network for a front: in this process, or on replicas by the deployer's plan (`Follower`)."""
+
+    @property
+    def plan(self) -> str | None:
+        """The present plan in words."""
+
+    @property
+    def promised_per_s(self) -> float | None:
+        """The inputs per second that the plan promises, if any."""
+
+    async def open(self, model: SplitModel, clock: Callable[[], float]) -> Driver: ...
+
+    async def others(self) -> list[FrontState]:
+        """The states of the application's other fronts."""
+
+
+class InProcess:
+    plan = promised_per_s = None
+
+    def __init__(self, config: AppConfig) -> None:
+        self._config = config
+
+    async def open(self, model: SplitModel, clock: Callable[[], float]) -> Driver:
+        config = self._config
+        ramps = frozenset(model.ramp_blocks if config.exits else ())
+        times = (_UNKNOWN_S,) * config.max_batch
+        stage = Stage(0, model.num_blocks, config.max_batch, _GROUP, times, ramps=ramps)
+        # No batch waits at the busy thread: it could have been merged with inputs that arrive meanwhile.
+        limits = replace(config.limits(1 / config.front_replicas), retries=0, ahead=0)
+        dispatcher = Dispatcher(Route((stage,), edges=edges_of(model)), {_GROUP: [_REPLICA]}, limits)
+        return Driver(dispatcher, LocalWorkers({_REPLICA: SplitReplica(model)}), clock)
+
+    async def others(self) -> list[FrontState]:
+        return []

@@ -1,6 +1,7 @@
 """The messages between the deployer and the fronts of an application."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from isobatch.deployments.dispatch.route import Route
@@ -12,7 +13,7 @@ class FrontMessage:
     """A message from the deployer to a front. The front's reply, if there is one, has the same number."""
 
     number: int
-    content: Any  # a Graph to follow, a ReplicaShare, AskState or AskCounts
+    content: Any  # a Graph to follow, a ReplicaShare, or a Question
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,11 @@ class ReplicaShare:
     share: float
 
 
-@dataclass(frozen=True)
-class AskState:
-    """Asks a front for its `FrontState`, since a client has asked another front for /stats."""
+class Question(Enum):
+    """A request to a front."""
 
-
-@dataclass(frozen=True)
-class AskCounts:
-    """Asks a front for its counts (`Observed`)."""
+    STATE = "its `FrontState`, since a client has asked another front for /stats"
+    COUNTS = "its counts (`Observed`), for the controller"
 
 
 @dataclass(frozen=True)

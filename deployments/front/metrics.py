@@ -1,8 +1,8 @@
 """The front's metrics for Prometheus, exported through Ray once a second, so that no request waits for them."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import get_args
 
 from isobatch.deployments.dispatch.route import Route
 from isobatch.deployments.front.counts import OUTCOMES, Counts, by_level
@@ -38,19 +38,31 @@ class FrontSeries:
         self._exported_buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def update(self, driver: Driver, promised_per_s: float | None) -> None:
-        counts, route, total = driver.counts, driver.dispatcher.route, self._series.total
-        for outcome in OUTCOMES:
-            total("isobatch_requests", counts.outcomes[outcome], outcome=outcome)
-        self._update_by("isobatch_exits", "block", counts.exits)
-        self._update_levels(counts, route.edges)
-        self._update_by("isobatch_survivor_bytes", "way", counts.survivor_bytes)
-        self._update_launches(counts)
-        self._update_now(driver)
+        counts, route, series = driver.counts, driver.dispatcher.route, self._series
+        missed, edges = counts.missed.total(), route.edges
+        for name, label, totals in (
+            ("isobatch_requests", "outcome", {outcome: counts.outcomes[outcome] for outcome in OUTCOMES}),
+            ("isobatch_exits", "block", counts.exits),
+            ("isobatch_survivor_bytes", "way", counts.survivor_bytes),
+            ("isobatch_audits", "outcome", {"agreed": counts.audited.total() - missed, "disagreed": missed}),
+            ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
+            ("isobatch_degraded_answers", "level", by_level(counts.degraded, edges) if edges else {}),
+        ):
+            for value, total in totals.items():
+                series.total(name, total, **{label: str(value)})
+        series.total("isobatch_arrived_inputs", counts.arrivals)
+        series.total("isobatch_arrived_weight", counts.arrived_weight)
+        series.total("isobatch_in_time_inputs", counts.in_time)
+        series.now("isobatch_promised_per_s", promised_per_s or 0.0)
+        for (group, block), launches in counts.launches.items():
+            series.launches(group, block, *launches)
+        waiting = driver.dispatcher.waiting()
+        for stage in route.all_stages:
+            inputs = waiting.get((stage.group, stage.start), 0)
+            series.now("isobatch_waiting_inputs", inputs, group=stage.group, block=str(stage.start))
+        for group, count in driver.dispatcher.replicas().items():
+            series.now("isobatch_replicas", count, group=group)
         self._update_agreement(counts, route)
-        total("isobatch_arrived_inputs", counts.arrivals)
-        total("isobatch_arrived_weight", counts.arrived_weight)
-        total("isobatch_in_time_inputs", counts.in_time)
-        self._series.now("isobatch_promised_per_s", promised_per_s or 0.0)
 
     def latencies(self, counts: Counts) -> Iterator[None]:
         """Add the latest answers to the histogram. Yields between small parts, so that the event loop can run.
@@ -66,45 +78,17 @@ class FrontSeries:
                     yield
         self._exported_buckets = buckets
 
-    def _update_by(self, name: str, label: str, counted: Mapping[Any, int]) -> None:
-        for value, count in counted.items():
-            self._series.total(name, count, **{label: str(value)})
-
-    def _update_launches(self, counts: Counts) -> None:
-        for (group, block), launches in counts.launches.items():
-            labels = {"group": group, "block": str(block)}
-            self._series.total("isobatch_launches", launches.count, **labels)
-            self._series.total("isobatch_launched_inputs", launches.inputs, **labels)
-            self._series.total("isobatch_launched_weight", launches.weight, **labels)
-            self._series.total("isobatch_launched_room", launches.room, **labels)
-
-    def _update_now(self, driver: Driver) -> None:
-        waiting, replicas = driver.dispatcher.waiting(), driver.dispatcher.replicas()
-        for stage in driver.dispatcher.route.all_stages:
-            labels = {"group": stage.group, "block": str(stage.start)}
-            self._series.now("isobatch_waiting_inputs", waiting.get((stage.group, stage.start), 0), **labels)
-        for group, count in replicas.items():
-            self._series.now("isobatch_replicas", count, group=group)
-
     def _update_agreement(self, counts: Counts, route: Route) -> None:
-        missed, recent = counts.missed.total(), recent_agreement([counts.watched(route)], counts.now_s, counts.promised)
-        self._series.total("isobatch_audits", counts.audited.total() - missed, outcome="agreed")
-        self._series.total("isobatch_audits", missed, outcome="disagreed")
+        recent = recent_agreement([counts.watched(route)], counts.now_s, counts.promised)
         if total := counts.agreement(route.num_blocks):
-            self._update_disagreement("isobatch_disagreement", total)
-            self._update_disagreement("isobatch_disagreement_lately", recent.agreement or NOTHING_KNOWN)
+            for name, agreement in (
+                ("isobatch_disagreement", total),
+                ("isobatch_disagreement_lately", recent.agreement or NOTHING_KNOWN),
+            ):
+                for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
+                    self._series.now(name, 1 - share, bound=bound)
         for state in get_args(PromiseState) if recent.state else ():
             self._series.now("isobatch_promise", float(state == recent.state), state=state)
-
-    def _update_disagreement(self, name: str, agreement: Agreement) -> None:
-        for bound, share in (("low", agreement.high), ("mean", agreement.share), ("high", agreement.low)):
-            self._series.now(name, 1 - share, bound=bound)
-
-    def _update_levels(self, counts: Counts, edges: Sequence[int]) -> None:
-        """Count the answers of each level of a cascade."""
-        if edges:
-            self._update_by("isobatch_level_answers", "level", by_level(counts.exits, edges))
-            self._update_by("isobatch_degraded_answers", "level", by_level(counts.degraded, edges))
 
 
 def _inside(bucket: int) -> float:

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from itertools import zip_longest
 from math import log
-from typing import NamedTuple
+from operator import add, sub
+from typing import Any, NamedTuple
 
 from isobatch.profiles.agreement import Agreement, AuditedAnswers
 
@@ -36,11 +38,10 @@ class LaunchTimes(NamedTuple):
     between_s: float = 0.0
 
     def plus(self, other: "LaunchTimes") -> "LaunchTimes":
-        times, followed = self.times + other.times, self.followed + other.followed
-        return LaunchTimes(times, self.seconds + other.seconds, followed, self.between_s + other.between_s)
+        return LaunchTimes(*map(add, self, other))
 
     def minus(self, other: "LaunchTimes") -> "LaunchTimes":
-        return self.plus(LaunchTimes(-other.times, -other.seconds, -other.followed, -other.between_s))
+        return LaunchTimes(*map(sub, self, other))
 
 
 NO_LAUNCH = LaunchTimes(0, 0.0)
@@ -175,50 +176,20 @@ def merged(observations: Iterable[Observed]) -> Observed:
     parts = sorted(observations, key=lambda part: part.ended_s)
     if not parts:
         raise ValueError("nothing to merge")
-    started_s = min(part.started_s for part in parts)
-    return Observed(
-        started_s,
-        parts[-1].ended_s - started_s,
-        sum(part.arrivals for part in parts),
-        sum(part.in_time for part in parts),
-        _sums(part.exits for part in parts),
-        _launches(parts),
-        next((part.devices for part in reversed(parts) if part.devices), {}),
-        sum((Counter(part.latencies) for part in parts), Counter()),
-        sum(part.arrived_weight for part in parts),
-        sum(part.in_time_weight for part in parts),
-        _sums(part.exit_weights for part in parts),
-        _sums(part.audited for part in parts),
-        _sums(part.missed for part in parts),
-        sum(part.full for part in parts),
-        sum(part.full_weight for part in parts),
-        _sums(part.unfinished for part in parts),
-        _sums(part.unfinished_weights for part in parts),
-        sum(part.texts for part in parts),
-        sum(part.ended for part in parts),
-        next((part.lengths for part in reversed(parts) if part.lengths), ()),
-        refused=sum(part.refused for part in parts),
-        refused_weight=sum(part.refused_weight for part in parts),
-        benched=parts[-1].benched,
-        certain=sum(part.certain for part in parts),
-        certain_weight=sum(part.certain_weight for part in parts),
-    )
-
-
-def _sums(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """
-    >>> _sums([(1, 2), (), (3,)])
-    (4, 2)
-    """
-    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
-
-
-def _launches(parts: list[Observed]) -> dict[LaunchShape, LaunchTimes]:
-    launches: dict[LaunchShape, LaunchTimes] = {}
+    started_s, launches = min(part.started_s for part in parts), dict[LaunchShape, LaunchTimes]()
     for part in parts:
         for shape, times in part.launches.items():
             launches[shape] = launches.get(shape, NO_LAUNCH).plus(times)
-    return launches
+    return replace(
+        parts[-1],
+        started_s=started_s,
+        seconds=parts[-1].ended_s - started_s,
+        launches=launches,
+        devices=next((part.devices for part in reversed(parts) if part.devices), {}),
+        latencies=sum((Counter(part.latencies) for part in parts), Counter()),
+        lengths=next((part.lengths for part in reversed(parts) if part.lengths), ()),
+        **{name: reduce(_plus, (getattr(part, name) for part in parts)) for name in _SUMMED},
+    )
 
 
 def since(now: Observed, before: Observed | None) -> Observed:
@@ -231,39 +202,30 @@ def since(now: Observed, before: Observed | None) -> Observed:
     """
     if before is None:
         return now
+    launches = {shape: times.minus(before.launches.get(shape, NO_LAUNCH)) for shape, times in now.launches.items()}
     return replace(
         now,
         started_s=before.ended_s,
         seconds=now.ended_s - before.ended_s,
-        arrivals=now.arrivals - before.arrivals,
-        in_time=now.in_time - before.in_time,
-        exits=_difference(now.exits, before.exits),
-        launches=_new_launches(now.launches, before.launches),
+        launches={shape: times for shape, times in launches.items() if times.times > 0},
         latencies=dict(Counter(now.latencies) - Counter(before.latencies)),  # without zeros
-        arrived_weight=now.arrived_weight - before.arrived_weight,
-        in_time_weight=now.in_time_weight - before.in_time_weight,
-        exit_weights=_difference(now.exit_weights, before.exit_weights),
-        audited=_difference(now.audited, before.audited),
-        missed=_difference(now.missed, before.missed),
-        full=now.full - before.full,
-        full_weight=now.full_weight - before.full_weight,
-        unfinished=_difference(now.unfinished, before.unfinished),
-        unfinished_weights=_difference(now.unfinished_weights, before.unfinished_weights),
-        texts=now.texts - before.texts,
-        ended=now.ended - before.ended,
-        refused=now.refused - before.refused,
-        refused_weight=now.refused_weight - before.refused_weight,
-        certain=now.certain - before.certain,
-        certain_weight=now.certain_weight - before.certain_weight,
+        **{name: _plus(getattr(now, name), getattr(before, name), -1) for name in _SUMMED},
     )
 
 
-def _difference(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0))
+# Counts that add up: numbers, and tuples of numbers by block.
+_SUMMED = [
+    each.name
+    for each in fields(Observed)
+    if each.name not in ("started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched")
+]
 
 
-def _new_launches(
-    now: Mapping[LaunchShape, LaunchTimes], before: Mapping[LaunchShape, LaunchTimes]
-) -> dict[LaunchShape, LaunchTimes]:
-    new = {shape: times.minus(before.get(shape, NO_LAUNCH)) for shape, times in now.items()}
-    return {shape: times for shape, times in new.items() if times.times > 0}
+def _plus(one: Any, other: Any, sign: int = 1) -> Any:
+    """
+    >>> _plus((1, 2), (3,)), _plus(5, 3, -1)
+    ((4, 2), 2)
+    """
+    if isinstance(one, tuple):
+        return tuple(first + sign * second for first, second in zip_longest(one, other, fillvalue=0))
+    return one + sign * other

@@ -1,30 +1,16 @@
-"""An API with an OpenAPI document of its paths, their statuses and bodies to try, and with CORS for allowed pages."""
+"""The OpenAPI document of an interface: its paths, their statuses, and bodies to try."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.headers import (
-    DEADLINE_HEADER,
-    FULL,
-    LONGEST_MS,
-    NO_KEY,
-    OPEN_PATHS,
-    host_refusal,
-    is_shown,
-    page_refusal,
-    path_below,
-)
+from isobatch.deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
 from isobatch.deployments.front.schemas import ErrorBody
-from isobatch.deployments.tracing import PARENT
 
 PROBLEMS = {
     400: "The body has the wrong form.",
@@ -48,11 +34,6 @@ _AN_INPUT = (
 )
 # Characters of an example that people can read.
 _LONGEST_EXAMPLE = 2000
-_CORS_METHODS = ("GET", "POST")
-# The request headers that allowed pages of other servers may set.
-_CORS_REQUEST_HEADERS = ("Authorization", "Content-Type", "X-API-Key", DEADLINE_HEADER, FULL.decode(), PARENT)
-# The response headers that such pages may read.
-_CORS_RESPONSE_HEADERS = ("Retry-After", PARENT)
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds until a retry is useful.", "schema": {"type": "integer"}}}
 
 
@@ -110,6 +91,12 @@ def schema_of(part: type[BaseModel]) -> dict[str, Any]:
     return inlined_schema
 
 
+def json_body(schema: Mapping[str, Any], shown: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """OpenAPI's description of a body: its schema, the `examples` that are shown, and `others` by their media type."""
+    content = {"schema": schema} | ({"examples": shown} if shown else {})
+    return {"requestBody": {"required": True, "content": {"application/json": content, **others}}}
+
+
 def fits(example: Any | None) -> bool:
     """Whether people can read an example: a photograph is too long."""
     return example is not None and len(str(example)) <= _LONGEST_EXAMPLE
@@ -127,103 +114,34 @@ def predict_body(example: Any | None) -> dict[str, Any]:
             "top_k": {"type": "integer", "minimum": 1, "description": "The same as a number in `scores`."},
         },
     }
-    content: dict[str, Any] = {"schema": schema}
-    if fits(example):
-        content["examples"] = examples(one_input={"inputs": example}, several={"inputs": [example, example]})
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+    both = examples(one_input={"inputs": example}, several={"inputs": [example, example]})
+    return json_body(schema, both if fits(example) else {})
+
+
+def _header(name: str, about: str, schema: Mapping[str, Any], example: Any) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": about, "schema": schema, "example": example}
 
 
 WITH_INPUTS: dict[str, Any] = {
     "parameters": [
-        {
-            "name": "-".join(part.capitalize() for part in DEADLINE_HEADER.split("-")),
-            "in": "header",
-            "required": False,
-            "description": "Milliseconds until the answer is useless to the client; default: the server's SLO.",
-            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_MS},
-            "example": 60_000,
-        },
-        {
-            "name": "X-Full",
-            "in": "header",
-            "required": False,
-            "description": "1: no input may leave at a ramp.",
-            "schema": {"type": "string", "enum": ["0", "1"]},
-            "example": "1",
-        },
-        {
-            "name": "X-Priority",
-            "in": "header",
-            "required": False,
-            "description": "Where the server's queues go by priority: inputs with a higher one are computed first.",
-            "schema": {"type": "integer", "minimum": -99, "maximum": 99},
-            "example": 1,
-        },
+        _header(
+            DEADLINE_HEADER.title(),
+            "Milliseconds until the answer is useless to the client; default: the server's SLO.",
+            {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_MS},
+            60_000,
+        ),
+        _header("X-Full", "1: no input may leave at a ramp.", {"type": "string", "enum": ["0", "1"]}, "1"),
+        _header(
+            "X-Priority",
+            "Where the server's queues go by priority: inputs with a higher one are computed first.",
+            {"type": "integer", "minimum": -99, "maximum": 99},
+            1,
+        ),
     ]
 }
 
 
-class AllowedPages:
-    """Answers browsers' preflight requests for allowed pages of other servers, and adds CORS headers to responses.
-
-    Requests from other pages pass through unchanged: the application refuses them with a sentence.
-    """
-
-    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
-        self._app, self._origins = app, frozenset(origin.encode() for origin in origins)
-        self._app_with_cors = CORSMiddleware(
-            app,
-            allow_origins=list(origins),
-            allow_methods=_CORS_METHODS,
-            allow_headers=_CORS_REQUEST_HEADERS,
-            expose_headers=_CORS_RESPONSE_HEADERS,
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        allowed = scope["type"] == "http" and any(
-            name == b"origin" and value in self._origins for name, value in scope["headers"]
-        )
-        await (self._app_with_cors if allowed else self._app)(scope, receive, send)
-
-
-class DocumentedApi(FastAPI):
-    """FastAPI without pages that load scripts from other servers, and without statuses that never occur."""
-
-    key: bytes | None = None
-    pages: tuple[str, ...] = ()  # the origins of other servers whose pages may send requests
-    hosts: tuple[str, ...] = ()  # names of this server that are not local
-    open_paths: Collection[str] = OPEN_PATHS  # that are answered without the key
-    _with_cors: AllowedPages | None = None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(docs_url=None, redoc_url=None, **options)
-
-    def allow(self, pages: tuple[str, ...]) -> None:
-        self.pages, self._with_cors = pages, AllowedPages(self._handle, pages) if pages else None
-
-    def refusal(self, scope: Scope) -> RefusedError | None:
-        """The refusal of a request without the key, or, where no key is needed, for another host or from its page."""
-        headers, path = scope["headers"], path_below(scope)
-        if self.key:
-            return None if path in self.open_paths or is_shown(self.key, headers) else RefusedError(401, NO_KEY)
-        reason = None if path in OPEN_PATHS else host_refusal(headers, self.hosts)
-        if not reason and scope["method"] == "POST":
-            reason = page_refusal(headers, self.pages)
-        return RefusedError(403, reason) if reason else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._with_cors or self._handle)(scope, receive, send)
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        if not self.openapi_schema:
-            self.openapi_schema = _corrected(super().openapi(), needs_key=bool(self.key))
-        return self.openapi_schema
-
-
-def _corrected(document: dict[str, Any], needs_key: bool) -> dict[str, Any]:
+def corrected(document: dict[str, Any], needs_key: bool) -> dict[str, Any]:
     """Without the 422 that FastAPI adds to every path with parameters, and with the key where it is needed."""
     for operation in (operation for path in document["paths"].values() for operation in path.values()):
         schema = operation["responses"].get("422", {}).get("content", {}).get("application/json", {}).get("schema", {})

@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
@@ -27,19 +27,10 @@ _HEADERS = {
 }
 
 
-class _File(NamedTuple):
-    content: bytes
-    media_type: str
-
-
 @cache
-def files() -> dict[str, _File]:
+def files() -> dict[str, Path]:
     """The files by their URL paths. They hold no secrets, so they need no key."""
-    by_path = {
-        f"/page/{path.name}": _File(path.read_bytes(), TYPES[path.suffix])
-        for path in FILES.iterdir()
-        if path.suffix in TYPES
-    }
+    by_path = {f"/page/{path.name}": path for path in FILES.iterdir() if path.suffix in TYPES}
     return by_path | {"/": by_path.pop("/page/index.html"), DOCS: by_path.pop("/page/docs.html")}
 
 
@@ -63,9 +54,11 @@ def explain(api: FastAPI) -> None:
         api.add_api_route(path, _answering(files()[path]), include_in_schema=False)
 
 
-def _answering(file: _File) -> Any:
+def _answering(file: Path) -> Any:
+    content = file.read_bytes()
+
     async def answer() -> Response:
-        return Response(file.content, media_type=file.media_type, headers=_HEADERS)
+        return Response(content, media_type=TYPES[file.suffix], headers=_HEADERS)
 
     return answer
 

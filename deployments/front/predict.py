@@ -4,39 +4,35 @@ A path takes requests in one or more forms: /predict in our own, and others in t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
-from isobatch.deployments.front.bodies import body_of, size_of
-from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
-from isobatch.deployments.front.pictures import content_of
+from isobatch.deployments.front.bodies import body_of, content_of, size_of
 from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.tasks import Task
 
 _JSON = b"application/json"
-_DEADLINE = DEADLINE_HEADER.encode()
 ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
 
 encode = msgspec.json.Encoder().encode
 
 
-class Form(Protocol):
+class Form:
     """One form of requests and their answers."""
 
     def marked(self, content: object) -> bool:
         """Whether a body, read as JSON, has a field that only this form of its path has."""
-        ...
+        return False
 
     def read(self, content: object) -> Content[bytes]:
         """The inputs of a body, and how their answers are written. Raises `RefusedError` for a wrong body."""
-        ...
+        raise NotImplementedError
 
     def restyle(self, refused: RefusedError) -> None:
-        """Give a refusal the status and the JSON that clients of this form expect."""
-        ...
+        """Give a refusal the status and the JSON that clients of this form expect: by default, our own."""
 
 
 class Predict:
@@ -64,36 +60,28 @@ class Predict:
         await send({"type": "http.response.body", "body": reply})
 
     async def _reply(self, headers: Mapping[bytes, bytes], receive: Receive, form: list[Form]) -> bytes:
-        service, deadline = self._service, headers.get(_DEADLINE)
-        within_s = service.config.slo_ms / 1e3 if deadline is None else deadline_s(deadline.decode("latin-1"))
-        incoming = service.register(self._kind, size_of(headers), headers, within_s)
-        body = await body_of(headers, receive, service.config.max_body_bytes)
+        incoming = self._service.register(self._kind, size_of(headers), headers)
+        body = await body_of(headers, receive, self._service.config.max_body_bytes)
 
         def read() -> Content[bytes]:
             content = content_of(headers, body)
             form.append(next((each for each in self._forms if each.marked(content)), self._forms[0]))
             return form[-1].read(content)
 
-        return await service.answer(incoming, read, len(body))
+        return await self._service.answer(incoming, read, len(body))
 
 
-class OwnForm:
+class OwnForm(Form):
     """Our own form of POST /predict: any network, any number of inputs, and all that is known of each answer."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._top = top_of(service.config.scores, len(service.labels))
 
-    def marked(self, content: object) -> bool:
-        return False
-
     def read(self, content: object) -> Content[bytes]:
         request = request_in(content)
         top = self._top if request.scores is None else top_of(request.scores, len(self._service.labels))
         return Content(self._service.encoded(request.inputs), lambda answers: self._written(answers, top))
-
-    def restyle(self, refused: RefusedError) -> None:
-        """Leave it as it is."""
 
     def _written(self, answers: Sequence[Answer], top: int) -> bytes:
         task, labels = self._service.task, self._service.labels
@@ -147,20 +135,11 @@ def top_of(scores: str | int, labels: int) -> int:
 
 def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int = 0) -> dict[str, Any]:
     """The answer's JSON, as `schemas.py` describes it; times are rounded to microseconds."""
-    steps = [
-        {
-            "block": step.block,
-            "queued_ms": round(step.queued_ms, 3),
-            "computed_ms": round(step.computed_ms, 3),
-            "inputs": step.inputs,
-        }
-        for step in answer.steps
-    ]
     output = task.output(answer, labels, top) | {
         "exit_block": answer.exit_block,
         "queued_ms": round(answer.queued_ms, 3),
         "computed_ms": round(answer.computed_ms, 3),
-        "splits": steps,
+        "splits": answer.steps,
     }
     if answer.level is not None:
         output["level"] = answer.level

@@ -16,11 +16,11 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from math import ceil, inf
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from isobatch.deployments.front.load import FadingPeak
 from isobatch.profiles.errors import UserError
@@ -116,15 +116,6 @@ def too_slow() -> str:
     return f"{{ sc0_gpc0_rate gt {SLOW} }}"
 
 
-def most_of_one(connections: int) -> int:
-    """The connections that one client gets of those of all clients, while no other client has any.
-
-    >>> most_of_one(1000)
-    200
-    """
-    return connections // (FREE_FOR_ONE + 1)
-
-
 def allowed_connections(most: int) -> int:
     """The connections, `most` at most, that a HAProxy can have with this process's limit of open files."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -151,15 +142,6 @@ def of_clients(connections: int, health: str) -> list[str]:
         f"http-request set-priority-offset {_DELAY_BY_RATE}",
         f"http-request set-priority-offset {_DELAY_BY_RATE},sub({HEALTH_MS}) if {health}",
     ]
-
-
-class Refusing(Protocol):
-    """A proxy before a front, which refuses requests when the front is full."""
-
-    @property
-    def refused(self) -> int:
-        """The number of refused requests until now."""
-        ...
 
 
 class Burden(NamedTuple):
@@ -258,21 +240,14 @@ class Refusals:
         for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
             rows.get(row["pxname"], []).append(row)
         for backend, backend_rows in rows.items():
-            errors = _own_errors(backend_rows)
+            # The errors that come from HAProxy itself, and not from a server of the backend.
+            signed = (int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in backend_rows)
+            errors = sum(signed)
             before = self._errors.get(backend, errors)
             self._errors[backend] = errors
             new = errors - before if errors >= before else errors
-            self._share += new * servers_of[backend] / _fronts(backend_rows)
-
-
-def _own_errors(rows: Sequence[dict[str, str]]) -> int:
-    """The errors of a backend that come from HAProxy itself, and not from one of its servers."""
-    return sum(int(row["hrsp_5xx"] or 0) * (1 if row["svname"] == "BACKEND" else -1) for row in rows)
-
-
-def _fronts(rows: Sequence[dict[str, str]]) -> int:
-    """The number of a backend's servers, without backup servers."""
-    return max(1, sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in rows))
+            fronts = sum(row["svname"] != "BACKEND" and row["bck"] != "1" for row in backend_rows)  # without backups
+            self._share += new * servers_of[backend] / max(1, fronts)
 
 
 class ProxyLimit(threading.Thread):
@@ -321,7 +296,8 @@ class ProxyLimit(threading.Thread):
                 self._count()
             if self._limit.calm and time.monotonic() - self._trimmed_s > TRIM_EVERY_S:
                 self._trimmed_s = time.monotonic()
-                _return_memory()
+                with suppress(AttributeError):  # another C library
+                    ctypes.CDLL(None).malloc_trim(0)
 
     def _count(self) -> None:
         self._counted_s = time.monotonic()
@@ -335,7 +311,8 @@ class ProxyLimit(threading.Thread):
                 self._servers = self._find_servers()
                 self._tell_slo()
             if self._servers:
-                commands = [f"set maxconn server {server} {_places(server, limit)}" for server in self._servers]
+                places = [QUESTIONS_AT_ONCE if f":{QUESTIONS}/" in server else limit for server in self._servers]
+                commands = map("set maxconn server {} {}".format, self._servers, places)
                 haproxy_reply(self._path, ";".join(commands))
             self._sent_limit = limit
         except OSError as error:
@@ -352,13 +329,21 @@ class ProxyLimit(threading.Thread):
                 haproxy_reply(self._path, f"add {entry}")
 
 
-def _return_memory() -> None:
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+class WatchedProxies:
+    """The proxies before a front: the requests that they refuse count as the front's."""
 
+    def __init__(self) -> None:
+        self._counted = dict[ProxyLimit, int]()  # each proxy's refused requests that are counted
 
-def _places(server: str, limit: int) -> int:
-    return QUESTIONS_AT_ONCE if f":{QUESTIONS}/" in server else limit
+    def watch(self, limit: ProxyLimit) -> None:
+        """Count the requests that a proxy with this limit refuses from now on."""
+        self._counted[limit] = limit.refused
+
+    def new_refusals(self) -> int:
+        """The requests that were refused since the last call."""
+        before = sum(self._counted.values())
+        self._counted = {limit: max(counted, limit.refused) for limit, counted in self._counted.items()}
+        return sum(self._counted.values()) - before
 
 
 def haproxy_reply(path: Path, command: str) -> str:
@@ -373,14 +358,9 @@ def haproxy_reply(path: Path, command: str) -> str:
 
 def servers_at(path: Path, port: int | None) -> list[str]:
     """HAProxy's names for the servers at this port; none while the port is not known."""
-    return _servers_in(haproxy_reply(path, "show servers state"), port) if port else []
-
-
-def _servers_in(state: str, port: int) -> list[str]:
-    """
-    >>> _servers_in("1\\n# be_name srv_name srv_port\\napp r1 4001\\napp r2 4002\\n", 4002)
-    ['app/r2']
-    """
+    if not port:
+        return []
+    state = haproxy_reply(path, "show servers state")
     lines = [line.removeprefix("# ") for line in state.splitlines()[1:]]
     rows = csv.DictReader(lines, delimiter=" ")
     return [f"{row['be_name']}/{row['srv_name']}" for row in rows if row.get("srv_port") == str(port)]

@@ -107,15 +107,6 @@ class Ready(Schema):
     model: str
 
 
-class RequestOutcomes(Schema):
-    """The number of requests by outcome."""
-
-    answered: int
-    refused: int
-    failed: int
-    abandoned: int = Field(description="The client disconnected.")
-
-
 class SplitStats(Schema):
     """One split of the present plan. Launches are counted since the start, for all plans with the same first block."""
 
@@ -178,7 +169,9 @@ class StatsBody(Schema):
     slo_ms: float = Field(description="The deadline of a request that sets none itself.")
     promise: str = Field(description="The most that early exits may lose, in words.")
     agreement: str = Field(description="How often answers are the full network's, recently and since the start.")
-    requests: RequestOutcomes
+    requests: dict[Literal["answered", "refused", "failed", "abandoned"], int] = Field(
+        description="The number of requests by outcome; abandoned: the client disconnected."
+    )
     latency_ms: dict[Literal["p50", "p95", "p99"], float] = Field(
         description="Percentiles of the latest 2,000 answers of each front; empty before the first."
     )

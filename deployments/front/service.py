@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +20,11 @@ from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.examples import example_of
-from isobatch.deployments.front.headers import FULL, PRIORITY, STARTED, key_in, priority_by, waited_s_by, wants_full
-from isobatch.deployments.front.in_process import in_process
-from isobatch.deployments.front.load import FadingPeak, RetryTimes, Trend
+from isobatch.deployments.front.headers import RequestHeaders, key_in
+from isobatch.deployments.front.in_process import InProcess, RunningNetwork
+from isobatch.deployments.front.load import FadingPeak, RequestQueue, RetryTimes, Trend
 from isobatch.deployments.front.messages import FrontState
-from isobatch.deployments.front.proxy import Burden, Refusing
-from isobatch.deployments.front.request_queue import RequestQueue
+from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.front.schemas import STATS_VERSION
 from isobatch.deployments.front.stats import state_of, stats_of
 from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
@@ -33,7 +33,7 @@ from isobatch.deployments.replica.loading import load_front_model
 from isobatch.deployments.tasks import relevant_label, task_of
 from isobatch.deployments.tracing import Span, span_of_request, tracing_here
 from isobatch.deployments.transport.packed import Packed, pack
-from isobatch.profiles.model import SplitModel, label_names, reads_text
+from isobatch.profiles.model import label_names, reads_text
 from isobatch.profiles.promise import NOTHING, agreement_in, promise_in
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ _LONG_WAIT_SHARE = 0.2
 _ENOUGH_OF_SLO = 0.9
 # The processor time of one of this number of requests is measured: the clock costs more than a small request.
 _MEASURED_ONE_OF = 8
-# Pictures that are decoded at once, each of which may take over 100 MB.
-_DECODERS = 2
+# Pictures that are read at once, each of which may take over 100 MB.
+_PICTURES_AT_ONCE = 2
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
 
@@ -77,7 +77,7 @@ class IncomingRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """Inputs that are pictures: to decode them takes milliseconds, so it is not done on the event loop."""
+    """Inputs that are pictures: to read them takes milliseconds, so it is not done on the event loop."""
 
     inputs: Sequence[Any]
 
@@ -97,15 +97,7 @@ class _RequestCosts:
     def __init__(self) -> None:
         self.work_s = Trend(_TYPICAL_S)  # processor time to read the inputs and to write the answers
         self.weight = Trend(1.0)  # of the inputs
-        self._numbers = count()
-
-    def measures_next(self) -> bool:
-        return not next(self._numbers) % _MEASURED_ONE_OF
-
-
-def _no_clock() -> float:
-    """Replaces the processor clock for requests that are not measured."""
-    return 0.0
+        self.numbers = count()
 
 
 def directory_of(config: AppConfig) -> str:
@@ -113,27 +105,15 @@ def directory_of(config: AppConfig) -> str:
     return config.model or str(function_at(DEMO)())
 
 
-async def _no_others() -> list[FrontState]:
-    return []
-
-
-Connect = Callable[[AppConfig, SplitModel, Callable[[], float]], Awaitable[Driver]]
-
-
 class Service:
-    """Serves one network between `open` and `close`.
-
-    `connect` creates the driver that runs it; `others` returns the states of the application's other fronts; `plan`
-    returns the present plan in words.
-    """
+    """Serves one network, which `network` runs, between `open` and `close`. `opened` is called with its driver."""
 
     def __init__(
         self,
         config: AppConfig,
         clock: Callable[[], float],
-        connect: Connect = in_process,
-        others: Callable[[], Awaitable[list[FrontState]]] = _no_others,
-        plan: Callable[[], str | None] = lambda: None,
+        network: RunningNetwork | None = None,
+        opened: Callable[[Driver], None] = lambda driver: None,
     ) -> None:
         directory = directory_of(config)
         self.name = config.name or (DEMO_NAME if config.model is None else Path(directory).name)
@@ -150,16 +130,13 @@ class Service:
         self._agreement = config.agreement or (agreement_in(promising) if promising else None)
         # The fields of every response that describe the network.
         self.heading: dict[str, Any] = {"model": self.name} | ({"virtual": True} if config.backend == VIRTUAL else {})
-        self._clock, self._work_clock = clock, time.thread_time
+        self._clock, self._network, self._opened = clock, network or InProcess(config), opened
         self._request_queue = RequestQueue(clock)
-        self._costs_by_kind: dict[str, _RequestCosts] = {}  # by the kind of request
+        self._costs: defaultdict[str, _RequestCosts] = defaultdict(_RequestCosts)  # by the kind of request
         self._writing = FadingPeak()
         self._retry_times = RetryTimes()
         self._inside = self._strained = self._answered = 0  # requests
-        self._decoders = ThreadPoolExecutor(_DECODERS, "pictures")  # its threads start when they are needed
-        self._connect = connect
-        self._others = others
-        self._plan = plan
+        self._picture_threads = ThreadPoolExecutor(_PICTURES_AT_ONCE, "pictures")  # they start when they are needed
         self._tracing = tracing_here(clock)
 
     @property
@@ -167,13 +144,14 @@ class Service:
         return self._model.num_blocks
 
     async def open(self) -> None:
-        self._driver = await self._connect(self.config, self._model, self._clock)
+        self._driver = await self._network.open(self._model, self._clock)
         self._driver.counts.promised = self._agreement
+        self._opened(self._driver)
 
     async def close(self) -> None:
         """End when every admitted input has been answered."""
         await self._driver.close()
-        self._decoders.shutdown(wait=False)
+        self._picture_threads.shutdown(wait=False)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
@@ -196,27 +174,22 @@ class Service:
         return isinstance(getattr(self._model, "encoder", None), ImageEncoder)
 
     def register(
-        self,
-        kind: str,
-        size: int,
-        headers: Mapping[bytes, bytes],
-        within_s: float | None,
-        left_s: float | None = None,
+        self, kind: str, size: int, headers: Mapping[bytes, bytes], left_s: float | None = None
     ) -> IncomingRequest:
         """Register a request that arrives now. Raises `RefusedError` if it cannot be answered in time.
 
-        `within_s`: the client's deadline after the arrival; `left_s`: the longest time that it waits from now on.
+        `left_s`: the longest time that the client waits from now on, whatever the headers say.
         """
+        within_s, waited_s, full, priority = RequestHeaders.of(headers)
         now_s, queue, dispatcher = self._clock(), self._request_queue, self._driver.dispatcher
-        arrived_s = now_s - max(waited_s_by(headers.get(STARTED)), queue.unseen_s())
+        arrived_s = now_s - max(waited_s, queue.unseen_s())
         until_s = inf if left_s is None else now_s + left_s
         deadline_s = min(arrived_s + (within_s or self.config.slo_ms / 1e3), until_s)
-        costs = self._request_costs(kind)
+        costs = self._costs[kind]
         work_s = costs.work_s.expected(size)
         weight = max(1, round(costs.weight.expected(size)))
         # The time after reading: for the network, and for writing the answer.
         rest_s = dispatcher.needed_s(now_s, deadline_s - now_s, weight) + self._after_s(deadline_s)
-        full, priority = wants_full(headers.get(FULL)), priority_by(headers.get(PRIORITY))
         try:
             if dispatcher.inside or not queue.idle:
                 queue.check(work_s, deadline_s - rest_s)
@@ -240,13 +213,13 @@ class Service:
         self._inside += 1
         try:
             if size > incoming.size:
-                incoming = incoming._replace(size=size, work_s=self._request_costs(incoming.kind).work_s.expected(size))
+                incoming = incoming._replace(size=size, work_s=self._costs[incoming.kind].work_s.expected(size))
             return await self._answer(incoming, read)
         finally:
             self._inside -= 1
 
     async def _answer(self, incoming: IncomingRequest, read: Callable[[], Content[Format]]) -> Format:
-        costs = self._request_costs(incoming.kind)
+        costs = self._costs[incoming.kind]
         try:
             await self._request_queue.turn(incoming.work_s, incoming.latest_s)
             if self._clock() > incoming.gone_s:
@@ -257,14 +230,14 @@ class Service:
             refused.strains = waits
             raise
         self._strained += self._clock() - incoming.arrived_s > incoming.long_s
-        measures = costs.measures_next()
-        work_clock = self._work_clock if measures else _no_clock
+        measures = not next(costs.numbers) % _MEASURED_ONE_OF
+        work_clock = time.thread_time if measures else lambda: 0.0
         began_s = work_clock()
         content = read()
         read_s = work_clock() - began_s
         inputs = content.inputs
         if isinstance(inputs, Pictures):
-            inputs = await asyncio.get_running_loop().run_in_executor(self._decoders, self.packed, inputs.inputs)
+            inputs = await asyncio.get_running_loop().run_in_executor(self._picture_threads, self.packed, inputs.inputs)
         within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
@@ -289,11 +262,6 @@ class Service:
     def _waits(self, within_s: float) -> bool:
         """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""
         return within_s >= _ENOUGH_OF_SLO * self.config.slo_ms / 1e3
-
-    def _request_costs(self, kind: str) -> _RequestCosts:
-        if kind not in self._costs_by_kind:
-            self._costs_by_kind[kind] = _RequestCosts()
-        return self._costs_by_kind[kind]
 
     def _after_s(self, deadline_s: float) -> float:
         """The time from a known answer until it is sent: recent peaks, but at most half of the time left."""
@@ -329,9 +297,9 @@ class Service:
             reason = f"the network failed: {type(error).__name__}; the replica's log says where"
             raise RefusedError(500, reason) from error
 
-    def watch(self, proxy: Refusing) -> None:
-        """Count the requests that a proxy before this front refuses."""
-        self._driver.watch(proxy)
+    @property
+    def proxies(self) -> WatchedProxies:
+        return self._driver.proxies
 
     def burden(self) -> Burden:
         """The load of this front, for the proxy's limit."""
@@ -339,7 +307,7 @@ class Service:
 
     async def all_fronts(self) -> list[FrontState]:
         """The states of all fronts, this one first."""
-        return [state_of(self._driver), *await self._others()]
+        return [state_of(self._driver), *await self._network.others()]
 
     async def missing(self) -> list[str]:
         """The groups for which any front has no replica now."""
@@ -350,7 +318,7 @@ class Service:
         application = {
             "schema_version": STATS_VERSION,
             "model": self.name,
-            "plan": self._plan(),
+            "plan": self._network.plan,
             "slo_ms": self.config.slo_ms,
             "promise": self.promised,
         }
@@ -373,7 +341,7 @@ class Service:
             raise RefusedError(422, sentence) from None
 
     def encoded_each(self, inputs: Sequence[Any]) -> "Packed | Pictures":
-        """Encode a list of inputs, each of which may itself be a list. Pictures are decoded later."""
+        """Encode a list of inputs, each of which may itself be a list. Pictures are read later."""
         if self.reads_pictures and any(map(is_picture, inputs)):
             self.sizes.check_count(len(inputs))
             return Pictures(inputs)

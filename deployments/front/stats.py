@@ -117,7 +117,7 @@ def _split(stage: Stage, counts: Counts, fronts: Sequence[FrontState]) -> dict[s
         "ramps": sorted(stage.ramps),
         "group": stage.group,
         "replicas": fronts[0].replicas.get(stage.group, 0),
-        "launches": counts.launches[key].count,
+        "launches": counts.launches[key].number,
         "fill": round(counts.launches[key].fill, 3),
         "waiting": sum(front.waiting.get(key, 0) for front in fronts),
     }

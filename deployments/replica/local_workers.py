@@ -11,54 +11,25 @@ from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
 WorkerReply = Departed | Stayed | Exception
-
-
-class _Device:
-    """A replica and its thread. It is always the same thread, because libraries keep state for each thread."""
-
-    def __init__(self, name: str, replica: SplitReplica) -> None:
-        self._replica = replica
-        self._orders: SimpleQueue[tuple[Order, asyncio.AbstractEventLoop, asyncio.Queue[WorkerReply]] | None] = (
-            SimpleQueue()
-        )
-        self.since_s: float | None = None  # when the current launch began
-        threading.Thread(target=self._compute, name=name, daemon=True).start()
-
-    def submit(self, order: Order) -> "asyncio.Queue[WorkerReply]":
-        """A queue that receives each reply as soon as it is known; `Stayed` or an exception comes last."""
-        replies: asyncio.Queue[WorkerReply] = asyncio.Queue()
-        self._orders.put((order, asyncio.get_running_loop(), replies))
-        return replies
-
-    def end(self) -> None:
-        self._orders.put(None)
-
-    def _compute(self) -> None:
-        while self._compute_one():
-            pass
-
-    def _compute_one(self) -> bool:
-        """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""
-        if not (submitted := self._orders.get()):
-            return False
-        order, loop, replies = submitted
-        self.since_s = time.monotonic()
-        for reply in _guarded(self._replica.run(order)):
-            with suppress(RuntimeError):  # the event loop is closed, so no caller waits for this reply
-                loop.call_soon_threadsafe(replies.put_nowait, reply)
-        self.since_s = None
-        return True
+Submitted = tuple[Order, asyncio.AbstractEventLoop, asyncio.Queue[WorkerReply]]
 
 
 class LocalWorkers:
-    """Runs the launches of each replica one after another, on that replica's thread."""
+    """Runs the launches of each replica one after another, on that replica's thread.
+
+    It is always the same thread, because libraries keep state for each thread.
+    """
 
     def __init__(self, replicas: Mapping[str, SplitReplica]) -> None:
         self._replicas = dict(replicas)
-        self._devices = {name: _Device(name, replica) for name, replica in replicas.items()}
+        self._orders: dict[str, SimpleQueue[Submitted | None]] = {name: SimpleQueue() for name in replicas}
+        self._began_s: dict[str, float] = {}  # when the current launch began, by replica
+        for name in replicas:
+            threading.Thread(target=self._compute, args=(name,), name=name, daemon=True).start()
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        replies = self._devices[replica].submit(order)
+        replies: asyncio.Queue[WorkerReply] = asyncio.Queue()  # each reply as soon as it is known
+        self._orders[replica].put((order, asyncio.get_running_loop(), replies))
         while not isinstance(reply := await replies.get(), Stayed):
             if isinstance(reply, Exception):
                 try:
@@ -70,8 +41,8 @@ class LocalWorkers:
 
     def computes_for_s(self, replica: str) -> float:
         """How long the replica's current launch has taken so far."""
-        since_s = self._devices[replica].since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        began_s = self._began_s.get(replica)
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     def suspect(self, replica: str) -> None:
         """Do nothing: a thread cannot be ended."""
@@ -81,8 +52,24 @@ class LocalWorkers:
             replica.holdings.drop([key])
 
     async def close(self) -> None:
-        for device in self._devices.values():
-            device.end()
+        for orders in self._orders.values():
+            orders.put(None)
+
+    def _compute(self, name: str) -> None:
+        while self._compute_one(name):
+            pass
+
+    def _compute_one(self, name: str) -> bool:
+        """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""
+        if not (submitted := self._orders[name].get()):
+            return False
+        order, loop, replies = submitted
+        self._began_s[name] = time.monotonic()
+        for reply in _guarded(self._replicas[name].run(order)):
+            with suppress(RuntimeError):  # the event loop is closed, so no caller waits for this reply
+                loop.call_soon_threadsafe(replies.put_nowait, reply)
+        del self._began_s[name]
+        return True
 
 
 def _guarded(replies: Iterator[Departed | Stayed]) -> Iterator[WorkerReply]:

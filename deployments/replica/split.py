@@ -1,7 +1,7 @@
 """Runs an order on a replica: a batch runs from its cursor to the stop, and inputs leave at ramps on the way."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,8 +35,12 @@ class SplitReplica:
         yielded too.
         """
         started_s = time.perf_counter()
-        batch = self._joined(order.parts)
-        rows, kinds = np.arange(len(batch)), _kinds(order)
+        states = [self._state(part) if isinstance(part, Share) else part for part in order.parts]
+        batches = list(_unpacked(states))
+        batch = batches[0] if len(batches) == 1 else self._model.merge(batches)
+        # The kind of each input, which may be changed; None: all are plain.
+        kinds = np.frombuffer(order.kinds, np.uint8).copy() if any(order.kinds) else None
+        rows = np.arange(len(batch))
         runs_shadows = RowKind.SHADOW in order.kinds or RowKind.EARLY in order.kinds
         for stop in stops(batch.cursor, order.stop, order.ramps):
             if kinds is not None and not runs_shadows and len(rows) and (kinds[rows] == RowKind.SHADOW).all():
@@ -78,11 +82,6 @@ class SplitReplica:
         kinds[exits.rows[answered]] = RowKind.SHADOW
         return exits.at(np.flatnonzero(plain | answered)), plain
 
-    def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
-        """Join the parts into one batch, in order."""
-        batches = list(_unpacked([self._state(part) if isinstance(part, Share) else part for part in parts]))
-        return batches[0] if len(batches) == 1 else self._model.merge(batches)
-
     def _state(self, share: Share) -> State:
         state = self.holdings.get(share.claim.key)
         if isinstance(state, Packed):
@@ -94,11 +93,6 @@ class SplitReplica:
             return self.holdings.hold(survivors, order.hold_s)
         packed = pack(survivors)
         return packed if packed.size_bytes <= order.by_value_bytes else self.holdings.hold(packed, order.hold_s)
-
-
-def _kinds(order: Order) -> Kinds | None:
-    """The kind of each input, which may be changed; None: all are plain."""
-    return np.frombuffer(order.kinds, np.uint8).copy() if any(order.kinds) else None
 
 
 def _unpacked(states: Iterable[State]) -> Iterator[Batch]:

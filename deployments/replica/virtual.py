@@ -45,8 +45,6 @@ class VirtualModel:
         self,
         table: LatencyTable,
         exits: ExitProfile,
-        num_labels: int = 2,
-        seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
         slower: Callable[[], float] = injected_slowdown,
@@ -55,10 +53,10 @@ class VirtualModel:
     ) -> None:
         if table.num_blocks != exits.num_blocks:
             raise UserError(f"the table has {table.num_blocks} blocks, the exit profile {exits.num_blocks}")
-        self.labels = tuple(str(label) for label in range(num_labels))
+        self.labels = ("0", "1")
         self._table, self._length, self.edges = table, length, edges
         self._survival = np.append(exits.survival, 0.0)
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(0)
         self._sleep, self._clock, self._slower = sleep, clock, slower
         self._late_s = 0.0
         # A core may run hundreds of launches a second, so each different launch is computed from the table only once.
@@ -90,9 +88,11 @@ class VirtualModel:
 
     def run(self, batch: Batch, stop: int, ramps: Collection[int], kept: Blocks = NOBODY) -> Launched:
         """Sleep for the table's time. If one sleep was too long, the next is shorter, so the sum is right."""
-        ends_s = (
-            self._clock() + self._slower() * self.seconds(batch.cursor, stop, self._size(batch), ramps) - self._late_s
-        )
+        # The size as the table counts it: inputs, or texts of the profile's length.
+        size = float(len(batch))
+        if self._length and batch.lengths is not None:
+            size = float(batch.lengths.sum()) / self._length
+        ends_s = self._clock() + self._slower() * self.seconds(batch.cursor, stop, size, ramps) - self._late_s
         launched = self._launched(batch, stop, ramps, kept)
         self._sleep(max(0.0, ends_s - self._clock()))
         self._late_s = max(0.0, self._clock() - ends_s)
@@ -113,7 +113,10 @@ class VirtualModel:
         if not len(staying):
             return Launched(exits, None)
         so_far = Exits(staying, np.full(len(staying), stop - 1), np.zeros((len(staying), self.num_labels), np.float32))
-        return Launched(exits, self._survivors(batch, stop, staying), so_far if stop in self.edges else None)
+        hidden = np.zeros((1, self._table.hidden_bytes[stop - 1] // (self._length or 1)), np.uint8)
+        selected = self.select(batch, staying)
+        survivors = _batch(stop, selected.arrays["sure_after"], hidden, selected.lengths)
+        return Launched(exits, survivors, so_far if stop in self.edges else None)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])
@@ -126,12 +129,6 @@ class VirtualModel:
         if batch.lengths is None:
             return _batch(batch.cursor, sure_after[rows], hidden)
         return _batch(batch.cursor, sure_after[rows_of(batch.lengths, rows)], hidden, batch.lengths[rows])
-
-    def _size(self, batch: Batch) -> float:
-        """The size of a launch as the table counts it: inputs, or texts of the profile's length."""
-        if self._length is None or batch.lengths is None:
-            return len(batch)
-        return float(batch.lengths.sum()) / self._length
 
     def seconds(self, start: int, stop: int, size: float, ramps: Collection[int]) -> float:
         """The seconds that a launch takes on the simulated device."""
@@ -158,11 +155,6 @@ class VirtualModel:
         exit_ramps = sorted(ramp for ramp in ramps if start <= ramp < stop)
         beyond = self.num_blocks - 1 if stop == self.num_blocks else -1
         return np.array(exit_ramps, np.int64), np.array([*exit_ramps, beyond], np.int64)
-
-    def _survivors(self, batch: Batch, stop: int, staying: Blocks) -> Batch:
-        hidden = np.zeros((1, self._table.hidden_bytes[stop - 1] // (self._length or 1)), np.uint8)
-        selected = self.select(batch, staying)
-        return _batch(stop, selected.arrays["sure_after"], hidden, selected.lengths)
 
 
 def _tokens(content: Any, length: int) -> int:

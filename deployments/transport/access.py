@@ -3,10 +3,13 @@
 Until it has sent the key, a connection gets little memory and little time, and takes no place from one with the key.
 """
 
+import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from isobatch.deployments.transport.connection import MESSAGE_LIMIT_BYTES, Message, MessageConnection
+from isobatch.deployments.transport.wire import Wire
 
 KEY_MESSAGE_LIMIT_BYTES = 256  # of the first message: a key is 32 characters long
 KEY_WITHIN_S = 5.0  # from the connection to its first message
@@ -18,6 +21,17 @@ class Key(Message, frozen=True):
     key: str
 
 
+class KeyedConnection(MessageConnection):
+    """The calling end of a connection: it sends the key first."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(Key(self._key))
+
+
 class AccessGate:
     """The key of a listening process, and its connections with and without the key, the latter oldest first."""
 
@@ -26,9 +40,17 @@ class AccessGate:
         self.key = secrets.token_hex(16)
         self.authorized: set[AuthorizedConnection] = set()
         self.unauthorized: dict[AuthorizedConnection, None] = {}
+        self._server: asyncio.Server | None = None
+
+    async def open(self, wire: Wire, connection: "Callable[[], AuthorizedConnection]") -> str:
+        """Listen for callers, each of which gets a `connection`; returns the address."""
+        self._server, address = await wire.listen(connection)
+        return address
 
     def close(self) -> None:
-        """Close every connection once everything has been sent."""
+        """Stop to listen, and close every connection once everything has been sent."""
+        if self._server:
+            self._server.close()
         for connection in (*self.authorized, *self.unauthorized):
             connection.hang_up()
 

@@ -164,18 +164,16 @@ class MessageConnection(asyncio.BufferedProtocol):
         reader = msgspec.msgpack.Decoder(self.messages, dec_hook=allocated)
         while True:
             yield memoryview(length)
-            content = np.empty(self._checked(*LENGTH.unpack(length)), np.uint8).data
+            (size,) = LENGTH.unpack(length)
+            if not 0 < size <= self._limit_bytes:
+                raise ValueError(f"a message of {size} bytes: 1 to {self._limit_bytes} are allowed")
+            content = np.empty(size, np.uint8).data
             yield content
             message = reader.decode(content)
             yield from map(bytes_of, unfilled)
             unfilled.clear()
             self.on_message(message)
             del message  # it may hold the last reference to large arrays or to survivors
-
-    def _checked(self, length: int) -> int:
-        if not 0 < length <= self._limit_bytes:
-            raise ValueError(f"a message of {length} bytes: 1 to {self._limit_bytes} are allowed")
-        return length
 
     def _end(self, error: Exception) -> None:
         log.warning("a connection was ended, because its peer violated the protocol: %r", error)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from isobatch.deployments.transport.connection import Message, MessageConnection
+from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
+from isobatch.deployments.transport.connection import Message
 from isobatch.deployments.transport.holdings import Holdings, LostError, Share, public_address
 from isobatch.deployments.transport.packed import Packed, take
 from isobatch.deployments.transport.wire import Wire
@@ -55,20 +55,17 @@ class Exchange:
         self._holdings = holdings
         self._idle: dict[str, list[_HolderConnection]] = defaultdict(list)
         self._unwanted: dict[str, list[str]] = {}  # keys to be dropped, by holder
-        self._server: asyncio.Server | None = None
         self.gate = AccessGate(UNAUTHORIZED_LIMIT)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, wire: Wire) -> None:
         """Start to answer other processes. The address in the claims of this process contains its key."""
         self._loop, self._wire = asyncio.get_running_loop(), wire
-        self._server, address = await wire.listen(lambda: _RequesterConnection(self))
+        address = await self.gate.open(wire, lambda: _RequesterConnection(self))
         self._holdings.address = f"{self.gate.key}@{address}"
         self._start(self._clean_up())
 
     def close(self) -> None:
-        if self._server:
-            self._server.close()
         for task in self._tasks:
             task.cancel()
         for connection in chain.from_iterable(self._idle.values()):
@@ -99,9 +96,10 @@ class Exchange:
             self._loop.call_soon_threadsafe(self._drop_later, holder, key)
 
     def _drop_later(self, holder: str, key: str) -> None:
-        if not self._unwanted:
-            self._loop.call_later(DROP_DELAY_S, self._send_drops)
-        self._unwanted.setdefault(holder, []).append(key)
+        if holder not in self._unwanted:
+            self._unwanted[holder] = []
+            self._start(self._send_drop(holder))
+        self._unwanted[holder].append(key)
 
     # Requests to other processes
 
@@ -120,7 +118,14 @@ class Exchange:
     @contextlib.asynccontextmanager
     async def _connection(self, holder: str) -> "AsyncIterator[_HolderConnection]":
         """Lend a connection exclusively. A connection that broke in the middle of a request is not used again."""
-        connection = self._pooled(holder) or await self._connect(holder)
+        idle = self._idle[holder]
+        while idle and not idle[-1].is_open:
+            idle.pop()
+        if idle:
+            connection = idle.pop()
+        else:
+            key, _, address = holder.rpartition("@")
+            connection = await self._wire.connect(lambda: _HolderConnection(key), address)
         try:
             yield connection
         except BaseException:
@@ -129,22 +134,9 @@ class Exchange:
         connection.used_s = self._loop.time()
         self._idle[holder].append(connection)
 
-    def _pooled(self, holder: str) -> "_HolderConnection | None":
-        connections = self._idle.get(holder, [])
-        while connections:
-            if (connection := connections.pop()).is_open:
-                return connection
-        return None
-
-    async def _connect(self, holder: str) -> "_HolderConnection":
-        return await self._wire.connect(lambda: _HolderConnection(holder.partition("@")[0]), public_address(holder))
-
-    def _send_drops(self) -> None:
-        unwanted, self._unwanted = self._unwanted, {}
-        for holder, keys in unwanted.items():
-            self._start(self._send_drop(holder, keys))
-
-    async def _send_drop(self, holder: str, keys: list[str]) -> None:
+    async def _send_drop(self, holder: str) -> None:
+        await asyncio.sleep(DROP_DELAY_S)
+        keys = self._unwanted.pop(holder)
         with contextlib.suppress(OSError):  # a holder that has gone has nothing to drop
             async with asyncio.timeout(PATIENCE_S), self._connection(holder) as connection:
                 connection.send(Drop(keys))
@@ -179,16 +171,13 @@ class Exchange:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self._holdings.expire()
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        before_s = self._loop.time() - IDLE_S
-        for holder, connections in list(self._idle.items()):
-            for unused in [connection for connection in connections if connection.used_s < before_s]:
-                unused.hang_up()
-                connections.remove(unused)
-            if not connections:
-                del self._idle[holder]
+            before_s = self._loop.time() - IDLE_S
+            for holder, connections in list(self._idle.items()):
+                for unused in [connection for connection in connections if connection.used_s < before_s]:
+                    unused.hang_up()
+                    connections.remove(unused)
+                if not connections:
+                    del self._idle[holder]
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -196,15 +185,12 @@ class Exchange:
         task.add_done_callback(self._tasks.discard)
 
 
-class _HolderConnection(MessageConnection):
+class _HolderConnection(KeyedConnection):
     """A connection to a holder, for one request at a time."""
 
     messages = Fetched
     used_s = 0.0  # when it was last used
     _reply: asyncio.Future[list[Packed]] | None = None
-
-    def __init__(self, key: str) -> None:
-        self._key = key
 
     async def fetch(self, wanted: list[tuple[str, list[int] | None]]) -> list[Packed]:
         if not self.is_open:
@@ -212,10 +198,6 @@ class _HolderConnection(MessageConnection):
         self._reply = asyncio.get_running_loop().create_future()
         self.send(Fetch(wanted))
         return await self._reply
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.send(Key(self._key))
 
     def on_message(self, message: Fetched) -> None:
         if self._reply is None or self._reply.done():

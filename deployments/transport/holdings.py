@@ -48,22 +48,10 @@ class Claim(Message, frozen=True, weakref=True):
 
 
 class Share(Message, frozen=True):
-    """Some of the inputs of a claim.
-
-    >>> import numpy as np
-    >>> len(Share(Claim(4, "5ec7@10.0.0.7:4242", "7f3a", count=8), np.array([0, 5])))
-    2
-    """
+    """Some of the inputs of a claim."""
 
     claim: Claim
     rows: Integers
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def cursor(self) -> int:
-        return self.claim.cursor
 
     @property
     def is_complete(self) -> bool:

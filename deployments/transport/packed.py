@@ -7,7 +7,7 @@ half the processor time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.transport.connection import Message
 from isobatch.profiles.model import Array, Batch, Words
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Integers = NDArray[np.int64]
 
@@ -50,7 +47,7 @@ class Packed(Message, frozen=True, weakref=True):
 def pack(batch: Batch) -> Packed:
     """Pack a batch from any device."""
     ahead = pack(batch.ahead) if batch.ahead else None
-    if _is_in_numpy(batch):
+    if all(isinstance(array, np.ndarray) for array in (batch.memory, *batch.arrays.values())):
         encoded = batch.truncated, batch.words
         return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, frozenset(), *encoded, ahead)
     import torch
@@ -63,10 +60,6 @@ def pack(batch: Batch) -> Packed:
     return Packed(batch.cursor, arrays, memory, batch.lengths, bfloat16, ahead=ahead)
 
 
-def _is_in_numpy(batch: Batch) -> bool:
-    return all(isinstance(array, np.ndarray) for array in (batch.memory, *batch.arrays.values()))
-
-
 def join(parts: Sequence[Packed]) -> Packed:
     """Join the parts, in order."""
     first = parts[0]
@@ -75,9 +68,18 @@ def join(parts: Sequence[Packed]) -> Packed:
     if len(cursors := {part.cursor for part in parts}) > 1:
         raise ValueError(f"parts must stand before one block, got {sorted(cursors)}")
     arrays = {name: _joined_rows([part.arrays[name] for part in parts]) for name in first.arrays}
-    lengths = None if first.lengths is None else np.concatenate([_lengths(part) for part in parts])
+    lengths = [part.lengths for part in parts if part.lengths is not None]
+    if len(lengths) not in (0, len(parts)):
+        raise ValueError("a part with lengths cannot be joined with one that has none")
     memory, ahead = np.concatenate([part.memory for part in parts]), [part.ahead for part in parts if part.ahead]
-    return Packed(first.cursor, arrays, memory, lengths, first.bfloat16, ahead=join(ahead) if ahead else None)
+    return Packed(
+        first.cursor,
+        arrays,
+        memory,
+        np.concatenate(lengths) if lengths else None,
+        first.bfloat16,
+        ahead=join(ahead) if ahead else None,
+    )
 
 
 def _joined_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -93,14 +95,13 @@ def _joined_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def unpack(parts: Sequence[Packed]) -> Batch:
     """Join the parts into one batch, in order."""
-    return _batch(join(parts))
+    joined = join(parts)
+    arrays: dict[str, Array] = dict(joined.arrays)
+    if joined.bfloat16:
+        import torch
 
-
-def _batch(joined: Packed) -> Batch:
-    arrays: dict[str, Array] = {
-        name: _as_bfloat16(rows) if name in joined.bfloat16 else rows for name, rows in joined.arrays.items()
-    }
-    ahead = _batch(joined.ahead) if joined.ahead else None
+        arrays |= {name: torch.from_numpy(joined.arrays[name]).view(torch.bfloat16) for name in joined.bfloat16}
+    ahead = unpack([joined.ahead]) if joined.ahead else None
     return Batch(joined.cursor, arrays, joined.memory, joined.lengths, ahead=ahead)
 
 
@@ -120,12 +121,6 @@ def is_all(rows: Integers, count: int) -> bool:
     return len(rows) == count and bool((rows == np.arange(count)).all())
 
 
-def _lengths(part: Packed) -> Integers:
-    if part.lengths is None:
-        raise ValueError("a part with lengths cannot be joined with one that has none")
-    return part.lengths
-
-
 def rows_of(lengths: Integers, inputs: Integers) -> Integers:
     """The rows that hold the tokens of these inputs.
 
@@ -136,9 +131,3 @@ def rows_of(lengths: Integers, inputs: Integers) -> Integers:
     before = np.cumsum(wanted) - wanted
     rows: Integers = np.arange(wanted.sum()) + np.repeat(starts - before, wanted)
     return rows
-
-
-def _as_bfloat16(bits: NDArray[Any]) -> Tensor:
-    import torch
-
-    return torch.from_numpy(bits).view(torch.bfloat16)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from itertools import count
 from typing import NamedTuple
 
-from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key
-from isobatch.deployments.transport.connection import Message, MessageConnection, log
+from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
+from isobatch.deployments.transport.connection import Message, log
 from isobatch.deployments.transport.holdings import LostError
 from isobatch.deployments.transport.orders import Departed, Failed, NumberedOrder, NumberedReply, Order, Stayed
 from isobatch.deployments.transport.wire import Wire
@@ -34,13 +34,14 @@ class ReplicaAddress(NamedTuple):
     weights: str = ""  # a hash of the network's files; "": unknown
 
 
-class ReplicaConnection(MessageConnection):
+class ReplicaConnection(KeyedConnection):
     """The front's end of the connection."""
 
     messages = NumberedReply
 
     def __init__(self, key: str, on_lost: Callable[[], None]) -> None:
-        self._key, self._on_lost = key, on_lost
+        super().__init__(key)
+        self._on_lost = on_lost
         self._numbers = count()
         self._replies: dict[int, asyncio.Queue[Departed | Stayed | Failed | None]] = {}  # None: the last reply has come
         self._retired = False
@@ -77,10 +78,6 @@ class ReplicaConnection(MessageConnection):
 
     # Received messages
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.send(Key(self._key))
-
     def on_message(self, message: NumberedReply) -> None:
         if waiting := self._replies.get(message.number):  # otherwise its caller has given up
             waiting.put_nowait(message.reply)
@@ -105,16 +102,12 @@ class OrderServer:
     def __init__(self, run: Callable[[Order], AsyncIterator[Departed | Stayed]], end_if_stuck: Callable[[float], None]):
         self.run, self.end_if_stuck = run, end_if_stuck
         self.gate = AccessGate(UNAUTHORIZED_LIMIT)
-        self._server: asyncio.Server | None = None
 
     async def open(self, wire: Wire) -> str:
         """Start to take orders; returns the address."""
-        self._server, address = await wire.listen(lambda: _FrontConnection(self))
-        return address
+        return await self.gate.open(wire, lambda: _FrontConnection(self))
 
     def close(self) -> None:
-        if self._server:
-            self._server.close()
         self.gate.close()
 
 

@@ -21,7 +21,7 @@ CALLS = (
     "/transport/replica_connection.py",
     "/transport/connection.py",
     "/transport/orders.py",
-    "/front/workers.py",
+    "/front/follower.py",
 )
 LAYERS = {
     "json": ("/json/",),

@@ -17,7 +17,7 @@ from isobatch.deployments.decoding.replica import ReplicaState
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
-from isobatch.deployments.metrics import DECODER_FRONT, MetricSeries
+from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from tests.helpers.documented import DocumentedClient
 from tests.helpers.noted_metrics import NotedMetrics
 from tests.helpers.tiny_decoders import engine, plainly
@@ -38,7 +38,7 @@ class World:
         self.failing, self.full, self.asked, self.grouped = 0, False, 0, 0
         self.texts = TextTokens(words, 64)
         self.metrics, self.now_s, self.replicas = NotedMetrics(), 0.0, 1
-        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
+        meter = ClientMeter(MetricSeries(TEXT_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         shape = shape_of(model.config)
         self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
 

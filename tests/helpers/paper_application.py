@@ -15,7 +15,7 @@ from isobatch.deployments.decoding.client_meter import ClientMeter, SequenceMete
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.front.observed import Observed, since
-from isobatch.deployments.metrics import DECODER_FRONT, MetricSeries
+from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 from tests.helpers.noted_metrics import NotedMetrics
@@ -53,7 +53,7 @@ class PaperApplication:
         self._replica = _Metered(question.profile, plan.placements[0].kind, self._config, Random(seed))
         terms = question.goal
         self._meter = ClientMeter(
-            MetricSeries(DECODER_FRONT, NotedMetrics()), self._replica.clock, terms.ttft_s, terms.tpot_s
+            MetricSeries(TEXT_FRONT, NotedMetrics()), self._replica.clock, terms.ttft_s, terms.tpot_s
         )
         self._replica.meter_by(self._meter)
 

@@ -17,7 +17,7 @@ from isobatch.deployments.decoding.config import FRONT
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
 from isobatch.deployments.deployer.steps import Moved
-from isobatch.deployments.metrics import DECODER_FRONT, DECODER_REPLICA
+from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.text_profile import (
     DecoderProfile,
@@ -155,7 +155,7 @@ def test_openais_client_understands_refusals(client: Any) -> None:
 
 
 def test_prometheus_is_told_of_tokens_and_residents(written: list[str]) -> None:
-    told = [family for family in DECODER_FRONT + DECODER_REPLICA if family.name != "isobatch_preempted"]  # nobody was
+    told = [family for family in TEXT_FRONT + TEXT_REPLICA if family.name != "isobatch_preempted"]  # nobody was
     assert eventually(lambda: {family.name for family in told} <= scraped().keys())
     found = scraped()
     for family in told:

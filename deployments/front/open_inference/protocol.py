@@ -8,7 +8,7 @@ import numpy as np
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.counts import together
-from isobatch.deployments.front.open_inference.requests import BYTES
+from isobatch.deployments.front.open_inference.schemas import BYTES
 from isobatch.deployments.front.predict import WINNER
 from isobatch.deployments.front.service import Service
 
@@ -92,7 +92,7 @@ async def statistics(service: Service) -> dict[str, Any]:
         "name": service.name,
         "version": VERSION,
         "inference_count": counts.exits.total(),
-        "execution_count": sum(launches.count for (_, block), launches in counts.launches.items() if block == 0),
+        "execution_count": sum(launches.number for (_, block), launches in counts.launches.items() if block == 0),
         "inference_stats": {
             "success": duration(counts.seconds["all"]),
             "fail": duration(0.0, counts.outcomes["failed"]),

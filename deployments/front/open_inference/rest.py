@@ -1,5 +1,6 @@
 """The protocol's paths over HTTP."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -7,18 +8,8 @@ from fastapi.responses import Response
 
 from isobatch.deployments.front.answers import Answer
 from isobatch.deployments.front.bodies import body_of, size_of
-from isobatch.deployments.front.headers import DEADLINE_HEADER, deadline_s
-from isobatch.deployments.front.open_inference import protocol
+from isobatch.deployments.front.open_inference import protocol, schemas
 from isobatch.deployments.front.open_inference.protocol import VERSION, DescribedModel, check, model_of
-from isobatch.deployments.front.open_inference.requests import InferResponse
-from isobatch.deployments.front.open_inference.schemas import (
-    AS_BYTES,
-    ModelConfiguration,
-    ModelMetadata,
-    ServerMetadata,
-    ServerStatistics,
-    infer_body,
-)
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, check_outputs, read, write
 from isobatch.deployments.front.openapi import READING, WITH_INPUTS, documented, problems
 from isobatch.deployments.front.service import Content, Service
@@ -34,7 +25,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
     model = model_of(service)
 
-    @router.get("", **documented(ServerMetadata, 401, 500))
+    @router.get("", **documented(schemas.ServerMetadata, 401, 500))
     async def server() -> dict[str, Any]:
         """The server's name, version and extensions."""
         return protocol.server(model)
@@ -51,8 +42,8 @@ def routes(service: Service) -> APIRouter:
 
     errors = 401, 404, 500
 
-    @router.get("/models/{name}", **documented(ModelMetadata, *errors))
-    @router.get("/models/{name}/versions/{version}", **documented(ModelMetadata, *errors))
+    @router.get("/models/{name}", **documented(schemas.ModelMetadata, *errors))
+    @router.get("/models/{name}/versions/{version}", **documented(schemas.ModelMetadata, *errors))
     async def metadata(name: str, version: str = VERSION) -> dict[str, Any]:
         """The input and output tensors. The first dimension of each is the number of inputs."""
         check(model, name, version)
@@ -67,23 +58,23 @@ def routes(service: Service) -> APIRouter:
         check(model, name, version)
         return await ready()
 
-    @router.get("/models/{name}/config", **documented(ModelConfiguration, *errors))
-    @router.get("/models/{name}/versions/{version}/config", **documented(ModelConfiguration, *errors))
+    @router.get("/models/{name}/config", **documented(schemas.ModelConfiguration, *errors))
+    @router.get("/models/{name}/versions/{version}/config", **documented(schemas.ModelConfiguration, *errors))
     async def configuration(name: str, version: str = VERSION) -> dict[str, Any]:
         """The part of Triton's configuration that perf_analyzer reads."""
         check(model, name, version)
         return protocol.configuration(model)
 
-    @router.get("/models/{name}/stats", **documented(ServerStatistics, *errors))
-    @router.get("/models/{name}/versions/{version}/stats", **documented(ServerStatistics, *errors))
+    @router.get("/models/{name}/stats", **documented(schemas.ServerStatistics, *errors))
+    @router.get("/models/{name}/versions/{version}/stats", **documented(schemas.ServerStatistics, *errors))
     async def statistics(name: str, version: str = VERSION) -> dict[str, Any]:
         """Counts and times since the start, in Triton's format."""
         check(model, name, version)
         return await protocol.statistics(service)
 
-    described = documented(InferResponse, *READING, 404)
-    described["responses"][200] |= AS_BYTES
-    described["openapi_extra"] = WITH_INPUTS | infer_body(service.example.value)
+    described = documented(schemas.InferResponse, *READING, 404)
+    described["responses"][200] |= schemas.AS_BYTES
+    described["openapi_extra"] = WITH_INPUTS | schemas.infer_body(service.example.value)
 
     @router.post("/models/{name}/infer", **described)
     @router.post("/models/{name}/versions/{version}/infer", **described)
@@ -92,14 +83,11 @@ def routes(service: Service) -> APIRouter:
         headers = dict(request.scope["headers"])
         with service.counted("rest", headers):
             check(model, name, version)
-            incoming = service.register(
-                "rest", size_of(headers), headers, deadline_s(request.headers.get(DEADLINE_HEADER))
-            )
+            incoming = service.register("rest", size_of(headers), headers)
             body = await body_of(headers, request.receive, service.config.max_body_bytes)
             json_size = request.headers.get(JSON_BYTES_HEADER)
-            reply, json_bytes = await service.answer(
-                incoming, lambda: _content(service, model, body, json_size), len(body)
-            )
+            read = partial(_content, service, model, body, json_size)
+            reply, json_bytes = await service.answer(incoming, read, len(body))
         if json_bytes is None:
             return Response(reply, media_type="application/json")
         return Response(reply, headers={JSON_BYTES_HEADER: str(json_bytes)}, media_type="application/octet-stream")

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -14,133 +14,94 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.front import grpc_server
 from isobatch.deployments.front.answers import Answer, RefusedError
-from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED
-from isobatch.deployments.front.grpc_server import Methods
-from isobatch.deployments.front.headers import (
-    CLIENT,
-    DEADLINE_HEADER,
-    STARTED,
-    TIMEOUT,
-    deadline_s,
-    timeout_s_by,
-    waited_s_by,
-)
+from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOST_NAMED, validated
+from isobatch.deployments.front.headers import CLIENT, STARTED, TIMEOUT, timeout_s_by, waited_s_by
 from isobatch.deployments.front.open_inference import protocol
-from isobatch.deployments.front.open_inference.calls import Fields, aborting, as_headers, first, read_message
 from isobatch.deployments.front.open_inference.messages import message
-from isobatch.deployments.front.open_inference.methods import Questions, check_infer, infer_fields, outputs_of
-from isobatch.deployments.front.open_inference.places import Places
-from isobatch.deployments.front.open_inference.protocol import DescribedModel, check, model_of
-from isobatch.deployments.front.open_inference.requests import BYTES, InputTensor, checked, dtype_of
+from isobatch.deployments.front.open_inference.schemas import BYTES, InputTensor, dtype_of
 from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, rows, timeout_s
-from isobatch.deployments.front.service import Content, Format, IncomingRequest, Service
+from isobatch.deployments.front.service import Content, Service
 
 # Requests of one stream that run at once.
 _MOST_RUNNING = 64
 # A refused request keeps its place for this time, since refusing is work, too.
 PUSH_BACK_S = 0.05
-
-
-@dataclass(frozen=True)
-class Call:
-    """The facts of a call besides its message."""
-
-    metadata: Mapping[str, Any]
-    left_s: float | None  # how long its client still waits
+# The share of the SLO that requests take at full load, as in plans.
+LOAD = 0.8
+# The same while many requests are refused.
+LOAD_WHILE_REFUSING = 0.4
+# Refused requests count as many above this share of the answered ones.
+MANY_REFUSED = 0.05
+# The least number of places, however few requests were answered recently.
+LEAST_PACED = 8
+_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
 
 
 def serving(service: Service) -> AbstractAsyncContextManager[None]:
     """Serve this network over gRPC during the context."""
-    return grpc_server.serving(service, partial(methods, service))
+    return grpc_server.serve(service, lambda most_of_streams: _Inferences(service, most_of_streams).methods())
 
 
-def methods(service: Service, most_of_streams: Callable[[], int]) -> Methods:
-    model, most_fields = model_of(service), _most_fields(service)
+class _Call(NamedTuple):
+    """The facts of a call besides its message."""
 
-    async def statistics(request: Any) -> Fields:
+    headers: dict[bytes, bytes]
+    left_s: float | None  # how long its client still waits
+
+    @classmethod
+    def of(cls, context: Any) -> "_Call":
+        """gRPC counts its own timeout from here on, so the time that the call spent in HAProxy is subtracted."""
+        metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
+        headers, waits_s = grpc_server.as_headers(metadata), timeout_s_by(metadata.get(TIMEOUT))
+        if left_s is not None and waits_s is not None:
+            left_s = min(left_s, waits_s - waited_s_by(headers.get(STARTED)))
+        return cls(headers, left_s)
+
+
+class _Inferences:
+    """The methods of one service. `most_of_streams`: the most requests of streams that run at once."""
+
+    def __init__(self, service: Service, most_of_streams: Callable[[], int]) -> None:
+        self._service, self._model = service, protocol.model_of(service)
+        # Each text is a field, and an input has at most two; other fields are few.
+        self._most_fields = MOST_TEXTS * service.config.most_inputs + 8 * MOST_NAMED
+        self._places = Places(most_of_streams, service.config.slo_ms / 1e3, time.monotonic)
+        self._whole, self._streamed = message("ModelInferResponse"), message("ModelStreamInferResponse")
+
+    def methods(self) -> grpc_server.Methods:
+        whole, streamed = self._whole.SerializeToString, self._streamed.SerializeToString
+        return {
+            **grpc_server.question_methods(
+                self._service, self._model, self._most_fields, ModelStatistics=self._statistics
+            ),
+            "ModelInfer": grpc.stream_unary_rpc_method_handler(self._infer, None, whole),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream, None, streamed),
+        }
+
+    async def _statistics(self, request: Any) -> grpc_server.Fields:
         """A request without a name asks for all models; there is only one."""
-        check(model, request.name or model.name, request.version)
-        return await protocol.statistics(service)
+        protocol.check(self._model, request.name or self._model.name, request.version)
+        return await protocol.statistics(self._service)
 
-    places = Places(most_of_streams, service.config.slo_ms / 1e3, time.monotonic)
-    return {
-        **Questions(service, model, most_fields).methods(ModelStatistics=statistics),
-        "ModelInfer": _inferred(service, model),
-        "ModelStreamInfer": _streamed(service, model, places),
-    }
+    async def _infer(self, requests: AsyncIterator[bytes], context: Any) -> Any:
+        async with grpc_server.aborting(context, "ModelInfer"):
+            call = _Call.of(context)
+            with self._service.counted("grpc", call.headers):
+                sent = await grpc_server.first(requests)
+                incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
+                return await self._service.answer(incoming, lambda: self._content(self._read(sent)))
 
-
-def _call(context: Any) -> Call:
-    """The facts of a call. gRPC counts its timeout from here on, so the time that it spent in HAProxy is subtracted."""
-    metadata, left_s = dict(context.invocation_metadata() or ()), context.time_remaining()
-    timeout_s = timeout_s_by(metadata.get(TIMEOUT))
-    if left_s is not None and timeout_s is not None:
-        left_s = min(left_s, timeout_s - waited_s_by(as_headers(metadata).get(STARTED)))
-    return Call(metadata, left_s)
-
-
-def _inferred(service: Service, model: DescribedModel) -> grpc.RpcMethodHandler:
-    response, most_fields = message("ModelInferResponse"), _most_fields(service)
-
-    async def handle(requests: AsyncIterator[bytes], context: Any) -> Any:
-        async with aborting(context, "ModelInfer"):
-            call = _call(context)
-            with service.counted("grpc", as_headers(call.metadata)):
-                sent = await first(requests)
-                incoming = _register(service, len(sent), call)
-                return await service.answer(
-                    incoming,
-                    lambda: _content(service, model, read_message("ModelInferRequest", sent, most_fields), response),
-                )
-
-    return grpc.stream_unary_rpc_method_handler(handle, None, response.SerializeToString)
-
-
-def _register(service: Service, size: int, call: Call) -> IncomingRequest:
-    """The deadline in the metadata counts from the call's arrival; gRPC's own timeout counts from now."""
-    within_s = deadline_s(call.metadata.get(DEADLINE_HEADER))
-    return service.register("grpc", size, as_headers(call.metadata), within_s, call.left_s)
-
-
-def _most_fields(service: Service) -> int:
-    """The most fields of a request: each text is one, and an input has at most two; other fields are few."""
-    return MOST_TEXTS * service.config.most_inputs + 8 * MOST_NAMED
-
-
-def _is_answer(done: asyncio.Task[Any]) -> bool:
-    return not done.cancelled() and not done.exception() and not done.result().error_message
-
-
-def _streamed(service: Service, model: DescribedModel, places: Places) -> grpc.RpcMethodHandler:
-    """Requests of one stream run together; replies keep their order. A refusal is a reply, and the stream goes on."""
-    response, most_fields = message("ModelStreamInferResponse"), _most_fields(service)
-
-    async def answer_to(sent: bytes, call: Call) -> Any:
-        request_id = ""
-        try:
-            with service.counted("grpc", as_headers(call.metadata)):
-                incoming = _register(service, len(sent), call)
-                request = read_message("ModelInferRequest", sent, most_fields)
-                request_id = request.id[:LONGEST_NAME]
-                answer = await service.answer(
-                    incoming, lambda: _content(service, model, request, message("ModelInferResponse"))
-                )
-                return response(infer_response=answer)
-        except RefusedError as refused:
-            if refused.status in (503, 504):
-                await asyncio.sleep(PUSH_BACK_S)
-            return response(error_message=refused.sentence, infer_response={"id": request_id})
-
-    async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        """Requests of one stream run together; replies keep their order."""
         client = str(dict(context.invocation_metadata())[CLIENT])  # its address, as HAProxy says
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_MOST_RUNNING)
 
         async def begin() -> None:
             try:
                 async for sent in requests:
-                    await places.take(client)
-                    task = asyncio.create_task(answer_to(sent, _call(context)))
-                    task.add_done_callback(lambda done: places.leave(client, _is_answer(done)))
+                    await self._places.take(client)
+                    task = asyncio.create_task(self._answer_in_stream(sent, context))
+                    task.add_done_callback(lambda done: self._places.leave(client, _is_answer(done)))
                     await begun.put(task)
             finally:
                 await begun.put(None)
@@ -155,36 +116,51 @@ def _streamed(service: Service, model: DescribedModel, places: Places) -> grpc.R
                 if reply := begun.get_nowait():
                     reply.cancel()
 
-    return grpc.stream_stream_rpc_method_handler(handle, None, response.SerializeToString)
+    async def _answer_in_stream(self, sent: bytes, context: Any) -> Any:
+        """The reply to one request of a stream. A refusal is a reply, too, and the stream goes on."""
+        call, request_id = _Call.of(context), ""
+        try:
+            with self._service.counted("grpc", call.headers):
+                incoming = self._service.register("grpc", len(sent), call.headers, call.left_s)
+                request = self._read(sent)
+                request_id = request.id[:LONGEST_NAME]
+                answer = await self._service.answer(incoming, lambda: self._content(request))
+                return self._streamed(infer_response=answer)
+        except RefusedError as refused:
+            if refused.status in (503, 504):
+                await asyncio.sleep(PUSH_BACK_S)
+            return self._streamed(error_message=refused.sentence, infer_response={"id": request_id})
+
+    def _read(self, sent: bytes) -> Any:
+        return grpc_server.read_message("ModelInferRequest", sent, self._most_fields)
+
+    def _content(self, request: Any) -> Content[Any]:
+        service, model = self._service, self._model
+        grpc_server.check_infer(model, request)
+
+        def written(answers: list[Answer]) -> Any:
+            values = protocol.columns(service, answers, grpc_server.outputs_of(model, request))
+            return self._whole(**grpc_server.infer_fields(model, request, values))
+
+        timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
+        return Content(service.encoded_each(self._values(request)), written, timeout_s(next(timeouts_us, 0)))
+
+    def _values(self, request: Any) -> Any:
+        if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
+            raise RefusedError(400, "'inputs' must be one tensor, whose first dimension is the number of inputs")
+        (sent,), raw = request.inputs, request.raw_input_contents
+        shape = list(sent.shape[: MOST_DIMENSIONS + 1])
+        tensor = validated(InputTensor, {"name": sent.name, "datatype": sent.datatype, "shape": shape})
+        texts = not self._service.reads_pictures
+
+        def load(kind: str, count: int) -> NDArray[Any]:
+            return from_bytes(raw[0], kind, count, texts) if raw else _contents(sent.contents, kind, count, texts)
+
+        return rows(tensor, self._service.sizes, load)
 
 
-def _content(service: Service, model: DescribedModel, request: Any, response: Callable[..., Format]) -> Content[Format]:
-    """The content of an inference request; `response` creates a message from the fields of its answer."""
-    check_infer(model, request)
-
-    def written(answers: list[Answer]) -> Format:
-        values = protocol.columns(service, answers, outputs_of(model, request))
-        return response(**infer_fields(model, request, values))
-
-    timeouts_us = (parameter.value.int64_param for parameter in request.parameters if parameter.key == "timeout")
-    return Content(service.encoded_each(_values(service, request)), written, timeout_s(next(timeouts_us, 0)))
-
-
-def _values(service: Service, request: Any) -> Any:
-    if len(request.inputs) != 1 or len(request.raw_input_contents) > 1:
-        raise RefusedError(400, "'inputs' must be one tensor, whose first dimension is the number of inputs")
-    (sent,), raw = request.inputs, request.raw_input_contents
-    shape = list(sent.shape[: MOST_DIMENSIONS + 1])
-    tensor = checked(InputTensor, {"name": sent.name, "datatype": sent.datatype, "shape": shape})
-
-    def load(kind: str, count: int) -> NDArray[Any]:
-        texts = not service.reads_pictures
-        return from_bytes(raw[0], kind, count, texts) if raw else _contents(sent.contents, kind, count, texts)
-
-    return rows(tensor, service.sizes, load)
-
-
-_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
+def _is_answer(done: asyncio.Task[Any]) -> bool:
+    return not done.cancelled() and not done.exception() and not done.result().error_message
 
 
 def _contents(contents: Any, kind: str, count: int, texts: bool) -> NDArray[Any]:
@@ -198,3 +174,64 @@ def _contents(contents: Any, kind: str, count: int, texts: bool) -> NDArray[Any]
     if kind == BYTES:
         return np.array([text.decode() for text in values] if texts else list(values), dtype=object)
     return np.array(values, dtype=dtype_of(kind))
+
+
+class Places:
+    """The number of requests of all streams together that run at once. Further requests are not read from the network.
+
+    gRPC's flow control keeps those at the client. The number of places is that of requests that were recently answered
+    in most of `slo_s`, so that each takes about that time. It is lower while some are refused, and at most `limit`.
+    Each stream waits for one place. The next place goes to the client with the fewest places, however many streams it
+    has; of several such clients, or streams of one client, to the one that has waited longest.
+    """
+
+    def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
+        self._limit, self._slo_s, self._clock = limit, slo_s, clock
+        self._paced = LEAST_PACED
+        self._began_s, self._answered, self._refused = clock(), 0, 0  # the present window, and its requests
+        self._taken = Counter[str]()  # by client
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client; the one served last is last
+
+    @property
+    def most(self) -> int:
+        return min(self._paced, self._limit())
+
+    async def take(self, client: str) -> None:
+        if not self._waiting and self._taken.total() < self.most:
+            self._taken[client] += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # it was given in this turn of the event loop
+                self.leave(client, answered=False)
+            raise
+
+    def leave(self, client: str, answered: bool) -> None:
+        self._taken[client] -= 1
+        if not self._taken[client]:
+            del self._taken[client]
+        self._answered += answered
+        self._refused += not answered
+        if (took_s := self._clock() - self._began_s) >= self._slo_s:
+            self._pace(took_s)
+        while self._waiting and self._taken.total() < self.most:
+            self._give()
+
+    def _pace(self, took_s: float) -> None:
+        if self._waiting:  # otherwise more requests might have been answered
+            share = LOAD_WHILE_REFUSING if self._refused > MANY_REFUSED * self._answered else LOAD
+            self._paced = max(LEAST_PACED, ceil(share * self._answered * self._slo_s / took_s))
+        self._began_s, self._answered, self._refused = self._clock(), 0, 0
+
+    def _give(self) -> None:
+        client = min(self._waiting, key=lambda waiting: self._taken[waiting])
+        streams = self._waiting.pop(client)
+        longest = streams.popleft()
+        if streams:
+            self._waiting[client] = streams
+        if not longest.done():  # its stream has not ended
+            self._taken[client] += 1
+            longest.set_result(None)

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.deployments.front.answers import RefusedError, shown
-from isobatch.deployments.front.bodies import Sizes, json_in, number
+from isobatch.deployments.front.bodies import Sizes, json_in, number, validated
 from isobatch.deployments.front.headers import LONGEST_MS
-from isobatch.deployments.front.open_inference.requests import (
+from isobatch.deployments.front.open_inference.schemas import (
     BYTES,
     NUMBERS,
     InferRequest,
     InputTensor,
-    checked,
     dtype_of,
 )
 
@@ -46,7 +45,7 @@ def read(body: bytes, header: str | None, sizes: Sizes, texts: bool = True) -> T
     `texts`: tensors of BYTES are texts; otherwise they are pictures.
     """
     content, raw = _parts(body, header)
-    request = checked(InferRequest, content)
+    request = validated(InferRequest, content)
     parameters = request.parameters
     binary = bool(parameters and parameters.binary_data_output)
     requested = {}
@@ -111,14 +110,10 @@ def rows(tensor: InputTensor, sizes: Sizes, load: Callable[[str, int], NDArray[A
     except (ValueError, TypeError, OverflowError, struct.error) as error:
         reason = f"tensor {shown(tensor.name)} does not hold {kind} of shape {shape}: {error}"
         raise RefusedError(400, reason) from error
-    _check_finite(values)
-    return values.tolist() if kind == BYTES else list(values)
-
-
-def _check_finite(values: NDArray[Any]) -> None:
     if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
         row = np.argwhere(~finite)[0][0]
         raise RefusedError(422, f"input {row} holds numbers that are not finite")
+    return values.tolist() if kind == BYTES else list(values)
 
 
 def _from_json(data: Any, kind: str) -> NDArray[Any]:

@@ -1,19 +1,19 @@
 """What the forms of other servers share: how a body is checked, how errors are written, and the score of a document."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
-from isobatch.deployments.front.predict import encode
+from isobatch.deployments.front.bodies import validated
+from isobatch.deployments.front.predict import Form, encode
 from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.tasks import logits_of
 from isobatch.deployments.transport.packed import Packed
-from isobatch.profiles.errors import first_wrong
 
 
 class Body(BaseModel):
@@ -39,34 +39,27 @@ def _texts(value: object) -> object:
 Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
-@dataclass(frozen=True)
-class Style:
-    """How a server writes errors: other statuses than ours, and JSON of its own."""
-
-    statuses: Mapping[int, int]
-    write: Callable[[RefusedError], Any]
-
-    def apply(self, refused: RefusedError) -> None:
-        refused.status = self.statuses.get(refused.status, refused.status)
-        refused.write = self.write
-
-
-class TextForm(Generic[AnyBody]):
-    """A form of another server, whose inputs are texts or pairs of texts. Implements `predict.Form`."""
+class TextForm(Form, Generic[AnyBody]):
+    """A form of another server, whose inputs are texts or pairs of texts."""
 
     body: type[AnyBody]
-    style: Style
+    statuses: ClassVar[Mapping[int, int]]  # of errors, where this server has others than ours
     marks: ClassVar[frozenset[str]] = frozenset()  # fields that tell the form apart from others of its path
     wrong = 400  # the status for a body with other fields or values
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        """The JSON of an error."""
+        raise NotImplementedError
+
     def marked(self, content: object) -> bool:
         return isinstance(content, dict) and not self.marks.isdisjoint(content)
 
     def restyle(self, refused: RefusedError) -> None:
-        self.style.apply(refused)
+        refused.status, refused.write = self.statuses.get(refused.status, refused.status), self.error
 
     def read(self, content: object) -> Content[bytes]:
         body = self.checked(content)
@@ -81,15 +74,10 @@ class TextForm(Generic[AnyBody]):
 
     def checked(self, content: object) -> AnyBody:
         """The body of a request; raises a `RefusedError` that names the first wrong value."""
-        try:
-            return self.body.model_validate(content)
-        except ValidationError as error:
-            if unknown := isinstance(content, dict) and content.keys() - _names_of(self.body):
-                known = ", ".join(self.body.model_fields)
-                raise RefusedError(self.wrong, f"{shown(min(unknown))} is not accepted; there are: {known}") from error
-            wrong = first_wrong(error)
-            place = f"{wrong.place} = {shown(wrong.value)}: " if wrong.place else "the body: "
-            raise RefusedError(self.wrong, f"{place}{wrong.reason}") from error
+        if unknown := isinstance(content, dict) and content.keys() - _names_of(self.body):
+            known = ", ".join(self.body.model_fields)
+            raise RefusedError(self.wrong, f"{shown(min(unknown))} is not accepted; there are: {known}")
+        return validated(self.body, content, self.wrong)
 
     def encoded(self, inputs: Sequence[Any], truncates: bool = True, too_long: int = 422) -> Packed:
         """The encoded inputs. Without `truncates`, a text that is too long is refused with the status `too_long`."""
@@ -98,7 +86,24 @@ class TextForm(Generic[AnyBody]):
             raise RefusedError(too_long, f"input {min(packed.truncated)} has more tokens than the network reads")
         return packed
 
+    def label_scores(self, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
+        """The probabilities of all labels, or their logits (`raw`); a row for each answer."""
+        return np.stack([logits_of(each) for each in answers]) if raw else self.service.task.probabilities(answers)
 
+    def relevances(self, answers: Sequence[Answer], raw: bool) -> list[float]:
+        """The score of each document: that of the relevant label."""
+        scores: list[float] = self.label_scores(answers, raw)[:, self.service.relevant].tolist()
+        return scores
+
+    def check_relevant(self, status: int) -> None:
+        """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""
+        if self.service.relevant is None:
+            labels = f"this network has {len(self.service.labels)} labels"
+            problem = f"{labels}, and none of them is named as that of relevant texts"
+            raise RefusedError(status, f"{problem}: it is not a reranker (relevant_label: NAME in args: makes it one)")
+
+
+@cache
 def _names_of(body: type[Body]) -> set[str]:
     """The names of the fields of a body, with those that other versions of the server use."""
     names = {
@@ -108,24 +113,6 @@ def _names_of(body: type[Body]) -> set[str]:
     return {str(choice) for choices in names.values() for choice in choices.choices}
 
 
-def label_scores(service: Service, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
-    """The probabilities of all labels, or their logits (`raw`); a row for each answer."""
-    return np.stack([logits_of(answer) for answer in answers]) if raw else service.task.probabilities(answers)
-
-
-def relevances(service: Service, answers: Sequence[Answer], raw: bool = False) -> list[float]:
-    """The score of each document: that of the relevant label."""
-    scores: list[float] = label_scores(service, answers, raw)[:, service.relevant].tolist()
-    return scores
-
-
-def check_relevant(service: Service, status: int) -> None:
-    """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""
-    if service.relevant is None:
-        problem = f"this network has {len(service.labels)} labels, and none of them is named as that of relevant texts"
-        raise RefusedError(status, f"{problem}: it is not a reranker (relevant_label: NAME in args: makes it one)")
-
-
 def ranked(scores: Sequence[float]) -> list[int]:
     """The positions of scores, the highest first.
 
@@ -133,7 +120,3 @@ def ranked(scores: Sequence[float]) -> list[int]:
     [1, 0, 2]
     """
     return sorted(range(len(scores)), key=lambda position: -scores[position])
-
-
-def tokens_in(inputs: Packed) -> int:
-    return 0 if inputs.lengths is None else int(inputs.lengths.sum())

@@ -1,22 +1,13 @@
 """The interface of text-embeddings-inference (TEI): POST /predict, /rerank and /tokenize, GET /info."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.api import VERSION
-from isobatch.deployments.front.protocols.forms import (
-    Body,
-    Style,
-    TextForm,
-    Texts,
-    check_relevant,
-    label_scores,
-    ranked,
-    relevances,
-)
+from isobatch.deployments.front.protocols import forms
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
@@ -25,11 +16,6 @@ from isobatch.deployments.transport.packed import Packed
 _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
 
 
-def _error(refused: RefusedError) -> Any:
-    return {"error": refused.sentence, "error_type": _TYPES.get(refused.status, "validation")}
-
-
-STYLE = Style({500: 424, 503: 429, 504: 429}, _error)
 TOO_MANY = 413  # TEI's status for inputs that are too many or too long
 
 
@@ -38,7 +24,7 @@ class TeiError(Schema):
     error_type: str
 
 
-class _TruncatingBody(Body):
+class _TruncatingBody(forms.Body):
     truncate: bool | None = Field(None, description="Cut texts that are too long; none: as this server is configured.")
     truncation_direction: Literal["right", "Right"] = Field("right", description="Texts are cut at their end.")
     raw_scores: bool = Field(False, description="Logits, divided by their temperature, in place of probabilities.")
@@ -69,9 +55,13 @@ class LabelProbability(Schema):
     label: str
 
 
-class _TeiForm(TextForm[Any]):
-    style = STYLE
+class _TeiForm(forms.TextForm[Any]):
+    statuses: ClassVar[Mapping[int, int]] = {500: 424, 503: 429, 504: 429}
     wrong = 422
+
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        return {"error": refused.sentence, "error_type": _TYPES.get(refused.status, "validation")}
 
     def texts(self, inputs: Sequence[Any], truncate: bool | None) -> Packed:
         if len(inputs) > self.service.sizes.max_inputs:
@@ -88,23 +78,17 @@ class PredictForm(_TeiForm):
 
     def inputs(self, body: PredictBody) -> Packed:
         inputs = body.inputs if _is_batch(body) else [body.inputs]
-        return self.texts([_single(each) for each in inputs], body.truncate)
+        texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in inputs]  # [text] is a text
+        return self.texts(texts, body.truncate)
 
     def reply(self, body: PredictBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        lists = [self._predictions(row) for row in label_scores(self.service, answers, body.raw_scores).tolist()]
+        rows, names = self.label_scores(answers, body.raw_scores).tolist(), self.service.labels
+        lists = [[{"score": row[label], "label": names[label]} for label in forms.ranked(row)] for row in rows]
         return lists if _is_batch(body) else lists[0]
-
-    def _predictions(self, scores: Sequence[float]) -> list[dict[str, Any]]:
-        return [{"score": scores[label], "label": self.service.labels[label]} for label in ranked(scores)]
 
 
 def _is_batch(body: PredictBody) -> bool:
     return isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
-
-
-def _single(value: Any) -> Any:
-    """A list of one text is that text."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 class RerankBody(_TruncatingBody):
@@ -128,23 +112,23 @@ class RerankForm(_TeiForm):
     marks = frozenset({"texts"})
 
     def inputs(self, body: RerankBody) -> Packed:
-        check_relevant(self.service, 424)
+        self.check_relevant(424)
         if not body.texts:
             raise RefusedError(TOO_MANY, "`texts` cannot be empty")
         return self.texts([[body.query, text] for text in body.texts], body.truncate)
 
     def reply(self, body: RerankBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        scores = relevances(self.service, answers, body.raw_scores)
+        scores = self.relevances(answers, body.raw_scores)
         return [
             {"index": index, **({"text": body.texts[index]} if body.return_text else {}), "score": scores[index]}
-            for index in ranked(scores)
+            for index in forms.ranked(scores)
         ]
 
 
-class TokenizeBody(Body):
+class TokenizeBody(forms.Body):
     """A request for the tokens of texts."""
 
-    inputs: Texts
+    inputs: forms.Texts
     add_special_tokens: bool = True
 
 
@@ -156,10 +140,10 @@ class SimpleToken(Schema):
     stop: int | None
 
 
-class TokenizeForm(TextForm[TokenizeBody]):
-    """POST /tokenize. It computes nothing, so it is no `predict.Form`."""
+class TokenizeForm(_TeiForm):
+    """POST /tokenize, which computes nothing."""
 
-    body, style, wrong = TokenizeBody, STYLE, 422
+    body = TokenizeBody
 
     def tokens(self, content: object) -> list[list[dict[str, Any]]]:
         body, encoder = self.checked(content), self.service.texts
@@ -191,41 +175,33 @@ class ServedInfo(Schema):
     """What is served. Fields that have no meaning here are null."""
 
     model_id: str
-    model_sha: None
+    model_sha: None = None
     model_dtype: str
     model_type: dict[Literal["classifier", "reranker"], dict[Literal["id2label", "label2id"], dict[str, Any]]]
     max_concurrent_requests: int
     max_input_length: int | None
-    max_batch_tokens: None
+    max_batch_tokens: None = None
     max_batch_requests: int
     max_client_batch_size: int
     auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    sha: None
-    docker_label: None
+    tokenization_workers: int = 1
+    version: str = VERSION
+    sha: None = None
+    docker_label: None = None
 
 
-def info(service: Service) -> Mapping[str, Any]:
+def info(service: Service) -> ServedInfo:
     """The content of GET /info."""
-    config, labels = service.config, service.labels
-    names = {
-        "id2label": {str(number): name for number, name in enumerate(labels)},
-        "label2id": {name: number for number, name in enumerate(labels)},
-    }
-    return {
-        "model_id": service.name,
-        "model_sha": None,
-        "model_dtype": config.dtype,
-        "model_type": {"classifier" if service.relevant is None else "reranker": names},
-        "max_concurrent_requests": config.most_inside,
-        "max_input_length": service.texts.longest if service.texts else None,
-        "max_batch_tokens": None,
-        "max_batch_requests": config.max_batch,
-        "max_client_batch_size": config.most_inputs,
-        "auto_truncate": config.too_long == "truncate",
-        "tokenization_workers": 1,
-        "version": VERSION,
-        "sha": None,
-        "docker_label": None,
-    }
+    config, numbered = service.config, list(enumerate(service.labels))
+    by_number, by_name = {str(number): name for number, name in numbered}, {name: number for number, name in numbered}
+    names = {"id2label": by_number, "label2id": by_name}
+    return ServedInfo(
+        model_id=service.name,
+        model_dtype=config.dtype,
+        model_type={"classifier" if service.relevant is None else "reranker": names},
+        max_concurrent_requests=config.most_inside,
+        max_input_length=service.texts.longest if service.texts else None,
+        max_batch_requests=config.max_batch,
+        max_client_batch_size=config.most_inputs,
+        auto_truncate=config.too_long == "truncate",
+    )

@@ -2,23 +2,13 @@
 
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
-from isobatch.deployments.front.protocols.forms import (
-    Body,
-    Style,
-    TextForm,
-    Texts,
-    check_relevant,
-    label_scores,
-    ranked,
-    relevances,
-    tokens_in,
-)
+from isobatch.deployments.front.protocols import forms
 from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.transport.packed import Packed
 
@@ -28,14 +18,6 @@ _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerErro
 def _about(refused: RefusedError) -> dict[str, Any]:
     kind = _TYPES.get(refused.status, "BadRequestError" if refused.status < 500 else "InternalServerError")
     return {"message": refused.sentence, "type": kind, "param": None, "code": refused.status}
-
-
-STYLE = Style({422: 400}, lambda refused: {"error": _about(refused)})
-# Jina's clients read `detail`, Cohere's `message`, vLLM's `error`.
-RERANK_STYLE = Style(
-    {422: 400},
-    lambda refused: {"error": _about(refused), "detail": refused.sentence, "message": refused.sentence},
-)
 
 
 class VllmErrorAbout(Schema):
@@ -54,7 +36,7 @@ class RerankError(VllmError):
     message: str
 
 
-class _VllmBody(Body):
+class _VllmBody(forms.Body):
     model: str | None = Field(None, description="The name of the served network; none: the same.")
     truncate_prompt_tokens: Literal[-1] | None = Field(
         None, description="-1: texts are cut at the length that the network reads."
@@ -77,8 +59,12 @@ class _VllmBody(Body):
         return self.truncate_prompt_tokens is not None
 
 
-class _VllmForm(TextForm[Any]):
-    style = STYLE
+class _VllmForm(forms.TextForm[Any]):
+    statuses: ClassVar[Mapping[int, int]] = {422: 400}
+
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        return {"error": _about(refused)}
 
     def checked(self, content: object) -> Any:
         body = super().checked(content)
@@ -86,9 +72,12 @@ class _VllmForm(TextForm[Any]):
             raise RefusedError(404, f"the model {shown(body.model)} does not exist: this is {self.service.name!r}")
         return body
 
-    def heading(self, prefix: str) -> dict[str, Any]:
-        named = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
-        return {**named, "model": self.service.name}
+    def listed(self, prefix: str, inputs: Packed, **content: Any) -> dict[str, Any]:
+        """A reply with this content, and the tokens that were read."""
+        tokens = 0 if inputs.lengths is None else int(inputs.lengths.sum())
+        used = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
+        about = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return {**about, "model": self.service.name, **content, "usage": used}
 
 
 class UsedTokens(Schema):
@@ -96,11 +85,6 @@ class UsedTokens(Schema):
     total_tokens: int
     completion_tokens: Literal[0]
     prompt_tokens_details: None
-
-
-def _used(inputs: Packed) -> dict[str, Any]:
-    tokens = tokens_in(inputs)
-    return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": None}
 
 
 class _Listed(Schema):
@@ -114,7 +98,7 @@ class _Listed(Schema):
 class ClassifyBody(_VllmBody):
     """A request for the probabilities of all labels."""
 
-    input: Texts = Field(description="A text or a list of texts.")
+    input: forms.Texts = Field(description="A text or a list of texts.")
 
 
 class ClassifiedText(Schema):
@@ -138,7 +122,7 @@ class ClassifyForm(_VllmForm):
 
     def reply(self, body: ClassifyBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
         labels = self.service.labels
-        rows = label_scores(self.service, answers, body.raw)
+        rows = self.label_scores(answers, body.raw)
         data = [
             {
                 "index": index,
@@ -148,14 +132,18 @@ class ClassifyForm(_VllmForm):
             }
             for index, (answer, row) in enumerate(zip(answers, rows, strict=True))
         ]
-        return self.heading("classify") | {"data": data, "usage": _used(inputs)}
+        return self.listed("classify", inputs, data=data)
 
 
 class ScoreBody(_VllmBody):
     """A request for the relevance of texts to texts: one to one, or one to many."""
 
-    text_1: Texts = Field(validation_alias=AliasChoices("text_1", "data_1", "queries"), description="The queries.")
-    text_2: Texts = Field(validation_alias=AliasChoices("text_2", "data_2", "documents"), description="The documents.")
+    text_1: forms.Texts = Field(
+        validation_alias=AliasChoices("text_1", "data_1", "queries"), description="The queries."
+    )
+    text_2: forms.Texts = Field(
+        validation_alias=AliasChoices("text_2", "data_2", "documents"), description="The documents."
+    )
 
 
 class ScoredText(Schema):
@@ -174,7 +162,7 @@ class ScoreForm(_VllmForm):
     body = ScoreBody
 
     def inputs(self, body: ScoreBody) -> Packed:
-        check_relevant(self.service, 400)
+        self.check_relevant(400)
         queries, documents = body.text_1, body.text_2
         if len(queries) == 1:
             queries = queries * len(documents)
@@ -185,12 +173,12 @@ class ScoreForm(_VllmForm):
         return self.encoded(pairs, body.truncates, 400)
 
     def reply(self, body: ScoreBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        scores = relevances(self.service, answers, body.raw)
+        scores = self.relevances(answers, body.raw)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        return self.heading("score") | {"data": data, "usage": _used(inputs)}
+        return self.listed("score", inputs, data=data)
 
 
-class DocumentBody(Body):
+class DocumentBody(forms.Body):
     text: str
 
 
@@ -221,21 +209,25 @@ class DocumentsForm(_VllmForm):
     """POST /rerank with `documents`: Jina's, Cohere's and vLLM's, which differ only in fields that others ignore."""
 
     body = DocumentsBody
-    style = RERANK_STYLE
     marks = frozenset({"documents"})
 
+    @staticmethod
+    def error(refused: RefusedError) -> Any:
+        """Jina's clients read `detail`, Cohere's `message`, vLLM's `error`."""
+        return {"error": _about(refused), "detail": refused.sentence, "message": refused.sentence}
+
     def inputs(self, body: DocumentsBody) -> Packed:
-        check_relevant(self.service, 400)
+        self.check_relevant(400)
         return self.encoded([[body.query, text] for text in _texts_of(body)])
 
     def reply(self, body: DocumentsBody, inputs: Packed, answers: Sequence[Answer]) -> Any:
-        scores, texts = relevances(self.service, answers, body.raw), _texts_of(body)
+        scores, texts = self.relevances(answers, body.raw), _texts_of(body)
         results: list[dict[str, Any]] = []
-        for index in ranked(scores)[: body.top_n or None]:
+        for index in forms.ranked(scores)[: body.top_n or None]:
             results.append({"index": index, "relevance_score": scores[index]})
             if body.return_documents:
                 results[-1]["document"] = {"text": texts[index]}
-        return self.heading("rerank") | {"results": results, "usage": _used(inputs)}
+        return self.listed("rerank", inputs, results=results)
 
 
 def _texts_of(body: DocumentsBody) -> list[str]:

@@ -20,7 +20,7 @@ from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.proxy import Burden
-from isobatch.deployments.metrics import DECODER_FRONT, DECODER_REPLICA, MetricSeries
+from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA, MetricSeries
 from isobatch.deployments.tracing import TraceSampling, Tracing, current
 from tests.helpers.noted_metrics import NotedMetrics
 
@@ -41,7 +41,7 @@ class Scene:
         self.now_s, self.full, self.fails, self.traces = 0.0, False, False, list[str]()
         self.noted, self.exporter = NotedMetrics(), InMemorySpanExporter()
         self.tracing = Tracing(self.exporter, TraceSampling(0.0, heeds_parent=True), time.perf_counter, simple=True)
-        meter = ClientMeter(MetricSeries(DECODER_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
+        meter = ClientMeter(MetricSeries(TEXT_FRONT, self.noted), lambda: self.now_s, 0.2, 0.05)
         config, texts = DecoderConfig(model="/models/tiny"), TextTokens(tokenizer(), 64)
         shape = DecoderShape(num_blocks=4, vocabulary=23, heads=2, width=6, reads=64)
         self.front = front = DecoderFront(config, "tiny", shape, texts, frozenset([0]), self.ask, meter, self.stats)
@@ -118,7 +118,7 @@ def test_haproxy_is_told_how_many_requests_waited_long_or_were_refused(
     scene: Scene, ttft_s: float, burden: Burden, prompt: str | list[str]
 ) -> None:
     """The first token comes after 250 ms. A request of several texts has one place at HAProxy, too."""
-    meter = ClientMeter(MetricSeries(DECODER_FRONT, scene.noted), lambda: scene.now_s, ttft_s, 0.05)
+    meter = ClientMeter(MetricSeries(TEXT_FRONT, scene.noted), lambda: scene.now_s, ttft_s, 0.05)
     scene.front.meter = meter
     assert scene.client.post("/v1/completions", json=ASKED | {"prompt": prompt}).status_code == 200
     assert meter.burden() == burden
@@ -158,7 +158,7 @@ def test_a_replica_divides_a_sequence_at_its_first_token(scene: Scene) -> None:
 
 def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     noted = NotedMetrics()
-    series = MetricSeries(DECODER_REPLICA, noted)
+    series = MetricSeries(TEXT_REPLICA, noted)
     export(series, ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12, 32)}))
     export(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}))
     told = {name: dict(found) for name, found in noted.told.items()}

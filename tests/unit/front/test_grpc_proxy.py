@@ -174,7 +174,7 @@ def test_the_wait_of_a_call_counts_even_if_the_client_sends_the_header(
         assert await channel.unary_unary(INFER)(REQUEST, metadata=told)
 
     play(scene, free_port)
-    (*_, headers, _, left_s), (*_, unlimited_s) = seen
+    (*_, headers, left_s), (*_, unlimited_s) = seen
     assert 0 < waited_s_by(headers[STARTED]) < 7
     assert 0 < left_s < 8, "gRPC rounds up what it tells; the client said an hour"
     assert unlimited_s is None

@@ -8,11 +8,10 @@ import grpc
 import pytest
 
 from isobatch.deployments.front import grpc_proxy
-from isobatch.deployments.front.grpc_proxy import GrpcProxy
 from isobatch.deployments.front.headers import CLIENT
 from isobatch.deployments.front.open_inference import rpc
 from isobatch.deployments.front.open_inference.messages import SERVICE
-from isobatch.deployments.front.open_inference.places import Places
+from isobatch.deployments.front.open_inference.rpc import Places
 from isobatch.deployments.front.proxy import ProxyLimit
 from isobatch.deployments.front.service import Service
 from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, play, refusal, until
@@ -43,7 +42,7 @@ def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
     """Who floods waits: the front has no more of them than places, refuses nobody, and answers all in the end."""
     monkeypatch.setattr(grpc_proxy, "MOST", 4)
     monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
-    monkeypatch.setattr(GrpcProxy, "places", 4)
+    monkeypatch.setattr(ProxyLimit, "value", 4)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         streams = [channel.stream_stream(STREAM)() for _ in range(3)]
@@ -65,7 +64,7 @@ def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
 def test_requests_of_streams_are_refused_no_faster_than_answered(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
-    monkeypatch.setattr(GrpcProxy, "places", 4)
+    monkeypatch.setattr(ProxyLimit, "value", 4)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
         late = (("x-deadline-ms", "0.001"),)

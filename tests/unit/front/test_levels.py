@@ -100,7 +100,7 @@ def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> 
         await service.open()
         texts = ["the film is good", "dull", "not bad but great"]
         answers = await service.answer(
-            service.register("", 0, {}, None), lambda: Content(service.encoded(texts), list[Answer])
+            service.register("", 0, {}), lambda: Content(service.encoded(texts), list[Answer])
         )
         stats = await service.stats()
         await service.close()

@@ -38,6 +38,10 @@ def play(scene: Callable[[Service, Clock], Awaitable[Any]]) -> None:
     asyncio.run(act())
 
 
+def within(seconds: float) -> dict[bytes, bytes]:
+    return {b"x-deadline-ms": f"{1e3 * seconds:.9f}".encode()}
+
+
 def content(service: Service, write: Callable[[list[Answer]], Any] = list) -> Callable[[], Content[Any]]:
     return lambda: Content(service.encoded([0, 3]), write)
 
@@ -67,7 +71,7 @@ def test_a_request_past_its_deadline_is_refused_before_it_is_read(client: TestCl
 
 def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:
     async def scene(service: Service, clock: Clock) -> None:
-        incoming = service.register("", 0, {}, 0.9)
+        incoming = service.register("", 0, within(0.9))
         clock.ahead_s += 1.0
         with pytest.raises(RefusedError, match="before the whole request arrived"):
             await service.answer(incoming, lambda: pytest.fail("it was read"))
@@ -82,9 +86,9 @@ def test_an_answer_that_is_ready_too_late_is_refused() -> None:
             return answers
 
         with service.counted():
-            assert len(await service.answer(service.register("", 0, {}, 5.0), content(service, slow))) == 1
+            assert len(await service.answer(service.register("", 0, within(5.0)), content(service, slow))) == 1
         with pytest.raises(RefusedError, match="before the answer was ready") as late, service.counted():
-            await service.answer(service.register("", 0, {}, 0.9), content(service, slow))
+            await service.answer(service.register("", 0, within(0.9)), content(service, slow))
         assert late.value.status == 504
         assert (await service.stats())["requests"]["answered"] == 1
 
@@ -99,13 +103,13 @@ def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
             return service._driver.counts.observed(service.num_blocks).arrivals
 
         for _ in range(9):
-            await service.answer(service.register("", 0, {}, 5.0), content(service))
+            await service.answer(service.register("", 0, within(5.0)), content(service))
         assert asked() == 9
         with pytest.raises(RefusedError):
-            service.register("", 0, {}, 1e-9)  # at the door
-        hurried = service.register("", 0, {}, 0.9)
-        service._request_costs("").work_s.learn(0, 1.0)
-        first = asyncio.create_task(service.answer(service.register("", 0, {}, 60.0), content(service)))
+            service.register("", 0, within(1e-9))  # at the door
+        hurried = service.register("", 0, within(0.9))
+        service._costs[""].work_s.learn(0, 1.0)
+        first = asyncio.create_task(service.answer(service.register("", 0, within(60.0)), content(service)))
         await asyncio.sleep(0)
         clock.ahead_s += 1.0
         with pytest.raises(RefusedError):
@@ -128,14 +132,14 @@ def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones_that_
                 await service.answer(incoming, content(service, write))
             return service.burden().strained - before
 
-        assert await strain(service.register("", 0, {}, 5.0)) == 0
-        assert await strain(service.register("", 0, {}, 0.9), slow) == 1
-        hurried, patient = service.register("", 0, {}, 0.9), service.register("", 0, {}, 60.0)
+        assert await strain(service.register("", 0, within(5.0))) == 0
+        assert await strain(service.register("", 0, within(0.9)), slow) == 1
+        hurried, patient = service.register("", 0, within(0.9)), service.register("", 0, within(60.0))
         clock.ahead_s += 0.2
         assert await strain(hurried) == 1
         assert await strain(patient) == 0
         with pytest.raises(RefusedError), service.counted():
-            service.register("", 0, {}, 1e-9)
+            service.register("", 0, within(1e-9))
         assert service.burden().strained == 2
 
     play(scene)

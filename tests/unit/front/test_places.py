@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.front.open_inference.places import Places
+from isobatch.deployments.front.open_inference.rpc import Places
 from isobatch.deployments.front.proxy import MOST
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from isobatch.deployments.front.answers import RefusedError
-from isobatch.deployments.front.load import LONGEST_RETRY_S, RetryTimes, Trend
+from isobatch.deployments.front.load import LONGEST_RETRY_S, SLICE_S, RequestQueue, RetryTimes, Trend
 from isobatch.deployments.front.proxy import EVERY_S, MOST, Burden, Limit
-from isobatch.deployments.front.request_queue import SLICE_S, RequestQueue
 
 
 class Clock:

@@ -60,7 +60,7 @@ class Scene:
     def __init__(self, directory: str) -> None:
         self.serve = Serve()
         self.told: list[set[str]] = []
-        from isobatch.deployments.front.workers import ServeWorkers
+        from isobatch.deployments.front.follower import ServeWorkers
 
         self.workers = ServeWorkers(self._changed, CONFIG, directory)
 
@@ -72,14 +72,14 @@ class Scene:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]], directory: str = "") -> None:
-    monkeypatch.setattr("isobatch.deployments.front.workers.TRUSTED_AFTER_S", 0.05)
+    monkeypatch.setattr("isobatch.deployments.front.follower.TRUSTED_AFTER_S", 0.05)
     monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
     monkeypatch.setattr("isobatch.deployments.front.router.listeners", {})
 
     async def act() -> None:
         stage = Scene(directory)
-        monkeypatch.setattr("isobatch.deployments.front.workers.serve.get_deployment_handle", stage.serve.handle)
+        monkeypatch.setattr("isobatch.deployments.front.follower.serve.get_deployment_handle", stage.serve.handle)
         stage.serve.start("a", "b")
         await stage.workers.open()
         await stage.workers.join(GROUP)

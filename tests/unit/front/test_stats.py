@@ -11,6 +11,7 @@ from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, Step
 from isobatch.deployments.front.counts import Counts, together
 from isobatch.deployments.front.driver import Driver
+from isobatch.deployments.front.in_process import InProcess
 from isobatch.deployments.front.messages import FrontState, Usage
 from isobatch.deployments.front.metrics import FrontSeries
 from isobatch.deployments.front.open_inference.protocol import statistics
@@ -73,14 +74,15 @@ def test_metrics_have_the_recent_agreement_and_that_since_the_start(missed: int,
 def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:
     other = front([1], [0.5], back=0)
 
-    async def others() -> list[FrontState]:
-        return [other]
+    class OneOfTwo(InProcess):
+        async def others(self) -> list[FrontState]:
+            return [other]
 
     async def scene() -> None:
         config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
-        service = Service(config, time.perf_counter, others=others)
+        service = Service(config, time.perf_counter, OneOfTwo(config))
         await service.open()
-        await service.answer(service.register("", 0, {}, None), lambda: Content(service.encoded([3, 5]), list))
+        await service.answer(service.register("", 0, {}), lambda: Content(service.encoded([3, 5]), list))
         assert (await service.stats())["requests"]["answered"] == 2
         assert await service.missing() == ["back"]
         (model,) = (await statistics(service))["model_stats"]
