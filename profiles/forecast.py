@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.forecast_methods import Reading, Transform
-from isobatch.profiles.series import SPAN, Prediction, Series, Z
+from isobatch.profiles.series import SPAN, Prediction, Reading, Series, Transform, Z
 from isobatch.profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]

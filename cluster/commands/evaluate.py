@@ -48,8 +48,8 @@ def evaluate(
     )
     from isobatch.cluster.load.request_bodies import predicts_at
     from isobatch.deployments.models import checkpoint
-    from isobatch.deployments.prepare.classes import class_table, warnings
     from isobatch.deployments.prepare.data import rows, taken
+    from isobatch.deployments.prepare.report import class_table, warnings
     from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
     from isobatch.deployments.tasks import task_of
 

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
-from isobatch.deployments.decoding.openai_replies import whole_text
+from isobatch.deployments.decoding.openai_api import whole_text
 from isobatch.deployments.decoding.openai_requests import CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.front import grpc_server

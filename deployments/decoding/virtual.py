@@ -8,9 +8,8 @@ from random import Random
 
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, Scheduler, by_size
-from isobatch.deployments.decoding.sequences import Splits, TokenPrediction
+from isobatch.deployments.decoding.sequences import PagePool, Splits, TokenPrediction
 from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 TOKEN = 1  # that is written

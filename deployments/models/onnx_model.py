@@ -1,16 +1,16 @@
 """Runs any torch network on ONNX Runtime. Torch runs block ranges that are not exported yet, and decides on exits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from isobatch.deployments.folders import cache_directory
-from isobatch.deployments.models.interface import Backend
-from isobatch.deployments.models.onnx_export import AFTER, HEAD, HIDDEN, graph_inputs, ramp_name
-from isobatch.deployments.models.onnx_ranges import ExportedRanges, GraphSource
-from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, without_cuda
+from isobatch.deployments.models.onnx_export import AFTER, HEAD, HIDDEN, graph_inputs, ramp_name, split_graph_inputs
+from isobatch.deployments.models.onnx_ranges import EXCLUSIVE, ExportedRanges, GraphSource
+from isobatch.deployments.models.served_model import Backend, BlockRange, Fingerprint, RangeOutput
 from isobatch.deployments.models.spans import Integers, Spans, in_bands
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.progress import show
@@ -112,3 +112,38 @@ def range_output(outputs: Mapping[str, Tensor], block_range: BlockRange) -> Rang
 
 def _hidden(output: RangeOutput) -> Mapping[str, Tensor]:
     return {} if output.hidden is None else {HIDDEN: output.hidden}
+
+
+class OnnxRecorder:
+    """Records a block range as soon as it is exported; until then the model serves it unrecorded."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+
+    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording | None:
+        session = self._model.exported.get(block_range)
+        if session is None or not EXCLUSIVE.acquire(blocking=False):
+            return None
+        try:
+            if not session.records:
+                raise RuntimeError("ONNX Runtime cannot record it: part of it runs on the host")
+            range_inputs = buffers()
+            inputs = graph_inputs(range_inputs.arrays, range_inputs.spans)
+            fixed = session.fixed(inputs)
+        finally:
+            EXCLUSIVE.release()
+        return Recording(
+            RangeInputs(*split_graph_inputs({**inputs, **fixed.inputs})),
+            range_output(fixed.outputs, block_range),
+            fixed.replay,
+        )
+
+
+def _serve(model: TorchModel, fingerprint: Fingerprint, int8: bool) -> GraphModel:
+    exported = OnnxModel(model, fingerprint(model), int8, records=True)
+    return GraphModel(exported, OnnxRecorder(exported))
+
+
+ONNX_GRAPHS = Backend(
+    _serve, lambda model, int8: without_cuda(model, "onnx-graphs", "onnx") or unexportable(model, int8)
+)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from isobatch.deployments.folders import locked, make_room, replacing
 from isobatch.deployments.models import checkpoint
-from isobatch.deployments.models.onnx_export import OPSET, Compute, export
-from isobatch.deployments.models.onnx_int8 import in_8_bits
+from isobatch.deployments.models.onnx_export import OPSET, Compute, export, in_8_bits
 from isobatch.deployments.models.onnx_session import Session
 from isobatch.deployments.models.ramps import WEIGHTS
 from isobatch.deployments.models.served_model import BlockRange

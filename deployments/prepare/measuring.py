@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from isobatch.deployments.exits import Policy
 from isobatch.deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
-from isobatch.deployments.prepare.classes import by_class
 from isobatch.deployments.prepare.entities import MOST_UNSURE, entity_f1, of_texts, of_words
 from isobatch.deployments.prepare.features import Features, Floats
+from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import calibration_error, replay, temperature
 from isobatch.deployments.prepare.training import head_logits, train

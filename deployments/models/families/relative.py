@@ -1,56 +1,87 @@
-"""DeBERTa V2 and V3: attention scores have a bias of content with relative position, in both directions."""
+"""Text encoders whose attention has a bias that depends on the distance of two tokens: MPNet, and DeBERTa V2 and V3."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from isobatch.deployments.models.anatomy import Anatomy, Family, pool_tokens
-from isobatch.deployments.models.attention import packed_attention
+from isobatch.deployments.models.anatomy import Anatomy, Family, transformer
+from isobatch.deployments.models.attention import Bias, packed_attention
+from isobatch.deployments.models.families.encoder import embedding
 from isobatch.deployments.models.spans import Spans
 from isobatch.profiles.errors import UserError
 
 
-def dissect(model: Any) -> Anatomy:
+def mpnet(model: Any) -> Anatomy:
+    encoder = model.base_model.encoder
+
+    def bias(query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
+        buckets = encoder.relative_position_bucket(-distance)
+        pair_bias: Tensor = encoder.relative_attention_bias(buckets).permute(2, 0, 1)
+        return pair_bias.unsqueeze(0)
+
+    def block(layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
+        own = layer.attention.attn
+        heads = (own.num_attention_heads, own.attention_head_size)
+
+        def add(context: Tensor, hidden: Tensor) -> Tensor:
+            return layer.attention.LayerNorm(own.o(context) + hidden)  # type: ignore[no-any-return]
+
+        return _block(layer, (own.q, own.k, own.v), heads, add, None, bias)
+
+    return transformer(
+        model,
+        embedding(model.base_model, nn.Identity()),
+        [block(layer) for layer in encoder.layer],
+        lambda hidden: model.classifier(hidden),
+    )
+
+
+def deberta(model: Any) -> Anatomy:
+    """Attention scores have a bias of content with relative position, in both directions."""
     base = model.base_model
     if base.encoder.conv is not None:
         raise UserError("DeBERTa with a convolution after its first layer (conv_kernel_size) is not supported")
 
-    def embed(arrays: Mapping[str, Tensor]) -> Tensor:
-        inputs = {"token_type_ids": torch.zeros_like(arrays["input_ids"]), **arrays}
-        hidden: Tensor = base.embeddings(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()})
-        return hidden.squeeze(0)
+    def block(layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
+        own = layer.attention.self
+        scaling = (own.attention_head_size * (1 + len(own.pos_att_type))) ** -0.5
+        bias = _DebertaBias(base.encoder, own, scaling) if base.encoder.relative_attention else None
+        heads = (own.num_attention_heads, own.attention_head_size)
+        return _block(
+            layer, (own.query_proj, own.key_proj, own.value_proj), heads, layer.attention.output, scaling, bias
+        )
 
-    return Anatomy(
-        embed=embed,
-        blocks=[_block(base.encoder, layer) for layer in base.encoder.layer],
-        head=lambda hidden: model.classifier(model.pooler(hidden)),
-        pool=pool_tokens,
-        pooled_widths=[2 * model.config.hidden_size] * len(base.encoder.layer),
+    return transformer(
+        model,
+        embedding(base, nn.Identity()),
+        [block(layer) for layer in base.encoder.layer],
+        lambda hidden: model.classifier(model.pooler(hidden)),
     )
 
 
-def _block(encoder: Any, layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
-    attention = layer.attention.self
-    scaling = (attention.attention_head_size * (1 + len(attention.pos_att_type))) ** -0.5
-    bias = _Bias(encoder, attention, scaling) if encoder.relative_attention else None
+def _block(
+    layer: Any,
+    projections: Sequence[nn.Module],
+    heads: tuple[int, int],
+    add: Callable[[Tensor, Tensor], Tensor],
+    scaling: float | None,
+    bias: Bias | None,
+) -> Callable[[Tensor, Spans | None], Tensor]:
+    """A block with our attention between the layer's own modules; `add` adds its output to the hidden state."""
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
         assert spans, "This is a bug: texts have spans."
-        query, key, value = (
-            _by_head(attention, part(hidden))
-            for part in (attention.query_proj, attention.key_proj, attention.value_proj)
-        )
-        context = packed_attention((query, key, value), spans, scaling, bias)
-        after = layer.attention.output(context, hidden)
+        query, key, value = (torch.unflatten(project(hidden), -1, heads) for project in projections)
+        after = add(packed_attention((query, key, value), spans, scaling, bias), hidden)
         output: Tensor = layer.output(layer.intermediate(after), after)
         return output
 
     return run
 
 
-class _Bias:
+class _DebertaBias:
     """Scores of queries with relative positions of keys (c2p), and of keys with those of queries (p2c).
 
     The arithmetic is that of Hugging Face's implementation.
@@ -98,4 +129,4 @@ def _by_head(attention: Any, rows: Tensor) -> Tensor:
     return torch.unflatten(rows, -1, (attention.num_attention_heads, attention.attention_head_size))
 
 
-FAMILY = Family(("deberta-v2",), "text", dissect)
+FAMILIES = (Family(("mpnet",), "text", mpnet), Family(("deberta-v2",), "text", deberta))
