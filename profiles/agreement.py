@@ -189,8 +189,8 @@ class AuditedAnswers:
         >>> AuditedAnswers((5, 9), (2, 0), (1, 0)).since(AuditedAnswers((3, 9), (2, 0), (0, 0)))
         AuditedAnswers(left=(2, 0), audited=(0, 0), missed=(1, 0))
         """
-        now, then = (self.left, self.audited, self.missed), (before.left, before.audited, before.missed)
-        return AuditedAnswers(*(_more(late, early) for late, early in zip(now, then, strict=True)))
+        pairs = (self.left, before.left), (self.audited, before.audited), (self.missed, before.missed)
+        return AuditedAnswers(*(tuple(now - then for now, then in zip_longest(*pair, fillvalue=0)) for pair in pairs))
 
     def score_gain(self, limit: float) -> float | None:
         """What these audits add to the score against a disagreement of at most `limit`; None: nothing is known.
@@ -222,10 +222,6 @@ def summed(parts: Iterable[AuditedAnswers]) -> AuditedAnswers:
     """
     columns = list(zip(*((each.left, each.audited, each.missed) for each in parts), strict=True))
     return AuditedAnswers(*(tuple(map(sum, zip_longest(*column, fillvalue=0))) for column in columns))
-
-
-def _more(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
-    return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0))
 
 
 class Look(NamedTuple):

@@ -88,7 +88,8 @@ class Sweep:
         """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
-            self._warm_up()
+            for size in (1, 1, min(8, self._largest)):  # to warm up
+                one_round(self._model, self._make_batch(size), self._stopwatch)
             for size in self._sizes():
                 self._rounds[size] = self._visit(size)
             drift = self._visit_again()
@@ -107,10 +108,6 @@ class Sweep:
     def _left_s(self) -> float:
         return self._start + self._budget_s - self._clock()
 
-    def _warm_up(self) -> None:
-        for size in (1, 1, min(8, self._largest)):
-            one_round(self._model, self._make_batch(size), self._stopwatch)
-
     def _sizes(self) -> Iterator[float]:
         """Both ends and the middle at any cost, then more sizes until half of the budget is spent."""
         if self._least < 1:
@@ -126,7 +123,9 @@ class Sweep:
     def _visit(self, size: float) -> Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
         batch, rows = self._make_batch(size), list[Timings]()
-        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, _batch_text(batch, size))
+        short = size < 1 and batch.lengths is not None
+        what = f"a text of {batch.lengths.sum()} tokens" if short else f"batch {size:g}"
+        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
             rows.append(one_round(self._model, batch, self._stopwatch))
@@ -178,7 +177,8 @@ def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, so
         launched, peak_bytes = _peak_bytes(partial(model.run, current, block + 1, ()), device)
         activation.append(peak_bytes)
         current = launched.survivors or current
-        hidden.append(_bytes(launched))
+        # Of the hidden state, or of the answer.
+        hidden.append(launched.survivors.size_bytes if launched.survivors else int(launched.exits.logits.nbytes))
     known = device.startswith("cuda")
     return NetworkFacts(
         kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source,
@@ -214,12 +214,6 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
     return CountedExits(ExitProfile.from_counts(left.tolist()), by_tokens, int(left.sum()), interrupted)
 
 
-def _batch_text(batch: Batch, size: float) -> str:
-    if size >= 1 or batch.lengths is None:
-        return f"batch {size:g}"
-    return f"a text of {batch.lengths.sum()} tokens"
-
-
 def _size(batch: Batch, length: int | None) -> float:
     if batch.lengths is None or not length:
         return len(batch)
@@ -236,29 +230,30 @@ def stopwatch_for(device: str) -> Stopwatch:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
         return _by_events
-    return partial(_by_clock, host_clock_for(device))
+    clock = host_clock_for(device)
+
+    def by_clock(call: Callable[[], Launched]) -> tuple[Launched, float]:
+        start = clock()
+        launched = call()
+        return launched, clock() - start
+
+    return by_clock
 
 
 def host_clock_for(device: str) -> Callable[[], float]:
     """A clock that first waits for all work of the device."""
+
+    def synchronized() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     if device.startswith("cuda"):
-        return partial(_synchronized, device)
+        return synchronized
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def _synchronized(device: str) -> float:
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-
-
-def _by_clock(clock: Callable[[], float], call: Callable[[], Launched]) -> tuple[Launched, float]:
-    start = clock()
-    launched = call()
-    return launched, clock() - start
 
 
 def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
@@ -269,13 +264,6 @@ def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
     end.record()
     end.synchronize()
     return launched, start.elapsed_time(end) / 1000
-
-
-def _bytes(launched: Launched) -> int:
-    """The bytes of one input after one block: of its hidden state, or of its answer."""
-    if launched.survivors is None:
-        return int(launched.exits.logits.nbytes)
-    return launched.survivors.size_bytes
 
 
 @contextmanager

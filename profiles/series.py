@@ -8,15 +8,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
 ArimaOrder = tuple[int, int, int]
 
 # All difference once: survival and load wander, and AICc can only compare orders with the same differencing.
@@ -28,7 +26,7 @@ WEIGHTS = np.linspace(0.05, 1.0, 20)  # weights of the newest value that smoothi
 MEAN_OF = 10  # values in the mean
 # Variances that the wandering level tries: of its own steps, and of jumps around it beyond chance.
 STEPS, JUMPS = (grid.ravel() for grid in np.meshgrid(np.logspace(-8, 0, 17), [0.0, *np.logspace(-6, -1, 6)]))
-FORGET = 0.99  # the weight of the past after one more value, when the variances are judged
+KEEP = 0.99  # the weight of the past after one more value, when the variances are judged
 FIRST_VARIANCE = 0.1  # the variance of the level after the first value
 
 
@@ -125,7 +123,7 @@ class WanderingLevel:
         if np.isfinite(reading.noise):
             expected = self._variances + JUMPS + (reading.noise + 1e-12)
             off, gain = reading.value - self._means, self._variances / expected
-            self._likely = FORGET * self._likely - (np.log(expected) + off * off / expected) / 2
+            self._likely = KEEP * self._likely - (np.log(expected) + off * off / expected) / 2
             self._means, self._variances = self._means + gain * off, self._variances * (1 - gain)
         self._variances = self._variances + STEPS
 
@@ -175,7 +173,7 @@ class Arima:
         self._values.extend(self._transform.to(each.steady) for each in readings)
         values = np.asarray(self._values)
         orders = ORDERS if len(values) >= ENOUGH_FOR_ARIMA and _varies(values) else ()
-        fits = [_quietly(partial(_arima, values, order)) for order in orders]
+        fits = [_arima(values, order) for order in orders]
         self._fit = min((fit for fit in fits if fit is not None), key=lambda fit: float(fit.aicc), default=None)
         if self._fit is None:
             return np.full(len(values), np.nan)
@@ -197,24 +195,20 @@ def _varies(values: Floats) -> bool:
 
 
 def _arima(values: Floats, order: ArimaOrder) -> Any:
-    """A fit by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood."""
-    from statsmodels.tsa.arima.model import ARIMA  # half a second of imports that most commands do not need
+    """A fit by Hannan-Rissanen: a few regressions, five to ten times faster than maximum likelihood.
 
-    fit = ARIMA(values, order=order, trend="n").fit(method="hannan_rissanen")
-    return fit if np.isfinite([fit.aicc, *fit.params]).all() else None
-
-
-def _quietly(attempt: Callable[[], T]) -> T | None:
-    """The result of `attempt`, or None if it fails: numerical code fails in too many ways to name them all."""
+    None if it fails: numerical code fails in too many ways to name them all.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            return attempt()
+            from statsmodels.tsa.arima.model import ARIMA  # half a second of imports that most commands do not need
+
+            fit = ARIMA(values, order=order, trend="n").fit(method="hannan_rissanen")
+            return fit if np.isfinite([fit.aicc, *fit.params]).all() else None
         except Exception:
             return None
 
-
-Floats = NDArray[np.float64]
 
 SPAN = 240  # values that a fit uses: eight hours of two-minute windows
 FORGET = 0.98  # the weight of a method's earlier errors after one more value
@@ -323,17 +317,14 @@ class Series:
         """Judge every method by this value, and let each learn it."""
         with np.errstate(all="ignore"):
             if np.isfinite(reading.noise) and not np.isnan(self._forecasts[0]):
+                off = self._forecasts - reading.value
                 off = np.where(
-                    np.isnan(self._forecasts), self._error_of_silence(reading), self._forecasts - reading.value
-                )
+                    np.isnan(off), np.nanmax(np.abs(off)), off
+                )  # without a forecast: as far off as the worst
                 self._losses = FORGET * self._losses + off**2 / (reading.noise + LEAST_VARIANCE)
                 self._spread.append(self._mean - reading.value, reading.noise)
             for method in self._methods:
                 method.append(reading)
-
-    def _error_of_silence(self, reading: Reading) -> float:
-        """A method without a forecast is judged as if it were as far off as the worst of the others."""
-        return float(np.nanmax(np.abs(self._forecasts - reading.value)))
 
     def _look_ahead(self, by_arima: float) -> None:
         with np.errstate(all="ignore"):

@@ -16,7 +16,7 @@ from typing import Any
 from isobatch.deployments.decoding.anatomy import DecoderShape
 from isobatch.deployments.decoding.client_meter import ClientMeter, RequestEnd
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.loop import ReplicaFullError, TokenStream
+from isobatch.deployments.decoding.loop import TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
@@ -167,6 +167,15 @@ class DecoderFront:
         finally:
             meter.ended()
 
+    async def whole(
+        self, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
+    ) -> TextPiece:
+        """A text as one piece."""
+        async with aclosing(self.write(request, stops, share, begun_s)) as pieces:
+            written = [piece async for piece in pieces]
+        depths = tuple(depth for piece in written for depth in piece.depths)
+        return TextPiece("".join(piece.text for piece in written), depths, written[-1].finish if written else None)
+
     async def _by_replicas(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence, from another replica if one fails."""
         left = request
@@ -259,9 +268,9 @@ class ReplicaGroup:
                         group = await stream.get()
                         finished = group.finish is not None
                         yield group
-                except ReplicaFullError as full:
-                    self._full, self._full_until_s = ReplicaFull(full.retry_after_s), time.monotonic() + FULL_FOR_S
-                    yield self._full
+                except ReplicaFull as full:
+                    self._full, self._full_until_s = full, time.monotonic() + FULL_FOR_S
+                    yield full
                 finally:
                     if not (finished or ended.done()):
                         call.cancel()
@@ -281,7 +290,7 @@ def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> No
     if error := ended.exception():
         stream.fail(error if isinstance(error, Exception) else ConnectionError(repr(error)))
     elif full := ended.result():
-        stream.fail(ReplicaFullError(full.retry_after_s))
+        stream.fail(full)
     else:
         asyncio.get_running_loop().call_later(ARRIVES_WITHIN_S, stream.fail, ConnectionError("tokens were lost"))
 

@@ -48,14 +48,6 @@ class TokenStream:
         return group
 
 
-class ReplicaFullError(Exception):
-    """The replica has no place for a sequence; it may have one after `retry_after_s`."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(retry_after_s)
-        self.retry_after_s = retry_after_s
-
-
 class EngineLoop:
     """Runs an engine until `end`. The engine is used on its thread only, each stream in one event loop only."""
 
@@ -105,11 +97,10 @@ class EngineLoop:
     def _open(self, request: TextRequest, stream: TokenStream, loop: asyncio.AbstractEventLoop) -> None:
         try:
             opened = self._working_engine().open(request, request.age_s(time.time()))
+            if isinstance(opened, ReplicaFull):
+                raise opened
         except Exception as error:  # an error of this text alone: others go on
             _call_soon(loop, partial(stream.fail, error))
-            return
-        if isinstance(opened, ReplicaFull):
-            _call_soon(loop, partial(stream.fail, ReplicaFullError(opened.retry_after_s)))
             return
         stream.name = opened
         self._streams[opened] = stream, loop
@@ -161,7 +152,7 @@ class EngineLoop:
             by_loop.setdefault(loop, []).append((stream, written))
         for name, full in self._engine.scheduler.take_late():
             stream, loop = self._streams.pop(name)
-            _call_soon(loop, partial(stream.fail, ReplicaFullError(full.retry_after_s)))
+            _call_soon(loop, partial(stream.fail, full))
         for loop, news in by_loop.items():
             _call_soon(loop, partial(_put_all, news))
 

@@ -38,7 +38,6 @@ from isobatch.deployments.front.headers import path_below
 from isobatch.deployments.front.page import DOCS
 from isobatch.deployments.tracing import PARENT, Span, Tracing, span_of_request
 
-WholeText = tuple[str, list[int], Finish | None]  # beside the depth of each token
 _DONE = b"data: [DONE]\n\n"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
 
@@ -106,23 +105,11 @@ class TextReply:
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
-async def whole_text(
-    front: DecoderFront, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
-) -> WholeText:
-    text, finish = "", None
-    depths: list[int] = []
-    async with aclosing(front.write(request, stops, share, begun_s)) as written:
-        async for piece in written:
-            text, finish = text + piece.text, piece.finish
-            depths += piece.depths
-    return text, depths, finish
-
-
-async def whole_texts(front: DecoderFront, reply: TextReply) -> list[WholeText]:
+async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
     """The texts of all choices. If one is refused or fails, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as writing:
-            texts = (whole_text(front, request, reply.stops, reply.share, reply.begun_s) for request in reply.requests)
+            texts = (front.whole(request, reply.stops, reply.share, reply.begun_s) for request in reply.requests)
             tasks = [writing.create_task(text) for text in texts]
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
@@ -189,13 +176,6 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def with_first(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(pieces):
-        yield first
-        async for piece in pieces:
-            yield piece
 
 
 def choice_of(index: int, fields: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
@@ -285,63 +265,68 @@ class _Writers:
 
     async def completion(self, request: Request) -> Response:
         """Continue a text, or several texts."""
-        front, begun_s = self._front, self._front.meter.clock()
-        with front.counted():
-            body = request_of(CompletionRequest, await self._body(request))
-            front.check_model(body.model)
-            prompts = body.prompt
-            if not 0 < len(prompts) <= front.config.max_prompts:
-                raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
-            tokens = [await front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in tokens]
-            reply = TextReply(COMPLETION_SHAPE, front.name, texts, body.stop, begun_s)
-            return await self._answer(request, reply, body)
+        return await self._answered(request, COMPLETION_SHAPE, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
+        return await self._answered(request, CHAT_SHAPE, ChatRequest)
+
+    async def _answered(
+        self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
+    ) -> Response:
         front, begun_s = self._front, self._front.meter.clock()
         with front.counted():
-            body = request_of(ChatRequest, await self._body(request))
+            content = await body_of(dict(request.headers.raw), request.receive, front.config.max_body_bytes)
+            body = request_of(kind, json_in(content))
             front.check_model(body.model)
-            prompt = await front.texts.chat(
-                [{"role": message.role, "content": message.text} for message in body.messages]
-            )
-            texts = [front.request(prompt, body.terms(front.defaults))]
-            reply = TextReply(CHAT_SHAPE, front.name, texts, body.stop, begun_s)
-            return await self._answer(request, reply, body)
+            prompts = await self._prompts(body)
+            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in prompts]
+            return await self._answer(request, TextReply(shape, front.name, texts, body.stop, begun_s), body)
 
-    async def _body(self, request: Request) -> object:
-        headers = dict(request.headers.raw)
-        return json_in(await body_of(headers, request.receive, self._front.config.max_body_bytes))
+    async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
+        texts, most = self._front.texts, self._front.config.max_prompts
+        if isinstance(body, ChatRequest):
+            return [await texts.chat([{"role": message.role, "content": message.text} for message in body.messages])]
+        if not 0 < len(body.prompt) <= most:
+            raise RefusedError(400, f"prompt has {len(body.prompt)} texts: 1 to {most} are allowed")
+        return [await texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]
 
     async def _answer(self, request: Request, reply: TextReply, body: CompletionRequest | ChatRequest) -> Response:
         if body.stream:
-            events = stream_events(self._front, reply, body.wants_usage)
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            events = stream_events(self._front, reply, usage)
             first = await anext(events)  # a refusal comes before the status is sent
-            return StreamingResponse(with_first(first, events), media_type="text/event-stream")
+
+            async def with_first() -> AsyncGenerator[bytes, None]:
+                async with aclosing(events):
+                    yield first
+                    async for event in events:
+                        yield event
+
+            return StreamingResponse(with_first(), media_type="text/event-stream")
         if (texts := await _unless_gone(request, whole_texts(self._front, reply))) is None:
             self._front.meter.ended("cancelled")
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        reply.written = sum(len(depths) for _, depths, _ in texts)
+        reply.written = sum(len(piece.depths) for piece in texts)
         self._front.meter.answered(reply.begun_s)
         choices = [
-            choice_of(index, reply.shape.text(text), depths, finish)
-            for index, (text, depths, finish) in enumerate(texts)
+            choice_of(index, reply.shape.text(piece.text), piece.depths, piece.finish)
+            for index, piece in enumerate(texts)
         ]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
     """The result of `answer`; None if the client disconnects before, which cancels the work."""
-    work, leaving = asyncio.create_task(answer), asyncio.create_task(_disconnected(request))
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = asyncio.create_task(answer), asyncio.create_task(disconnected())
     try:
         await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else None
     finally:
         leaving.cancel()
         work.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

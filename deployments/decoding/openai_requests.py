@@ -141,11 +141,6 @@ class _Generation(_RequestFields):
     def _most_tokens(self) -> int | None:
         return self.max_tokens
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
 
 class CompletionRequest(_Generation):
     """POST /v1/completions."""

@@ -16,7 +16,7 @@ from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
-from isobatch.deployments.decoding.loop import EngineLoop, ReplicaFullError
+from isobatch.deployments.decoding.loop import EngineLoop
 from isobatch.deployments.decoding.plan_switch import switched_plan
 from isobatch.deployments.decoding.ramp_rules import rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
@@ -88,8 +88,8 @@ class DecoderReplica(ReplicaProcess):
                 async for group in groups:
                     self._depths.update(group.depths)
                     outlet.put(number, group)
-        except ReplicaFullError as full:
-            return ReplicaFull(full.retry_after_s)
+        except ReplicaFull as full:
+            return full
         return None
 
     async def drain(self) -> None:

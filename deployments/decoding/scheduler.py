@@ -31,20 +31,13 @@ class Pace:
     """Running means. Before anything is measured, every time is 0, so that no sequence is refused without a reason."""
 
     def __init__(self) -> None:
-        self._launch_s: dict[int, float] = defaultdict(float)
+        self.launch_s: dict[int, float] = defaultdict(float)  # by split
         self.residence_s = 0.0
         self._begins_s = self._begins_spread_s = 0.0  # from becoming a resident to the first token
         self._tokens = self._seconds = 0.0
 
     def launched(self, split: int, took_s: float) -> None:
-        self._launch_s[split] = _mean(self._launch_s[split], took_s)
-
-    def launch_s(self, split: int) -> float:
-        return self._launch_s[split]
-
-    def forget_launches(self) -> None:
-        """Forget the times of launches: the network is cut elsewhere."""
-        self._launch_s.clear()
+        self.launch_s[split] = _mean(self.launch_s[split], took_s)
 
     def sequence_ended(self, stayed_s: float) -> None:
         self.residence_s = _mean(self.residence_s, stayed_s)
@@ -159,8 +152,8 @@ class NewTokens:
     finish: Finish | None = None
 
 
-@dataclass(frozen=True)
-class ReplicaFull:
+@dataclass(unsafe_hash=True)
+class ReplicaFull(Exception):  # noqa: N818 (a usual answer, which some callers raise)
     """The replica has no place for a sequence now; it may have one after `retry_after_s`."""
 
     retry_after_s: float
@@ -233,7 +226,7 @@ class Scheduler:
             self._preempt(sequence)
         for sequence in self.waiting:
             sequence.recut(splits)
-        self.pace.forget_launches()
+        self.pace.launch_s.clear()
 
     def cancel(self, name: int, now_s: float) -> None:
         """Forget a sequence and free its pages. A text that reaches a stop string ends like this, too: only the front
@@ -344,13 +337,13 @@ class Scheduler:
     def _presses(self, split: int, now_s: float) -> bool:
         """Whether a token of a sequence there is in time only if the split runs now. Tokens that are late anyway do not
         count: under overload all are late, and every launch would be small."""
-        soon_s = now_s + self.pace.launch_s(split)
-        return any(
-            now_s <= self._due_s(sequence) <= soon_s for sequence in self.residents.values() if sequence.at == split
+        soon_s = now_s + self.pace.launch_s[split]
+        due_s = (
+            sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s
+            for sequence in self.residents.values()
+            if sequence.at == split
         )
-
-    def _due_s(self, sequence: Sequence) -> float:
-        return sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s
+        return any(now_s <= each <= soon_s for each in due_s)
 
     def _pieces_with_pages(self, split: int) -> tuple[Piece, ...]:
         """The pieces to run there, with pages. If pages are short, the youngest residents are preempted."""

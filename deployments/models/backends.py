@@ -99,7 +99,7 @@ def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
 
     weights_hash = _fingerprint(directory, model)
     makers = {name: partial(served, model, name, lambda _: weights_hash) for name in others}
-    return served(model, choose(model, makers, directory, weights_hash).backend, lambda _: weights_hash)
+    return served(model, choose(model, makers, directory, weights_hash), lambda _: weights_hash)
 
 
 def _fingerprint(directory: str | Path, model: TorchModel) -> str:
