@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from isobatch.deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
+from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of
@@ -159,7 +159,10 @@ def projected(
     written = _engine(model, rules, exits="project").write_with_depths(requests)
     depths = [depth for _, text_depths in written for depth in text_depths]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
-    fill = _projection_share(anatomy_of(model), ramp.block + 1)
+    # The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights.
+    anatomy = anatomy_of(model)
+    weights = sum(each.numel() for each in anatomy.blocks[ramp.block + 1].parameters() if each.dim() > 1)
+    fill = 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
     best = rhythm((ramp.block + 1) / num_blocks, survival, fixed, fill)
     return ProjectedTexts(
         survival=survival,
@@ -177,12 +180,6 @@ def _same_until(written: Sequence[int], other: Sequence[int]) -> int:
     2
     """
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, other, strict=False)))
-
-
-def _projection_share(anatomy: DecoderAnatomy, block: int) -> float:
-    """The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights."""
-    weights = sum(each.numel() for each in anatomy.blocks[block].parameters() if each.dim() > 1)
-    return 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
 
 
 def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
@@ -236,19 +233,14 @@ def early_head_outputs(
     sure, agrees = [], []
     anatomy = anatomy_of(model)
     for text, tokens in zip(requests, written, strict=True):
-        states = _states(anatomy, text, tokens)
+        with states_after(anatomy.blocks[:-1]) as outputs:
+            anatomy.whole(text, [*text.prompt, *tokens[:-1]])
+        states = [each[0] for each in outputs]
         head_logits = [at_least_float32(anatomy.head(state[len(text.prompt) - 1 :])) for state in states]
         full = torch.tensor(tokens, device=states[0].device)
         sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in head_logits]))
         agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in head_logits]))
     return EarlyHeadOutputs(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
-
-
-def _states(anatomy: DecoderAnatomy, text: TextRequest, tokens: Sequence[int]) -> list[torch.Tensor]:
-    """The hidden states after every block but the last."""
-    with states_after(anatomy.blocks[:-1]) as outputs:
-        anatomy.whole(text, [*text.prompt, *tokens[:-1]])
-    return [states[0] for states in outputs]
 
 
 @contextmanager

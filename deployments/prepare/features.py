@@ -118,13 +118,10 @@ def _compute(
 
 def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:
     """Positions of inputs, with texts of similar length in one batch, which attention runs fastest."""
-    order = sorted(range(len(values)), key=lambda index: len(str(values[index])) if _is_text(values[index]) else 0)
+    lengths = [len(str(value)) if isinstance(value, str | tuple | list) else 0 for value in values]
+    order = sorted(range(len(values)), key=lengths.__getitem__)
     for start in range(0, len(order), BATCH):
         yield np.array(order[start : start + BATCH], np.int64)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str | tuple | list)
 
 
 def _open(entry: Path, num_ramps: int) -> Features:

@@ -73,12 +73,9 @@ class RampLogits:
         """The logits of these inputs and of others together."""
         every = [self, *others]
         ramps = torch.cat([each.ramps for each in every], dim=1)
-        counts = (
-            None if self.counts is None else np.concatenate([each.counts for each in every if each.counts is not None])
-        )
-        return RampLogits(
-            ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]), counts
-        )
+        head, truth = torch.cat([each.head for each in every]), torch.cat([each.truth for each in every])
+        counts = [each.counts for each in every if each.counts is not None]
+        return RampLogits(ramps, head, truth, np.concatenate(counts) if counts else None)
 
     def softened_truth(self) -> Tensor:
         """The mean of the true labels and the head's probabilities, as labels of few inputs alone are noisy."""
