@@ -169,8 +169,10 @@ def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, so
     before: Collection[int] = ()
     for block in range(model.num_blocks):
         ramps = tuple(ramp for ramp in model.ramp_blocks if ramp == block)
-        with _weights() as weights:
+        with modules_run() as modules:
             model.run(current, block + 1, ramps)
+        own = (tensor for each in modules for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)))
+        weights = {tensor.data_ptr(): tensor.nbytes for tensor in own}  # by address, so that each counts once
         memory.append(sum(weights.values()))
         repeated.append(sum(size for place, size in weights.items() if place in before))
         before = weights
@@ -267,17 +269,16 @@ def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
 
 
 @contextmanager
-def _weights() -> Iterator[dict[int, int]]:
-    """Bytes of every tensor of the modules that run meanwhile, by address, so that each counts once."""
-    sizes: dict[int, int] = {}
+def modules_run() -> Iterator[dict[torch.nn.Module, None]]:
+    """The modules that run inside this context, each once, in order."""
+    modules: dict[torch.nn.Module, None] = {}
 
     def note(module: torch.nn.Module, *_: Any) -> None:
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            sizes[tensor.data_ptr()] = tensor.nbytes
+        modules[module] = None
 
     hook = torch.nn.modules.module.register_module_forward_hook(note)
     try:
-        yield sizes
+        yield modules
     finally:
         hook.remove()
 

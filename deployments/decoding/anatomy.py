@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, Projection
+from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 
@@ -93,7 +93,7 @@ class DecoderAnatomy(Protocol):
     def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
         """The states after these blocks."""
 
-    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
+    def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
         """Make the KV of these blocks from the states in which tokens left before them."""
 
     def head(self, states: Tensor) -> Tensor:
@@ -150,14 +150,14 @@ class LlamaBlock:
         fed: Tensor = self._down(self._activation(gate).mul_(up))
         return states + fed
 
-    def project(self, states: Tensor, rotation: tuple[Tensor, Tensor], projection: Projection) -> None:
+    def project(self, states: Tensor, rotation: tuple[Tensor, Tensor], view: PagedView) -> None:
         """Make the KV of this block alone."""
         heads = self._attention(_normed(states, *self._norm), first=self._queries).view(len(states), -1, self._width)
         keys = heads[:, : self._keys // self._width]
         if self._key_norm is not None:
             keys.copy_(self._key_norm(keys))
         _rotate(keys, *rotation)
-        projection.write(self._number, heads)
+        view.write(self._number, heads)
 
 
 class LlamaAnatomy:
@@ -182,10 +182,10 @@ class LlamaAnatomy:
             states = self._joined[block](states, rotation, view)
         return states
 
-    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
-        rotation = self._rotation(states, projection.positions)
+    def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
+        rotation = self._rotation(states, view.positions)
         for block in blocks:
-            self._joined[block].project(states, rotation, projection)
+            self._joined[block].project(states, rotation, view)
 
     def _rotation(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The factors by which heads are rotated at these positions, rows x 1 x width: of each number itself, and of
@@ -230,8 +230,11 @@ class T5Anatomy:
         self.shape, self.blocks, self._width = shape_of(config), model.decoder.block, config.d_kv
         scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings) and config.model_type == "t5"
         self._scale = config.d_model**-0.5 if scales else 1.0
-        first = self.blocks[0].layer[0].SelfAttention
-        self._by_distance = _bias_by_distance(first, config.relative_attention_max_distance)
+        # Attention's bias, heads x distances; all larger distances have the bias of the last one.
+        most = config.relative_attention_max_distance + 1
+        with torch.no_grad():
+            bias: Tensor = self.blocks[0].layer[0].SelfAttention.compute_bias(most, most)
+        self._by_distance = bias[0, :, -1].flip(-1)
         own = [block.layer[0].SelfAttention for block in self.blocks]
         self._own = [JoinedLayers(each.q, each.k, each.v) for each in own]
         across = [block.layer[1].EncDecAttention for block in self.blocks]
@@ -264,10 +267,10 @@ class T5Anatomy:
             states = feed(states)
         return states
 
-    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
+    def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
         for block in blocks:
             normed = self.blocks[block].layer[0].layer_norm(states)
-            projection.write(block, self._own[block](normed, first=self.shape.kv_width))
+            view.write(block, self._own[block](normed, first=self.shape.kv_width))
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(len(rows), -1, self._width)
@@ -280,13 +283,6 @@ class T5Anatomy:
         source, written = (torch.tensor([row], device=self.weights.device) for row in (request.source, tokens))
         encoded = self._encoder(input_ids=source).last_hidden_state
         self._decoder(input_ids=written, encoder_hidden_states=encoded, use_cache=False)
-
-
-def _bias_by_distance(attention: Any, most: int) -> Tensor:
-    """The bias of T5's attention, heads x distances; all larger distances have the bias of the last one."""
-    with torch.no_grad():
-        bias: Tensor = attention.compute_bias(most + 1, most + 1)
-    return bias[0, :, -1].flip(-1)
 
 
 def anatomy_of(model: Any) -> DecoderAnatomy:

@@ -211,12 +211,10 @@ class DecoderFront:
                         yield group
             if full is None:
                 return
-            if self.meter.clock() >= until_s:
-                now_s = self.meter.clock()
+            if (now_s := self.meter.clock()) >= until_s:
                 self._retries.refused(now_s)
-                raise RefusedError(
-                    429, "too many sequences wait; try again later", self._retries.retry_after_s(full.retry_after_s)
-                )
+                retry_after_s = self._retries.retry_after_s(full.retry_after_s)
+                raise RefusedError(429, "too many sequences wait; try again later", retry_after_s)
             await asyncio.sleep(min(full.retry_after_s, RETRY_AFTER_S))
 
     def check_model(self, name: str | None) -> None:
@@ -260,7 +258,7 @@ class ReplicaGroup:
                 if request.requested_s:  # the tokens will be on their way for a while, too
                     request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
-                ended = asyncio.ensure_future(_result(call))
+                ended: asyncio.Future[ReplicaFull | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
                 finished = False
                 try:
@@ -276,11 +274,6 @@ class ReplicaGroup:
                         call.cancel()
         finally:
             self.writing -= 1
-
-
-async def _result(call: Any) -> ReplicaFull | None:
-    result: ReplicaFull | None = await call
-    return result
 
 
 def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> None:
@@ -312,27 +305,26 @@ async def written_by_any(
     yield min(full, key=lambda each: each.retry_after_s)
 
 
+SUMMED = ("residents", "waiting", "free_pages", "pages", "preempted", "tokens_per_s", "asked", "shared")
+
+
 def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int] = ()) -> dict[str, Any]:
     """The state of all replicas together, with the names of `/stats`. `ramps`: the blocks that have one."""
-    depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
-    starts = sorted({start for state in states for start in state.launches})
-    fills = []
-    for start in starts:
+    total = {name: sum(getattr(state, name) for state in states) for name in SUMMED}
+    splits = []
+    for split, start in enumerate(sorted({start for state in states for start in state.launches})):
         launches = [state.launches[start] for state in states if start in state.launches]
         count, sequences, room = map(sum, zip(*launches, strict=True))
-        fills.append((count, sequences / room))
+        splits.append({"split": split, "launches": count, "fill": sequences / room})
     return {
         "replicas": len(states),
         "ramps": list(ramps),
-        "exits": depths,
-        "residents": sum(state.residents for state in states),
-        "waiting": sum(state.waiting for state in states),
-        "pages": {
-            "free": sum(state.free_pages for state in states),
-            "of": sum(state.pages for state in states),
-        },
-        "prefix_hits": sum(state.shared for state in states) / max(1, sum(state.asked for state in states)),
-        "preempted": sum(state.preempted for state in states),
-        "tokens_per_s": sum(state.tokens_per_s for state in states),
-        "splits": [{"split": split, "launches": count, "fill": fill} for split, (count, fill) in enumerate(fills)],
+        "exits": {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)},
+        "residents": total["residents"],
+        "waiting": total["waiting"],
+        "pages": {"free": total["free_pages"], "of": total["pages"]},
+        "prefix_hits": total["shared"] / max(1, total["asked"]),
+        "preempted": total["preempted"],
+        "tokens_per_s": total["tokens_per_s"],
+        "splits": splits,
     }

@@ -3,7 +3,7 @@
 All layers are the model's own modules. This package decides where KV lies and which sequences run when.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -145,7 +145,9 @@ class CutDecoder:
         if not launch.projects:
             return self._anatomy.through(blocks, states, self._kv.view(launch))
         projected = torch.zeros(len(states), dtype=torch.bool)
-        projected[[first + row for first, piece in _with_first_row(launch) for row in piece.projected]] = True
+        firsts = accumulate((piece.rows for piece in launch.pieces), initial=0)
+        pieces = zip(firsts, launch.pieces, strict=False)
+        projected[[first + row for first, piece in pieces for row in piece.projected]] = True
         left, stay = (rows.nonzero()[:, 0].to(states.device) for rows in (projected, ~projected))
         self._anatomy.project(blocks, states[left], self._kv.projection(launch))
         if not len(stay):
@@ -213,11 +215,6 @@ class CutDecoder:
         if split < self._splits.last:
             return self._ramps.leave(self._splits.ends[split] - 1, logits)
         return torch.ones(len(logits), dtype=torch.long, device=logits.device)
-
-
-def _with_first_row(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
-    """The pieces of a launch, each with the index of its first row."""
-    return zip(accumulate((piece.rows for piece in launch.pieces), initial=0), launch.pieces, strict=False)
 
 
 def _source_size(piece: Piece) -> int:

@@ -36,7 +36,7 @@ from isobatch.deployments.front.api import Api, Dialect, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.headers import path_below
 from isobatch.deployments.front.page import DOCS
-from isobatch.deployments.tracing import PARENT, Span, Tracing, span_of_request
+from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
 
 _DONE = b"data: [DONE]\n\n"
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
@@ -206,18 +206,15 @@ class _Api(Api):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = _KINDS.get(path_below(scope)) if scope["method"] == "POST" else None
         with span_of_request(self.tracing, kind, dict(scope["headers"])) if kind else nullcontext() as span:
-            await super()._answer(scope, receive, _with_traceparent(span, send) if span else send)
 
+            async def send_with_span(message: Message) -> None:
+                """Add the span of the request to the headers of its answer."""
+                if span and message["type"] == "http.response.start":
+                    parent = PARENT.encode(), span.traceparent.encode()
+                    message = {**message, "headers": [*message["headers"], parent]}
+                await send(message)
 
-def _with_traceparent(span: Span, send: Send) -> Send:
-    """A `send` that adds the span of the request to the headers of its answer."""
-
-    async def send_with_header(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (PARENT.encode(), span.traceparent.encode())]}
-        await send(message)
-
-    return send_with_header
+            await super()._answer(scope, receive, send_with_span)
 
 
 def create_decoder_api(

@@ -102,18 +102,14 @@ class DecoderReplica(ReplicaProcess):
 
         series = MetricSeries(DECODER_REPLICA, metrics)
         while True:
-            try:
-                await self._catch_up()
+            try:  # the plan in Ray's store, which a replica that starts later reads, too
+                stored = await asyncio.to_thread(switched_plan, self._origin)
+                if stored and stored.version != self._version:
+                    await self._loop.call(partial(self._switch_to, stored))
             except Exception:  # Ray's store may be away for a moment: the present plan runs on
                 log.exception("the plan to run cannot be read")
             export(series, await self.state())
             await asyncio.sleep(EXPORT_EVERY_S)
-
-    async def _catch_up(self) -> None:
-        """Switch to the plan that is written in Ray's store, as a replica that starts later does, too."""
-        stored = await asyncio.to_thread(switched_plan, self._origin)
-        if stored and stored.version != self._version:
-            await self._loop.call(partial(self._switch_to, stored))
 
     def _switch_to(self, stored: StoredPlan, engine: Engine) -> None:
         config = self._config.switched_to(pipeline_on(Plan.from_json(stored.plan), self._kind))

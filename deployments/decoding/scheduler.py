@@ -287,17 +287,13 @@ class Scheduler:
         """Admit waiting sequences in order, while there are places and pages, and tokens come in time."""
         while self.waiting and self._has_place():
             sequence = self.waiting.popleft()
-            if self._begins_late(sequence, now_s):
-                self._late.append(sequence.name)
+            begun = sequence.confirmed or sequence.request.replayed
+            if not begun and now_s + self._begins_s() > sequence.arrived_s + self.limits.ttft_s:
+                self._late.append(sequence.name)  # it has waited so long that its first token would be late
                 continue
             sequence.entered_s = now_s
             self.residents[sequence.name] = sequence
         self._crowd = len(self.residents) if self.waiting else 0
-
-    def _begins_late(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether a sequence that has written nothing has waited so long that its first token would be late."""
-        begun = sequence.confirmed or sequence.request.replayed
-        return not begun and now_s + self._begins_s() > sequence.arrived_s + self.limits.ttft_s
 
     def _begins_s(self) -> float:
         """The time to keep for the first token of a new resident. It is limited, so that some texts always begin."""

@@ -318,7 +318,7 @@ class Sequence:
         """After how many of the last of these rows a ramp or the head has to predict a token."""
         stop = self.filled[split] + rows
         if split == self._splits.last and self._splits.verified:
-            return max(0, stop - max(self.filled[split], self._confirmed_until - 1))
+            return max(0, stop - max(self.filled[split], len(self.request.prompt) + self.confirmed - 1))
         return int(self._owed and rows == self.waiting(split))
 
     def advance(self, split: int, rows: int, predictions: Listed[TokenPrediction]) -> None:
@@ -329,8 +329,10 @@ class Sequence:
             self._check(predictions, whole)
         elif whole and self._owed:
             self._decide(split, predictions[-1])
+        elif whole and split == self._splits.last:
+            self._enter()
         elif whole:
-            self._go_on(split)
+            self.at = split + 1
 
     def _decide(self, split: int, prediction: TokenPrediction) -> None:
         last = split == self._splits.last
@@ -351,12 +353,6 @@ class Sequence:
         if self._splits.project:  # only prompts have to run through it
             pending = min(self.filled[split - 1], self.request.first_written) - self.filled[split]
         return pending >= self._splits.max_pending or (self._splits.verified and bool(self._finish()))
-
-    def _go_on(self, split: int) -> None:
-        if split == self._splits.last:
-            self._enter()
-        else:
-            self.at = split + 1
 
     def _enter(self) -> None:
         self.at, self._owed = 0, True
@@ -387,10 +383,6 @@ class Sequence:
         del self.tokens[length:]
         del self._names[length // self._page_tokens :]
         del self.depths[length - len(self.request.prompt) :]
-
-    @property
-    def _confirmed_until(self) -> int:
-        return len(self.request.prompt) + self.confirmed
 
     @property
     def finish(self) -> Finish | None:

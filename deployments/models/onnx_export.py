@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
+from isobatch.profiles.measure import modules_run
 
 OPSET = 17  # the version of ONNX operators that graphs are written in
 # Names of a graph's inputs and outputs: the hidden state before its blocks, the one after them, the head's logits.
@@ -41,7 +41,7 @@ def export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tenso
 
 def _export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
     inputs = _generic_example(inputs)
-    with torch.no_grad(), _modules() as modules:
+    with torch.no_grad(), modules_run() as modules:
         output = _call(compute, block_range, inputs)
     outputs = named_outputs(output)
     traced = _Traced(compute, block_range, list(inputs), list(modules))
@@ -124,21 +124,6 @@ def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int
         elif tensor.ndim == 4:
             axes[name] |= {2: f"{name}_height", 3: f"{name}_width"}
     return axes
-
-
-@contextmanager
-def _modules() -> Iterator[dict[nn.Module, None]]:
-    """The modules that run inside this context, each once, in order."""
-    modules: dict[nn.Module, None] = {}
-
-    def note(module: nn.Module, *_: Any) -> None:
-        modules[module] = None
-
-    hook = torch.nn.modules.module.register_module_forward_hook(note)
-    try:
-        yield modules
-    finally:
-        hook.remove()
 
 
 def in_8_bits(graph: Path) -> None:

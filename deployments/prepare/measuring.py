@@ -206,14 +206,13 @@ def _choose(shape: RampLogits, test: RampLogits, options: PrepareOptions) -> Thr
         fixed = outcome(tested, tested.strictest, options.metric)
         return ThresholdOutcome([options.threshold] * num_ramps, tested, fixed, None)
     shaping = replay(policy, shape.ramps, shape.head, shape.softened_truth(), costs)
-    return _tested(Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence))
+    evidence = Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence)
+    return _tested(evidence, evidence.prepared)
 
 
-def _tested(evidence: Evidence, words: WordOutcome | None = None) -> ThresholdOutcome:
-    tested = evidence.test
-    chosen = evidence.prepared
+def _tested(evidence: Evidence, chosen: Indices, words: WordOutcome | None = None) -> ThresholdOutcome:
+    tested, promise = evidence.test, proven_promise(evidence, chosen)
     leaving = outcome(tested, chosen, evidence.metric)
-    promise = proven_promise(evidence, chosen)
     return ThresholdOutcome(tested.candidates[chosen].tolist(), tested, leaving, promise, evidence, words)
 
 
@@ -233,7 +232,8 @@ def _choose_of_texts(
         return outcome(evidence.shape, evidence.prepared, options.metric).cost
 
     most = min(MOST_UNSURE, key=expected_cost)
-    return _tested(evidence_of(most, of_texts(tested, counts, most)), WordOutcome(tested, counts, most))
+    evidence = evidence_of(most, of_texts(tested, counts, most))
+    return _tested(evidence, evidence.prepared, WordOutcome(tested, counts, most))
 
 
 def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
@@ -256,9 +256,7 @@ def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
 
 def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
     """The same ramps with other thresholds, and with figures that are measured again on the inputs of the test."""
-    leaving = outcome(evidence.test, chosen, evidence.metric)
-    thresholds = evidence.test.candidates[chosen].tolist()
-    tested = ThresholdOutcome(thresholds, evidence.test, leaving, proven_promise(evidence, chosen))
+    tested = _tested(evidence, chosen)
     return rules.model_copy(update={**_measured(tested), "ramps": tuple(_retuned(rules.ramps, tested))})
 
 
