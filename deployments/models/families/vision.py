@@ -83,7 +83,7 @@ def _swin_blocks(base: Any) -> Iterator[tuple[Block, int]]:
 
 
 def _convolutional(
-    model: Any, embed: nn.Module, layers: list[list[Any]], head: Callable[[Tensor], Tensor], widths: list[int]
+    embed: nn.Module, layers: list[list[Any]], widths: list[int], head: Callable[[Tensor], Tensor]
 ) -> Anatomy:
     """The anatomy of a network whose blocks are these layers in turn, and whose ramps read means over the image."""
 
@@ -109,8 +109,8 @@ def resnet(model: Any) -> Anatomy:
     base = model.base_model
     layers = [layer for stage in base.encoder.stages for layer in stage.layers]
     widths = [layer.layer[-1].convolution.out_channels for layer in layers]
-    head = lambda hidden: model.classifier(base.pooler(hidden))  # noqa: E731
-    return _convolutional(model, base.embedder, [[layer] for layer in layers], head, widths)
+    blocks = [[layer] for layer in layers]
+    return _convolutional(base.embedder, blocks, widths, lambda hidden: model.classifier(base.pooler(hidden)))
 
 
 def convnext(model: Any) -> Anatomy:
@@ -123,8 +123,9 @@ def convnext(model: Any) -> Anatomy:
         for layer in stage.layers
     ]
     layers, widths = map(list, zip(*blocks, strict=True))
-    head = lambda hidden: model.classifier(base.layernorm(hidden.mean([-2, -1])))  # noqa: E731
-    return _convolutional(model, base.embeddings, layers, head, widths)
+    return _convolutional(
+        base.embeddings, layers, widths, lambda hidden: model.classifier(base.layernorm(hidden.mean([-2, -1])))
+    )
 
 
 FAMILIES = (
