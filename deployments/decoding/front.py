@@ -16,13 +16,12 @@ from typing import Any
 from isobatch.deployments.decoding.anatomy import DecoderShape
 from isobatch.deployments.decoding.client_meter import ClientMeter, RequestEnd
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.loop import TokenStream
+from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from isobatch.deployments.decoding.texts import TextTokens
-from isobatch.deployments.decoding.token_wire import TokenInbox
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.load import RetryTimes
 from isobatch.deployments.front.proxy import Burden, Refusing

@@ -18,9 +18,9 @@ from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
 from isobatch.deployments.decoding.sequences import Sampling, Splits, TokenPrediction
-from isobatch.deployments.exits import Policy, memory_width
-from isobatch.deployments.models.ramps import policy_at
-from isobatch.profiles.errors import UserError
+from isobatch.deployments.exits import Policy
+from isobatch.deployments.models.ramps import check_forgets, policy_at
+from isobatch.profiles.promise import RULES
 
 # Logits that are divided by a much lower temperature would overflow.
 COLDEST = 1e-6
@@ -99,21 +99,15 @@ class DecoderRamps:
     _thresholds: Mapping[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", independent(self.rules.policy))
+        policy = policy_at(self.rules.policy)
+        check_forgets(policy, RULES, "but each token is another input")
+        object.__setattr__(self, "policy", policy)
         object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.all_ramps})
 
     def leave(self, block: int, logits: Tensor) -> Tensor:
         """For each row of the logits after a block whether its token leaves there (1 or 0)."""
         leaves = self.policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
         return leaves.to(torch.long)
-
-
-def independent(path: str) -> Policy:
-    """A policy without memory of earlier ramps, as the next token of a sequence is another input."""
-    policy = policy_at(path)
-    if memory_width(policy, num_labels=2):
-        raise UserError(f"policy {path!r} remembers earlier ramps: tokens need one that does not, such as confidence")
-    return policy
 
 
 class CutDecoder:

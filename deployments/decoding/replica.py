@@ -16,12 +16,11 @@ from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
-from isobatch.deployments.decoding.loop import EngineLoop
+from isobatch.deployments.decoding.loop import EngineLoop, TokenAddress, TokenOutlets
 from isobatch.deployments.decoding.plan_switch import switched_plan
 from isobatch.deployments.decoding.ramp_rules import rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.decoding.token_wire import TokenAddress, TokenOutlets
 from isobatch.deployments.metrics import DECODER_REPLICA, MetricSeries
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
 from isobatch.deployments.ray_facts import StoredPlan, wire_of

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from isobatch.deployments.exits import memory_width
 from isobatch.deployments.models.cascade import Cascade, Level
 from isobatch.deployments.models.checkpoint import check_level, label_names, locate
 from isobatch.deployments.models.encode import Encoder, TextEncoder
@@ -17,7 +16,7 @@ from isobatch.deployments.models.loading import (
     resolve_device,
     resolve_dtype,
 )
-from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, Ramps, read_ramps, read_rules
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, Ramps, check_forgets, read_ramps, read_rules
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
@@ -74,11 +73,7 @@ def order_of(own: Sequence[str], wanted: Sequence[str], folder: Path) -> tuple[i
 
 
 def check_policy(ramps: Ramps, source: Path | str) -> None:
-    if memory_width(ramps.policy, num_labels=2):
-        raise UserError(
-            f"{source}: policy {ramps.rules.policy} remembers earlier ramps, which other levels do not have: "
-            "a cascade needs entropy, confidence, margin, or one of your own that remembers nothing"
-        )
+    check_forgets(ramps.policy, source, "which other levels of a cascade do not have")
 
 
 def _load_level(folder: Path, rules: ExitRules, blocks: int, device: str, dtype: str) -> TorchModel:

@@ -161,12 +161,12 @@ def policy_at(path: str) -> Policy:
     return policy
 
 
-def check_forgets(policy: Policy, source: object) -> None:
+def check_forgets(policy: Policy, source: object, reason: str = "but this network answers its words") -> None:
     """Raise UserError for a policy with memory, which cannot decide on single words. `source`: where it was chosen."""
     if memory_width(policy, num_labels=2):
         raise UserError(
-            f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, but this "
-            "network answers its words: use entropy, confidence, margin, or one of your own that remembers nothing"
+            f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, {reason}: "
+            "use entropy, confidence, margin, or one of your own that remembers nothing"
         )
 
 
