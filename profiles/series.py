@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +46,7 @@ class Reading:
         return cls(value, 0.0, value)
 
 
-class Method(Protocol):
-    """One method. It is not asked for a forecast before the first value."""
-
-    @property
-    def name(self) -> str: ...
-
-    def append(self, reading: Reading) -> None:
-        """Learn the next value."""
-
-    def next(self) -> float:
-        """The forecast of the next value."""
+# Methods: `append` learns the next value, and `next` is the forecast of the one after it, once there is a first value.
 
 
 class Last:
@@ -131,6 +121,9 @@ class WanderingLevel:
         assert self._means is not None
         shares = np.exp(self._likely - self._likely.max())
         return float(shares @ self._means / shares.sum())
+
+
+Method = Last | Mean | Smoothing | WanderingLevel
 
 
 class Transform(NamedTuple):

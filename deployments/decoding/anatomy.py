@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,35 +74,6 @@ def shape_of(config: Any) -> DecoderShape:
     )
 
 
-class DecoderAnatomy(Protocol):
-    """The modules of one network. States are rows x width.
-
-    `blocks`: those of the decoder. `queries_per_key`: query heads that read the same keys.
-    """
-
-    shape: DecoderShape
-    blocks: Listed[nn.Module]
-    weights: Tensor  # of the head: KV has their type and device
-    queries_per_key: int
-
-    def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
-        """Make the KV of these sequences' sources."""
-
-    def embed(self, tokens: Tensor) -> Tensor: ...
-
-    def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
-        """The states after these blocks."""
-
-    def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
-        """Make the KV of these blocks from the states in which tokens left before them."""
-
-    def head(self, states: Tensor) -> Tensor:
-        """The logits of the next token, after the final norm."""
-
-    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
-        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
-
-
 class JoinedLayers:
     """Linear layers that read the same rows, as one product. Their own weights become parts of its weights."""
 
@@ -161,28 +132,36 @@ class LlamaBlock:
 
 
 class LlamaAnatomy:
-    """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions."""
+    """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions.
+
+    `blocks`: those of the decoder. `weights`: those of the head; KV has their type and device. `queries_per_key`: query
+    heads that read the same keys. States are rows x width.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._body, self._lm_head, self.weights = model.model, model.lm_head, model.lm_head.weight
-        self.shape, self.blocks = shape_of(model.config), model.model.layers
+        self._body, self._lm_head = model.model, model.lm_head
+        self.weights: Tensor = model.lm_head.weight
+        self.shape: DecoderShape = shape_of(model.config)
+        self.blocks: Listed[nn.Module] = model.model.layers
         self.queries_per_key: int = model.config.num_attention_heads // model.config.num_key_value_heads
         self._joined = [LlamaBlock(block, number) for number, block in enumerate(self.blocks)]
 
     def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
-        """There is nothing to read: the network has no encoder."""
+        """Make the KV of these sequences' sources. There are none: the network has no encoder."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         states: Tensor = self._body.embed_tokens(tokens)
         return states
 
     def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
+        """The states after these blocks."""
         rotation = self._rotation(states, view.positions)
         for block in blocks:
             states = self._joined[block](states, rotation, view)
         return states
 
     def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
+        """Make the KV of these blocks from the states in which tokens left before them."""
         rotation = self._rotation(states, view.positions)
         for block in blocks:
             self._joined[block].project(states, rotation, view)
@@ -196,10 +175,12 @@ class LlamaAnatomy:
         return cosine[0].unsqueeze(1), sine[0].unsqueeze(1)
 
     def head(self, states: Tensor) -> Tensor:
+        """The logits of the next token, after the final norm."""
         logits: Tensor = self._lm_head(self._body.norm(states))
         return logits
 
     def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
+        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
         self._body(torch.tensor([tokens], device=self.weights.device))
 
 
@@ -225,9 +206,10 @@ class T5Anatomy:
 
     def __init__(self, model: Any) -> None:
         self._encoder, self._decoder, self._lm_head = model.encoder, model.decoder, model.lm_head
-        self.weights = model.lm_head.weight
+        self.weights: Tensor = model.lm_head.weight
         config = model.config
-        self.shape, self.blocks, self._width = shape_of(config), model.decoder.block, config.d_kv
+        self.shape, self._width = shape_of(config), config.d_kv
+        self.blocks: Listed[Any] = model.decoder.block
         scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings) and config.model_type == "t5"
         self._scale = config.d_model**-0.5 if scales else 1.0
         # Attention's bias, heads x distances; all larger distances have the bias of the last one.
@@ -283,6 +265,9 @@ class T5Anatomy:
         source, written = (torch.tensor([row], device=self.weights.device) for row in (request.source, tokens))
         encoded = self._encoder(input_ids=source).last_hidden_state
         self._decoder(input_ids=written, encoder_hidden_states=encoded, use_cache=False)
+
+
+DecoderAnatomy = LlamaAnatomy | T5Anatomy
 
 
 def anatomy_of(model: Any) -> DecoderAnatomy:

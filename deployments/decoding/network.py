@@ -3,9 +3,8 @@
 All layers are the model's own modules. This package decides where KV lies and which sequences run when.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, groupby, islice
 from math import inf
@@ -18,7 +17,6 @@ from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
 from isobatch.deployments.decoding.sequences import Sampling, Splits, TokenPrediction
-from isobatch.deployments.exits import Policy
 from isobatch.deployments.models.ramps import check_forgets, policy_at
 from isobatch.profiles.promise import RULES
 
@@ -90,23 +88,17 @@ def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
     return tokens.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)
 
 
-@dataclass(frozen=True)
 class DecoderRamps:
     """The ramps of one network: its own head, read early."""
 
-    rules: DecoderRules
-    policy: Policy = field(init=False)
-    _thresholds: Mapping[int, float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        policy = policy_at(self.rules.policy)
-        check_forgets(policy, RULES, "but each token is another input")
-        object.__setattr__(self, "policy", policy)
-        object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.all_ramps})
+    def __init__(self, rules: DecoderRules) -> None:
+        self._policy = policy_at(rules.policy)
+        check_forgets(self._policy, RULES, "but each token is another input")
+        self._thresholds = {ramp.block: ramp.threshold for ramp in rules.all_ramps}
 
     def leave(self, block: int, logits: Tensor) -> Tensor:
         """For each row of the logits after a block whether its token leaves there (1 or 0)."""
-        leaves = self.policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
+        leaves = self._policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
         return leaves.to(torch.long)
 
 

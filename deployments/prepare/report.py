@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isobatch.deployments.exits import reach
-from isobatch.deployments.models.ramps import ClassFigures, ExitRules, RampRule, policy_at
+from isobatch.deployments.models.ramps import ClassFigures, ExitRules, policy_at
 from isobatch.deployments.prepare.sample import TEST_SHARE
 from isobatch.profiles.confidence import least_promise, rows_needed
 from isobatch.profiles.losses import EntityF1, Labels
@@ -125,8 +125,12 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
     inside = 1.0
     for rule in rules.ramps:
         fires = reach(policy_at(rules.policy), rule.threshold, num_labels, len(rules.ramps))
-        table.add_row(*_cells(rule, inside), "" if fires == "sometimes" else fires)
-        inside = rule.survival or 0.0
+        survival = rule.survival or 0.0
+        shares = inside - survival, survival, rule.exit_accuracy, rule.accuracy
+        errors = ("-" if each is None else f"{each:.3f}" for each in (rule.ece_before, rule.ece_after))
+        cells = (str(rule.block), f"{rule.threshold:.4g}", *map(_share, shares), *errors)
+        table.add_row(*cells, "" if fires == "sometimes" else fires)
+        inside = survival
     table.add_row(str(len(rules.ramps)), "(head)", _share(inside), "", "", _share(rules.full_accuracy))
     return table
 
@@ -190,6 +194,7 @@ def outdone(rules: ExitRules) -> str | None:
     """A warning if a ramp alone is clearly better than the full network, which then is probably badly trained.
 
     >>> promise = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=1400, lost=-0.03, bound=0.0)
+    >>> from isobatch.deployments.models.ramps import RampRule
     >>> ramps = (RampRule(block=0, threshold=0.9, accuracy=0.85), RampRule(block=1, threshold=0.9, accuracy=0.82))
     >>> print(outdone(ExitRules(ramps=ramps, full_accuracy=0.81, promise=promise)))
     the ramp after block 0 alone is right in 85.0%, the full network in 81.0%: was it trained for long enough?
@@ -216,26 +221,8 @@ def _percent(share: float) -> str:
     return f"{math.ceil(1e3 * share - 1e-9) / 10:g} %" if share >= 0.001 else f"{100 * share:.2g} %"
 
 
-def _cells(rule: RampRule, inside: float) -> tuple[str, ...]:
-    survival = rule.survival or 0.0
-    return (
-        str(rule.block),
-        f"{rule.threshold:.4g}",
-        _share(inside - survival),
-        _share(survival),
-        _share(rule.exit_accuracy),
-        _share(rule.accuracy),
-        _number(rule.ece_before),
-        _number(rule.ece_after),
-    )
-
-
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def draw_exits(rules: ExitRules, path: Path) -> None:
