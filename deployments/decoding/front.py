@@ -266,7 +266,7 @@ class ReplicaGroup:
                         finished = group.finish is not None
                         yield group
                 except ReplicaFull as full:
-                    self._full, self._full_until_s = full, time.monotonic() + FULL_FOR_S
+                    self._full, self._full_until_s = full.with_traceback(None), time.monotonic() + FULL_FOR_S
                     yield full
                 finally:
                     if not (finished or ended.done()):

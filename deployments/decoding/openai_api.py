@@ -209,12 +209,13 @@ class _Api(Api):
 
             async def send_with_span(message: Message) -> None:
                 """Add the span of the request to the headers of its answer."""
-                if span and message["type"] == "http.response.start":
+                assert span, "This is a bug: the request is not traced."
+                if message["type"] == "http.response.start":
                     parent = PARENT.encode(), span.traceparent.encode()
                     message = {**message, "headers": [*message["headers"], parent]}
                 await send(message)
 
-            await super()._answer(scope, receive, send_with_span)
+            await super()._answer(scope, receive, send_with_span if span else send)
 
 
 def create_decoder_api(

@@ -197,7 +197,7 @@ def calibrated(
     for rows in (terms.shape, terms.test):
         known = None if reference is None else reference[rows]
         tables.append(replay(policy, ramps[:, rows], answer[rows], terms.truth[rows], shares, reference=known))
-    evidence = Evidence(*tables, terms.metric, terms.max_loss, terms.confidence)
+    evidence = Evidence(tables[0], tables[1], terms.metric, terms.max_loss, terms.confidence)
     temperatures.append(head_temperature)
     return CalibratedCombination(
         members, chosen.exits, tuple(blocks), tuple(temperatures), tuple(weights), evidence, alone

@@ -62,12 +62,14 @@ def modernbert(model: Any) -> Anatomy:
     base = model.base_model
 
     def block(layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
+        is_last = layer is base.layers[-1]
+
         def run(hidden: Tensor, spans: Spans | None) -> Tensor:
             assert spans, "This is a bug: texts have spans."
             row = hidden.unsqueeze(0)
             rotary = base.rotary_emb(row, spans.positions.unsqueeze(0), layer.attention_type)
             after: Tensor = layer(row, attention_mask=spans, position_embeddings=rotary).squeeze(0)
-            return base.final_norm(after) if layer is base.layers[-1] else after
+            return base.final_norm(after) if is_last else after
 
         return run
 

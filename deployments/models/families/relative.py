@@ -26,7 +26,8 @@ def mpnet(model: Any) -> Anatomy:
         heads = (own.num_attention_heads, own.attention_head_size)
 
         def add(context: Tensor, hidden: Tensor) -> Tensor:
-            return layer.attention.LayerNorm(own.o(context) + hidden)  # type: ignore[no-any-return]
+            after: Tensor = layer.attention.LayerNorm(own.o(context) + hidden)
+            return after
 
         return _block(layer, (own.q, own.k, own.v), heads, add, None, bias)
 

@@ -16,13 +16,15 @@ def vit(model: Any) -> Anatomy:
 
     DeiT has a second token, which learned from another network, with its own head; the answer is the mean of both.
     """
-    base = model.base_model
+    base, is_distilled = model.base_model, hasattr(model, "distillation_classifier")
 
     def head(hidden: Tensor) -> Tensor:
         last = base.layernorm(hidden)
-        if not hasattr(model, "distillation_classifier"):
-            return model.classifier(last[:, 0])  # type: ignore[no-any-return]
-        return (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2  # type: ignore[no-any-return]
+        if is_distilled:
+            both: Tensor = (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
+            return both
+        answer: Tensor = model.classifier(last[:, 0])
+        return answer
 
     blocks = [call_transformer_layer(layer) for layer in base.layers]
     return transformer(model, lambda arrays: base.embeddings(arrays["pixel_values"]), blocks, head)
@@ -38,7 +40,8 @@ def beit(model: Any) -> Anatomy:
     def block(layer: nn.Module) -> Block:
         def run(hidden: Tensor, _: Spans | None) -> Tensor:
             shared = base.shared_position_bias and base.shared_position_bias(window, dim_size=hidden.shape[1])
-            return layer(hidden, shared, resolution=resolution)  # type: ignore[no-any-return]
+            after: Tensor = layer(hidden, shared, resolution=resolution)
+            return after
 
         return run
 
