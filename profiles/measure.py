@@ -88,8 +88,8 @@ class Sweep:
         """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
-            for size in (1, 1, min(8, self._largest)):  # to warm up
-                one_round(self._model, self._make_batch(size), self._stopwatch)
+            for warming in (1, 1, min(8, self._largest)):
+                one_round(self._model, self._make_batch(warming), self._stopwatch)
             for size in self._sizes():
                 self._rounds[size] = self._visit(size)
             drift = self._visit_again()
@@ -123,8 +123,8 @@ class Sweep:
     def _visit(self, size: float) -> Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
         batch, rows = self._make_batch(size), list[Timings]()
-        short = size < 1 and batch.lengths is not None
-        what = f"a text of {batch.lengths.sum()} tokens" if short else f"batch {size:g}"
+        lengths = batch.lengths if size < 1 else None
+        what = f"batch {size:g}" if lengths is None else f"a text of {lengths.sum()} tokens"
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):

@@ -26,7 +26,11 @@ COLDEST = 1e-6
 
 @dataclass(frozen=True)
 class Draw:
-    """How the token at one position of a sequence is chosen; `banned`: tokens that are not."""
+    """How the token at one position of a sequence is chosen; `banned`: tokens that are not.
+
+    A random number depends only on the seed and on the token's position. So a restarted sequence writes the same
+    tokens, and a ramp and the full network choose the same token where their probabilities are similar.
+    """
 
     sampling: Sampling
     place: int

@@ -5,7 +5,7 @@ the tokens before it: not on the other sequences of a launch, nor on exits, rest
 instead, a token also depends on the blocks after which the tokens before it left; a restarted sequence remembers them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +15,10 @@ from hashlib import blake2b
 
 class PagePool:
     """The pages of one replica.
+
+    A page holds the KV of all blocks for a few neighbouring positions of one text. A full page may serve every text
+    that begins with the same tokens. While no text uses it, it stays until its place is needed: the page that was used
+    least recently goes first.
 
     `asked` counts the positions that new texts needed before their first token, and `shared` those of them that were in
     pages of other texts.
@@ -69,7 +73,7 @@ class PagePool:
         if page not in self._names and name not in self._pages:
             self._names[page], self._pages[name] = name, page
 
-    def give(self, pages: Sequence[int]) -> None:
+    def give(self, pages: Listed[int]) -> None:
         """Give back the pages of a text, in the order of its positions: the last ones are needed least."""
         for page in reversed(pages):
             self._users[page] -= 1
@@ -80,7 +84,7 @@ class PagePool:
                     self._empty.append(page)
 
 
-def page_names(tokens: Sequence[int], page_tokens: int, before: Sequence[bytes] = ()) -> list[bytes]:
+def page_names(tokens: Listed[int], page_tokens: int, before: Listed[bytes] = ()) -> list[bytes]:
     """The names of the full pages of a text, each by all tokens up to its end; `before`: the first of these names.
 
     >>> one, two = page_names([1, 2, 3, 4, 5], 2), page_names([1, 2, 9, 4], 2)

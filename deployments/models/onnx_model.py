@@ -115,7 +115,8 @@ def _hidden(output: RangeOutput) -> Mapping[str, Tensor]:
 
 
 class OnnxRecorder:
-    """Records a block range as soon as it is exported; until then the model serves it unrecorded."""
+    """Records a block range as soon as it is exported, on a session that is bound to fixed memory and replayed there.
+    Until then the model serves it unrecorded."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model

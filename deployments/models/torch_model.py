@@ -23,7 +23,7 @@ from isobatch.profiles.model import NOBODY, Array, Batch, Launched
 
 
 class CutNetwork:
-    """A network with ramps, on one device."""
+    """What all networks of our loader share: ramps, a device, and batches whose texts lie one token after another."""
 
     def __init__(self, ramps: Ramps, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
         self.ramps, self.labels, self.device, self.dtype = ramps, tuple(labels), device, dtype

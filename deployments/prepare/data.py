@@ -225,7 +225,8 @@ def _check_characters(where: str, text: str) -> None:
 
 def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -> NDArray[Any]:
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
-    named, pixels = f"{where}: {name!r}", np.empty(0)
+    named = f"{where}: {name!r}"
+    pixels: NDArray[Any]
     if isinstance(cell, dict) and cell.get("bytes"):  # the library `datasets` stores pictures in this way
         pixels = _picture(where, BytesIO(cell["bytes"]), "in it")
     elif isinstance(cell, str) and not cell.lstrip().startswith("["):

@@ -38,7 +38,12 @@ class DeepRhythm:
 
 
 def rhythm(f: float, p: float, fixed: float, fill: float) -> DeepRhythm:
-    """The best rhythm for a cut.
+    """The gain of exits when survivors of several launches run deep together, by arithmetic: the best rhythm for a cut.
+
+    N sequences are resident. The first part of the network takes the share `f` of its time, and a token goes on with
+    probability `p`. The deep part runs once for every `k` launches of the first: then 1 - (1 - p)^k of the sequences
+    wait. The unit of time is the cost of all rows of one launch through all blocks. `fixed` is the cost of a launch
+    beside its rows; `fill` is the cost of a row that only makes keys and values, relative to a row that is needed.
 
     Where a launch costs nothing but its rows, and filling is free, a token costs f + p (1 - f):
 

@@ -26,7 +26,10 @@ NOTABLE_DROP = 0.02  # a class is worth a warning if its recall falls by this mu
 
 
 def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, ...]:
-    """The figures of every class in `truth`; `full` and `exits` are the answers without and with exits."""
+    """The figures of every class in `truth`; `full` and `exits` are the answers without and with exits.
+
+    A mean over all inputs may hide that a rare class pays for the others.
+    """
     return tuple(
         ClassFigures(
             label=label,
