@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, transformer
 from isobatch.deployments.models.spans import Spans
 
-Block = Callable[[Tensor, Spans | None], Tensor]
+ImageBlock = Callable[[Tensor, Spans | None], Tensor]
 
 
 def vit(model: Any) -> Anatomy:
@@ -37,7 +37,7 @@ def beit(model: Any) -> Anatomy:
     resolution = (size, size) if isinstance(size, int) else tuple(size)
     window = (resolution[0] // patch, resolution[1] // patch)
 
-    def block(layer: nn.Module) -> Block:
+    def block(layer: nn.Module) -> ImageBlock:
         def run(hidden: Tensor, _: Spans | None) -> Tensor:
             shared = base.shared_position_bias and base.shared_position_bias(window, dim_size=hidden.shape[1])
             after: Tensor = layer(hidden, shared, resolution=resolution)
@@ -66,10 +66,10 @@ def swin(model: Any) -> Anatomy:
     )
 
 
-def _swin_blocks(base: Any) -> Iterator[tuple[Block, int]]:
+def _swin_blocks(base: Any) -> Iterator[tuple[ImageBlock, int]]:
     """Every layer of every stage, with the width of its output."""
 
-    def block(layer: nn.Module, downsampling: nn.Module | None, size: tuple[int, int]) -> Block:
+    def block(layer: nn.Module, downsampling: nn.Module | None, size: tuple[int, int]) -> ImageBlock:
         def run(hidden: Tensor, _: Spans | None) -> Tensor:
             after: Tensor = layer(hidden, size)[0]
             return after if downsampling is None else downsampling(after, size)
@@ -90,7 +90,7 @@ def _convolutional(
 ) -> Anatomy:
     """The anatomy of a network whose blocks are these layers in turn, and whose ramps read means over the image."""
 
-    def block(steps: list[Any]) -> Block:
+    def block(steps: list[Any]) -> ImageBlock:
         def run(hidden: Tensor, _: Spans | None) -> Tensor:
             for step in steps:
                 hidden = step(hidden)
