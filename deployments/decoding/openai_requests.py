@@ -87,9 +87,7 @@ class StreamOptions(_RequestFields):
     include_obfuscation: bool = Field(False, description="Ignored: pieces are as long as they are.")
 
 
-class PlainText(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class PlainText(_RequestFields):
     type: Literal["text"]
 
 
@@ -153,16 +151,12 @@ class CompletionRequest(_Generation):
     suffix: None = Field(None, description=_NEUTRAL)
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class TextPart(_RequestFields):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class ChatMessage(_RequestFields):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
