@@ -112,22 +112,17 @@ class _DebertaBias:
 
     def _position_scores(self, rows: Tensor, projection: Any, offset: Tensor) -> Tensor:
         """The score of each row with the projected embedding of each relative position in `offset`."""
-        span = self._attention.pos_ebd_size
-        positions = _by_head(self._attention, projection(self._position_embeddings(rows.device)[: 2 * span]))
+        encoder, attention, span = self._encoder, self._attention, self._attention.pos_ebd_size
+        table = encoder.rel_embeddings
+        embeddings = table(torch.arange(table.num_embeddings, device=rows.device))
+        if "layer_norm" in encoder.norm_rel_ebd:
+            embeddings = encoder.LayerNorm(embeddings)
+        heads = (attention.num_attention_heads, attention.attention_head_size)
+        positions = torch.unflatten(projection(embeddings[: 2 * span]), -1, heads)
         scores = rows @ positions.transpose(0, 1).transpose(-1, -2)
         index = (offset + span).clamp(0, 2 * span - 1)
-        return scores.gather(
-            -1, index + (0 * rows[..., :1]).long()
-        )  # the sum repeats the index for all texts and heads
-
-    def _position_embeddings(self, device: torch.device) -> Tensor:
-        table = self._encoder.rel_embeddings
-        embeddings: Tensor = table(torch.arange(table.num_embeddings, device=device))
-        return self._encoder.LayerNorm(embeddings) if "layer_norm" in self._encoder.norm_rel_ebd else embeddings
-
-
-def _by_head(attention: Any, rows: Tensor) -> Tensor:
-    return torch.unflatten(rows, -1, (attention.num_attention_heads, attention.attention_head_size))
+        # The sum repeats the index for all texts and heads.
+        return scores.gather(-1, index + (0 * rows[..., :1]).long())
 
 
 FAMILIES = (Family(("mpnet",), "text", mpnet), Family(("deberta-v2",), "text", deberta))
