@@ -103,7 +103,7 @@ def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
 
 
 def _fingerprint(directory: str | Path, model: TorchModel) -> str:
-    from isobatch.deployments.models.onnx_ranges import fingerprint
+    from isobatch.deployments.models.onnx_model import fingerprint
 
     return fingerprint(directory, model)
 

@@ -17,7 +17,7 @@ from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import demo_inputs
 from isobatch.deployments.folders import cache_directory
 from isobatch.deployments.models import load
-from isobatch.deployments.models.onnx_ranges import GRAPH, GraphSource, fingerprint
+from isobatch.deployments.models.onnx_model import GRAPH, GraphSource, fingerprint
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.exits import ExitProfile

@@ -17,8 +17,7 @@ from isobatch.deployments.models.backends import (
     planned_block_ranges,
     warn_of_other_backend,
 )
-from isobatch.deployments.models.onnx_model import OnnxModel
-from isobatch.deployments.models.onnx_ranges import fingerprint
+from isobatch.deployments.models.onnx_model import OnnxModel, fingerprint
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
