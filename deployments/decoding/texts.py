@@ -83,8 +83,8 @@ class GrowingText:
                 break
             taken += len(group)
             self._read += len(group)
-            heard = [token for token in group if token not in self._silent]
-            text += self._until_stop(self._decoded(heard, last and taken == len(tokens)))
+            with_text = [token for token in group if token not in self._silent]
+            text += self._until_stop(self._decoded(with_text, last and taken == len(tokens)))
         if last and not self.stopped:
             text, self._held_back = text + self._held_back, ""
         return text, taken

@@ -155,13 +155,8 @@ def warn_of_other_backend(table: LatencyTable, served: str) -> None:
     """Warn when the plan was made from the times of another backend than the one that serves."""
     if table.backend and table.backend != served:
         log.warning(
-            "the times of %s are %s on %s, but %s serves, and takes other times: "
-            "measure again with 'isobatch profile --backend %s'",
-            table.kind,
-            table.origin,
-            table.backend,
-            served,
-            served,
+            f"the times of {table.kind} are {table.origin} on {table.backend}, but {served} serves, and takes other "
+            f"times: measure again with 'isobatch profile --backend {served}'"
         )
 
 
@@ -169,9 +164,6 @@ def warn_of_ramp_dtype(directory: str | Path, ramps: str, blocks: str, prepared:
     """Warn when the ramps were made for another precision than that of the blocks, which changes their features."""
     if ramps == blocks:
         return
-    remedy = f"use dtype {ramps}" + (
-        f", or make new ramps with 'isobatch prepare --dtype {blocks}'" if prepared else ""
-    )
-    log.warning(
-        "%s: its ramps were made for %s; in %s inputs leave at other ramps: %s", directory, ramps, blocks, remedy
-    )
+    remedy = f", or make new ramps with 'isobatch prepare --dtype {blocks}'" if prepared else ""
+    made_for = f"{directory}: its ramps were made for {ramps}; in {blocks} inputs leave at other ramps"
+    log.warning(f"{made_for}: use dtype {ramps}{remedy}")
