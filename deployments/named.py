@@ -11,7 +11,7 @@ from isobatch.profiles.errors import UserError
 # Backends by short name (docs/backends.md). They are import paths, because a backend's library is imported only when
 # the backend is used. `auto` tries them in turn.
 BACKENDS = {
-    "torch": "isobatch.deployments.models.served_model:TORCH",
+    "torch": "isobatch.deployments.models.interface:TORCH",
     "graphs": "isobatch.deployments.models.cuda_graphs:TORCH_GRAPHS",
     "onnx": "isobatch.deployments.models.onnx_model:ONNX",
     "onnx-graphs": "isobatch.deployments.models.onnx_model:ONNX_GRAPHS",
@@ -65,7 +65,7 @@ def backend_path(name: str) -> str:
     """The import path of a backend, given by its short name or by the path itself.
 
     >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
-    ('isobatch.deployments.models.served_model:TORCH', 'my_package.my_module:BACKEND')
+    ('isobatch.deployments.models.interface:TORCH', 'my_package.my_module:BACKEND')
     """
     if name not in BACKENDS and ":" not in name:
         raise UserError(

@@ -26,8 +26,9 @@ from isobatch.deployments.exits import Decision, remembers
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
+from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
-from isobatch.deployments.models.served_model import BackedModel, BlockRange
+from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import DEMO_NAME
 from isobatch.deployments.prepare.data import Columns, rows, taken

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
 from isobatch.deployments.dispatch.route import stops
-from isobatch.deployments.models.served_model import BackedModel, BlockRange, Fingerprint, ServedModel, backend_named
+from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
+from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.named import AUTO, BACKENDS
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from isobatch.deployments.models.encode import Encoder
+from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import Ramps
-from isobatch.deployments.models.served_model import BackedModel, BlockRange
+from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import CutNetwork, select
 from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 

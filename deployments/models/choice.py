@@ -14,7 +14,8 @@ import torch
 
 from isobatch.deployments.folders import cache_directory, locked
 from isobatch.deployments.models import checkpoint
-from isobatch.deployments.models.served_model import BackedModel, BlockRange, ServedModel
+from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.files import write_whole
 from isobatch.profiles.measure import device_name, stopwatch_for

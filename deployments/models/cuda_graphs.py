@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from isobatch.deployments.models.attention import is_fused
-from isobatch.deployments.models.served_model import Backend, BlockRange, RangeOutput
+from isobatch.deployments.models.interface import Backend
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Integers, RecordingShape, Spans, in_shape
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch

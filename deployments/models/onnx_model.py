@@ -19,6 +19,7 @@ from torch import Tensor
 from isobatch.deployments.folders import cache_directory, locked, make_room, replacing
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording, without_cuda
+from isobatch.deployments.models.interface import Backend, Fingerprint
 from isobatch.deployments.models.onnx_export import (
     AFTER,
     HEAD,
@@ -33,7 +34,7 @@ from isobatch.deployments.models.onnx_export import (
 )
 from isobatch.deployments.models.onnx_session import Session
 from isobatch.deployments.models.ramps import WEIGHTS
-from isobatch.deployments.models.served_model import Backend, BlockRange, Fingerprint, RangeOutput
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Integers, Spans, in_bands
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.progress import show

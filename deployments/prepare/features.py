@@ -13,7 +13,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from isobatch.deployments.folders import locked, make_room, replacing
-from isobatch.deployments.models.served_model import BackedModel
+from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import task_of
 from isobatch.deployments.transport.packed import rows_of

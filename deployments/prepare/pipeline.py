@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from isobatch.deployments.folders import cache_directory, replacing
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
+from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
-from isobatch.deployments.models.served_model import BackedModel
 from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
 from isobatch.deployments.prepare.report import draw_exits

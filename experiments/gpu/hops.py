@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from isobatch.deployments.models.served_model import BackedModel
+from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.transport.packed import Packed, pack, unpack
 from isobatch.profiles.model import Batch
 

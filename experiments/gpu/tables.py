@@ -12,7 +12,7 @@ from isobatch.cluster.bench.setup import with_recorded_exits
 from isobatch.cluster.profiling.block_times import SampleInputs, timed, timed_block_ranges
 from isobatch.cluster.profiling.datasheets import shape_of
 from isobatch.deployments.models.backends import served
-from isobatch.deployments.models.served_model import BackedModel
+from isobatch.deployments.models.interface import BackedModel
 from isobatch.profiles.devices import CATALOGUE, kind_of
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from isobatch.deployments.models import TorchModel
-from isobatch.deployments.models.served_model import Backend, BlockRange, RangeOutput
+from isobatch.deployments.models.interface import Backend
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Spans
 
 

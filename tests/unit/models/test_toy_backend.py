@@ -5,7 +5,7 @@ import pytest
 from isobatch.deployments import named
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.models.backends import backend_of, block_ranges, make_ready, on_backend
-from isobatch.deployments.models.served_model import backend_named
+from isobatch.deployments.models.interface import backend_named
 from isobatch.profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import network
