@@ -18,8 +18,8 @@ from isobatch.deployments.models.backends import INT8, block_ranges, make_ready,
 from isobatch.deployments.models.predict import AT_ONCE, PredictedAnswer, predict
 from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
-from isobatch.deployments.prepare.classes import by_class
 from isobatch.deployments.prepare.entities import entity_f1, of_words
+from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError

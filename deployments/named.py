@@ -14,7 +14,7 @@ BACKENDS = {
     "torch": "isobatch.deployments.models.interface:TORCH",
     "graphs": "isobatch.deployments.models.cuda_graphs:TORCH_GRAPHS",
     "onnx": "isobatch.deployments.models.onnx_model:ONNX",
-    "onnx-graphs": "isobatch.deployments.models.onnx_graphs:ONNX_GRAPHS",
+    "onnx-graphs": "isobatch.deployments.models.onnx_model:ONNX_GRAPHS",
 }
 AUTO = "auto"
 VIRTUAL = "virtual"

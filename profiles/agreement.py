@@ -97,23 +97,6 @@ def agreement_text(recent: "RecentAgreement", promised: float | None, total: Agr
     return text if promised is None else f"{text}, promise {100 * promised:.4g} %: {recent.state}"
 
 
-def agreement_of(
-    left: Sequence[int], audited: Sequence[int], missed: Sequence[int], confidence: float = 0.95
-) -> Agreement | None:
-    """The agreement of answers, from counts by block; None without an audit, or where no answer left early.
-
-    `left` counts the answers, `audited` those of them that were audited to the end, and `missed` the audits whose two
-    answers differ. An answer after the last block agrees.
-    """
-    if (weighted := _weighted(left, audited, missed)) is None:
-        return None
-    audits, misses, most = weighted
-    share_early = sum(left[:-1]) / sum(left)
-    low, high = bounds(misses / most, audits, confidence)
-    off = [min(1.0, share_early * each) for each in (misses / audits, most * low, most * high)]
-    return Agreement(1 - off[0], 1 - off[2], 1 - off[1], audits)
-
-
 def bounds(misses: float, audits: int, confidence: float) -> tuple[float, float]:
     """The interval of the share of misses, for a sum of `misses` (each from 0 to 1) in `audits`.
 
@@ -146,42 +129,45 @@ def _edge(inside: float, outside: float, refuted: Callable[[float], bool]) -> fl
     return outside
 
 
-def _weighted(left: Sequence[int], audited: Sequence[int], missed: Sequence[int]) -> tuple[int, float, float] | None:
-    """The number of audits, the weighted sum of their misses, and the largest weight; None where nothing is known.
-
-    Neighbouring blocks with few audits are weighted as one part.
-    """
-    early = [np.asarray(counts, np.float64)[:-1] for counts in (left, audited, missed)]
-    audits = int(early[1].sum())
-    if not audits or not early[0].sum():  # an audit may end when no other input leaves early any more
-        return None
-    parts, sums = list[Floats](), np.zeros(3)
-    for counts in np.stack(early, axis=1):
-        sums = sums + counts
-        if sums[1] >= MIN_AUDITS_PER_PART:
-            parts, sums = [*parts, sums], np.zeros(3)
-    if not parts:
-        parts = [sums]
-    else:
-        parts[-1] = parts[-1] + sums
-    part_left, part_audited, part_missed = np.array(parts).T
-    weights: Floats = (part_left / part_left.sum()) / (part_audited / part_audited.sum())
-    return audits, float((weights * part_missed).sum()), float(weights.max())
-
-
 @dataclass(frozen=True)
 class AuditedAnswers:
     """Counts of the answers that could disagree, by the block they left after: all, `audited` ones, `missed` ones.
 
-    An answer could disagree if its input passed an open ramp at which it might have left.
+    An answer could disagree if its input passed an open ramp at which it might have left. An answer after the last
+    block agrees.
     """
 
     left: tuple[int, ...] = ()
     audited: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
 
-    def agreement(self) -> Agreement | None:
-        return agreement_of(self.left, self.audited, self.missed) if any(self.audited) else None
+    def agreement(self, confidence: float = 0.95) -> Agreement | None:
+        """None without an audit, or where no answer left early."""
+        if (weighted := self._weighted()) is None:
+            return None
+        audits, misses, most = weighted
+        share_early = sum(self.left[:-1]) / sum(self.left)
+        low, high = bounds(misses / most, audits, confidence)
+        off = [min(1.0, share_early * each) for each in (misses / audits, most * low, most * high)]
+        return Agreement(1 - off[0], 1 - off[2], 1 - off[1], audits)
+
+    def _weighted(self) -> tuple[int, float, float] | None:
+        """The number of audits, the weighted sum of their misses, and the largest weight; None where nothing is known.
+
+        Neighbouring blocks with few audits are weighted as one part.
+        """
+        early_left, audits = sum(self.left[:-1]), sum(self.audited[:-1])
+        if not audits or not early_left:  # an audit may end when no other input leaves early any more
+            return None
+        parts, sums = list[Floats](), np.zeros(3)
+        for counts in np.array([self.left, self.audited, self.missed], np.float64).T[:-1]:
+            sums = sums + counts
+            if sums[1] >= MIN_AUDITS_PER_PART:
+                parts, sums = [*parts, sums], np.zeros(3)
+        parts = [*parts[:-1], parts[-1] + sums] if parts else [sums]
+        left, audited, missed = np.array(parts).T
+        weights: Floats = (left / left.sum()) / (audited / audited.sum())
+        return audits, float((weights * missed).sum()), float(weights.max())
 
     def since(self, before: "AuditedAnswers") -> "AuditedAnswers":
         """The counts that were added since an earlier state of the same counts.
@@ -189,15 +175,15 @@ class AuditedAnswers:
         >>> AuditedAnswers((5, 9), (2, 0), (1, 0)).since(AuditedAnswers((3, 9), (2, 0), (0, 0)))
         AuditedAnswers(left=(2, 0), audited=(0, 0), missed=(1, 0))
         """
-        now, then = (self.left, self.audited, self.missed), (before.left, before.audited, before.missed)
-        return AuditedAnswers(*(_more(late, early) for late, early in zip(now, then, strict=True)))
+        pairs = (self.left, before.left), (self.audited, before.audited), (self.missed, before.missed)
+        return AuditedAnswers(*(tuple(now - then for now, then in zip_longest(*pair, fillvalue=0)) for pair in pairs))
 
     def score_gain(self, limit: float) -> float | None:
         """What these audits add to the score against a disagreement of at most `limit`; None: nothing is known.
 
         The audits stand for all answers, of which those after the last block are hits.
         """
-        if not any(self.audited) or (weighted := _weighted(self.left, self.audited, self.missed)) is None:
+        if (weighted := self._weighted()) is None:
             return None
         audits, misses, _ = weighted
         hits = audits * sum(self.left) / sum(self.left[:-1]) - misses
@@ -222,10 +208,6 @@ def summed(parts: Iterable[AuditedAnswers]) -> AuditedAnswers:
     """
     columns = list(zip(*((each.left, each.audited, each.missed) for each in parts), strict=True))
     return AuditedAnswers(*(tuple(map(sum, zip_longest(*column, fillvalue=0))) for column in columns))
-
-
-def _more(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
-    return tuple(late - early for late, early in zip_longest(now, before, fillvalue=0))
 
 
 class Look(NamedTuple):

@@ -105,15 +105,13 @@ def _outcomes(count: int, max_loss: float, metric: Metric) -> _Outcomes:
     if metric != "agreement":
         shares = np.geomspace(max(max_loss, 1 / count), 1.0, TRIED_SHARES)
     losing, winning = (shares + max_loss) / 2, np.maximum(shares - max_loss, 0.0) / 2
-    numbers = [_likely_numbers(count, float(chance)) for chance in winning]
+    numbers = []
+    for chance in winning.tolist():
+        fewest, most = bdtrik([NEGLIGIBLE, 1 - NEGLIGIBLE], count, chance) if chance else (0, 0)
+        numbers.append(np.arange(math.floor(fewest), math.ceil(most) + 1))
     share, won = np.repeat(np.arange(len(numbers)), [len(each) for each in numbers]), np.concatenate(numbers)
     of_others = np.minimum(losing / (1 - winning), 1.0)
     return _Outcomes(count, max_loss, share, won, _binomial(won, count, winning[share]), of_others[share])
-
-
-def _likely_numbers(count: int, chance: float) -> NDArray[np.int64]:
-    fewest, most = bdtrik([NEGLIGIBLE, 1 - NEGLIGIBLE], count, chance) if chance else (0, 0)
-    return np.arange(math.floor(fewest), math.ceil(most) + 1)
 
 
 def _binomial(successes: NDArray[np.int64], count: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ constants come from other devices. docs/profiles.md shows how far off they are. 
 """
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
@@ -68,18 +68,17 @@ class Fitted:
 def fitted() -> tuple[Fitted, ...]:
     """All fitted curves, as `python -m experiments.curves.fit` wrote them."""
     with FILE.open(newline="") as file:
-        return tuple(_fitted(row) for row in csv.DictReader(file))
-
-
-def _fitted(row: dict[str, str]) -> Fitted:
-    curve = Curve(
-        float(row["call_us"]) / 1e6,
-        float(row["floor_us"]) / 1e6,
-        float(row["gbytes_per_s"]) * 1e9,
-        float(row["tflops"]) * 1e12,
-    )
-    facts = (row["kind"], row["backend"], row["dtype"], row["family"])
-    return Fitted(*facts, curve, int(row["rows"]), float(row["median_error"]), row["networks"], row["frameworks"])
+        return tuple(
+            Fitted(
+                row["kind"], row["backend"], row["dtype"], row["family"],
+                Curve(
+                    float(row["call_us"]) / 1e6, float(row["floor_us"]) / 1e6,
+                    float(row["gbytes_per_s"]) * 1e9, float(row["tflops"]) * 1e12,
+                ),
+                int(row["rows"]), float(row["median_error"]), row["networks"], row["frameworks"],
+            )
+            for row in csv.DictReader(file)
+        )  # fmt: skip
 
 
 def curve_of(
@@ -126,14 +125,10 @@ def _most(known: Collection[Fitted], backend: str, family: str) -> float:
 def _nearest(known: Collection[Fitted], backend: str, dtype: str, family: str) -> list[Fitted]:
     """The curves of the same framework that are alike in most: family and precision, precision, or neither."""
     here = [each for each in known if each.backend == backend]
-    for alike in (
-        [each for each in here if (each.dtype, each.family) == (dtype, family)],
-        [each for each in here if each.dtype == dtype],
-        here,
-    ):
-        if alike:
-            return alike
-    raise UserError(f"there are no times of backend {backend!r}: choose among {', '.join(BACKENDS)}")
+    if not here:
+        raise UserError(f"there are no times of backend {backend!r}: choose among {', '.join(BACKENDS)}")
+    precise = [each for each in here if each.dtype == dtype]
+    return [each for each in precise if each.family == family] or precise or here
 
 
 def _others(known: Collection[Fitted], one: Fitted) -> list[Fitted]:
@@ -209,22 +204,11 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
-    return tuple(_rows())
-
-
-def _rows() -> Iterator[Published]:
+    rows = []
     with PUBLISHED_FILE.open(newline="") as file:
         for row in csv.DictReader(file):
-            pairs = (pair.split(":") for pair in row["ms_by_batch"].split())
+            pairs = (pair.split(":") for pair in row.pop("ms_by_batch").split())
             seconds = tuple((int(batch), float(ms) / 1e3) for batch, ms in pairs)
-            yield Published(
-                row["kind"],
-                row["framework"],
-                row["backend"],
-                row["dtype"],
-                row["network"],
-                int(row["length"]) if row["length"] else None,
-                row["clock"],
-                seconds,
-                row["source"],
-            )
+            length = row.pop("length")
+            rows.append(Published(**row, length=int(length) if length else None, seconds=seconds))
+    return tuple(rows)

@@ -7,6 +7,7 @@ others in docs/profiles.md. A measured table beats all of this. The shapes of we
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -195,33 +196,23 @@ def _residual(side: int, into: int, width: int, out: int, stride: int, bottlenec
     return (*body, *shortcut, elementwise(after * after * out, reads=2))
 
 
-def bert_base(length: int = 128, labels: int = 2) -> Shape:
-    name = f"bert-base, {length} tokens"
-    return encoder(name, layers=12, hidden=768, inner=3072, length=length, vocabulary=30522, labels=labels)
+def _bert(name: str, layers: int, hidden: int, length: int = 128) -> Shape:
+    return encoder(
+        f"{name}, {length} tokens", layers=layers, hidden=hidden, inner=4 * hidden, length=length, vocabulary=30522
+    )
 
 
-def bert_large(length: int = 128, labels: int = 2) -> Shape:
-    name = f"bert-large, {length} tokens"
-    return encoder(name, layers=24, hidden=1024, inner=4096, length=length, vocabulary=30522, labels=labels)
+bert_base = partial(_bert, "bert-base", 12, 768)
+bert_large = partial(_bert, "bert-large", 24, 1024)
+distilbert = partial(_bert, "distilbert", 6, 768)
+resnet50 = partial(residual, "resnet-50", stages=(3, 4, 6, 3))
+resnet18 = partial(residual, "resnet-18", stages=(2, 2, 2, 2), bottleneck=False)
 
 
-def distilbert(length: int = 128, labels: int = 2) -> Shape:
-    name = f"distilbert, {length} tokens"
-    return encoder(name, layers=6, hidden=768, inner=3072, length=length, vocabulary=30522, labels=labels)
-
-
-def vit_base(labels: int = 1000) -> Shape:
+def vit_base() -> Shape:
     """ViT-B/16 on 224 x 224: 196 patches and one class token (the patch projection counts as embedding)."""
-    shape = encoder("vit-base/16", layers=12, hidden=768, inner=3072, length=197, vocabulary=768, labels=labels)
+    shape = encoder("vit-base/16", layers=12, hidden=768, inner=3072, length=197, vocabulary=768, labels=1000)
     return replace(shape, length=None)  # images have one size
-
-
-def resnet50(labels: int = 1000) -> Shape:
-    return residual("resnet-50", stages=(3, 4, 6, 3), labels=labels)
-
-
-def resnet18(labels: int = 1000) -> Shape:
-    return residual("resnet-18", stages=(2, 2, 2, 2), bottleneck=False, labels=labels)
 
 
 # Layers and width of the encoders with published latencies.

@@ -53,13 +53,13 @@ class Evidence:
 
     def likely_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
         """Candidates for these ramps, judged by the table that may be used any number of times; others are shut."""
-        return self._climbed(self.shape, ramps, costs)
+        return self._highest(self.shape, ramps, costs)
 
     def proven_candidates(self, ramps: Sequence[int], costs: Floats) -> Indices:
         """Candidates that keep the promise by the test table. Use this once: chance passes one of many tries."""
-        return self._climbed(self.test, ramps, costs)
+        return self._highest(self.test, ramps, costs)
 
-    def _climbed(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
+    def _highest(self, judge: ExitTable, ramps: Sequence[int], costs: Floats) -> Indices:
         chosen, rows = self.shape.strictest, list(ramps)
         if rows:
             rungs = self._ladder(rows, costs, self.metric)

@@ -80,16 +80,11 @@ class Profile:
         kept = [table for table in tables.values() if not (table.derived and (table.kind, table.length) in measured)]
         notes = {note.partition(": ")[0]: note for note in self.notes + other.notes}
         counted = other if other.exits else self
-        return Profile(
-            self.model,
-            tuple(kept),
-            counted.exits,
-            tuple(notes.values()),
-            other.weights or self.weights,
-            other.lengths or self.lengths,
-            counted.token_exits,
-            self.edges,
-        )
+        return replace(
+            self, tables=tuple(kept), exits=counted.exits, notes=tuple(notes.values()),
+            weights=other.weights or self.weights, lengths=other.lengths or self.lengths,
+            token_exits=counted.token_exits,
+        )  # fmt: skip
 
     def check_same(self, model: str, num_blocks: int, weights: str = "") -> None:
         if (self.model, self.num_blocks) != (model, num_blocks):

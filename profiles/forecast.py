@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.forecast_methods import Reading, Transform
-from isobatch.profiles.series import SPAN, Prediction, Series, Z
+from isobatch.profiles.series import SPAN, Prediction, Reading, Series, Transform, Z
 from isobatch.profiles.windows import SteadySurvival, Window
 
 Floats = NDArray[np.float64]
@@ -115,7 +114,10 @@ class Forecaster:
         """The forecast of the next window, if it has as many inputs as the latest one."""
         *of_ramps, of_arrivals, of_lengths, of_full = self._series
         known = self._last.known[self._cuts].tolist() if self._last else [0.0] * len(self._cuts)
-        ramps = [_by_chance(series, inputs) for series, inputs in zip(of_ramps, known, strict=True)]
+        ramps = [
+            series.predict(_chance(series.predict().mean, inputs))
+            for series, inputs in zip(of_ramps, known, strict=True)
+        ]
         arrivals, long = of_arrivals.predict(self._arrivals_noise), of_lengths.predict().mean
         low, likely, high = (self._curve(ramps, z) for z in (-Z, 0.0, Z))
         few, usual, many = (float(np.expm1(np.clip(_at(arrivals, z), 0, MAX_LOG))) for z in (-Z, 0.0, Z))
@@ -182,10 +184,6 @@ class Forecaster:
 def _share(part: int, inputs: float, expected: float, steady: float) -> Reading:
     """The share of `part` among the inputs, with its variance by chance if `expected` was the true share."""
     return Reading(part / inputs, _chance(expected, inputs), steady) if inputs else Reading(steady, inf, steady)
-
-
-def _by_chance(series: Series, inputs: float) -> Prediction:
-    return series.predict(_chance(series.predict().mean, inputs))
 
 
 def _chance(share: float, inputs: float) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -131,12 +131,8 @@ def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTab
     sizes = np.array(sorted({*shorter.batch_sizes, *longer.batch_sizes}), float)
 
     def mixed(short_rows: Rows, long_rows: Rows) -> Floats:
-        def of_short(at: Floats) -> Floats:
-            return interpolate(np.array(shorter.batch_sizes, float), np.array(short_rows), at)
-
-        def of_long(at: Floats) -> Floats:
-            return interpolate(np.array(longer.batch_sizes, float), np.array(long_rows), at)
-
+        of_short = partial(interpolate, np.array(shorter.batch_sizes, float), np.array(short_rows))
+        of_long = partial(interpolate, np.array(longer.batch_sizes, float), np.array(long_rows))
         inside = np.clip(sizes, low, high)
         both: Floats = (1 - share) * of_short(inside) + share * of_long(inside)
         few, many = _ratio(of_short(sizes), of_short(inside)), _ratio(of_long(sizes), of_long(inside))

@@ -88,7 +88,8 @@ class Sweep:
         """Measure. Ctrl-C ends it with the sizes measured so far, if there are any."""
         drift, interrupted = None, False
         try:
-            self._warm_up()
+            for warming in (1, 1, min(8, self._largest)):
+                one_round(self._model, self._make_batch(warming), self._stopwatch)
             for size in self._sizes():
                 self._rounds[size] = self._visit(size)
             drift = self._visit_again()
@@ -107,10 +108,6 @@ class Sweep:
     def _left_s(self) -> float:
         return self._start + self._budget_s - self._clock()
 
-    def _warm_up(self) -> None:
-        for size in (1, 1, min(8, self._largest)):
-            one_round(self._model, self._make_batch(size), self._stopwatch)
-
     def _sizes(self) -> Iterator[float]:
         """Both ends and the middle at any cost, then more sizes until half of the budget is spent."""
         if self._least < 1:
@@ -126,7 +123,9 @@ class Sweep:
     def _visit(self, size: float) -> Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
         batch, rows = self._make_batch(size), list[Timings]()
-        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, _batch_text(batch, size))
+        lengths = batch.lengths if size < 1 else None
+        what = f"batch {size:g}" if lengths is None else f"a text of {lengths.sum()} tokens"
+        self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
         while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
             rows.append(one_round(self._model, batch, self._stopwatch))
@@ -170,15 +169,18 @@ def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, so
     before: Collection[int] = ()
     for block in range(model.num_blocks):
         ramps = tuple(ramp for ramp in model.ramp_blocks if ramp == block)
-        with _weights() as weights:
+        with modules_run() as modules:
             model.run(current, block + 1, ramps)
+        own = (tensor for each in modules for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)))
+        weights = {tensor.data_ptr(): tensor.nbytes for tensor in own}  # by address, so that each counts once
         memory.append(sum(weights.values()))
         repeated.append(sum(size for place, size in weights.items() if place in before))
         before = weights
         launched, peak_bytes = _peak_bytes(partial(model.run, current, block + 1, ()), device)
         activation.append(peak_bytes)
         current = launched.survivors or current
-        hidden.append(_bytes(launched))
+        # Of the hidden state, or of the answer.
+        hidden.append(launched.survivors.size_bytes if launched.survivors else int(launched.exits.logits.nbytes))
     known = device.startswith("cuda")
     return NetworkFacts(
         kind, model.ramp_blocks, tuple(hidden), tuple(memory), tuple(activation) if known else (), length, source,
@@ -214,12 +216,6 @@ def count_exits(model: SplitModel, batches: Iterable[Batch]) -> CountedExits:
     return CountedExits(ExitProfile.from_counts(left.tolist()), by_tokens, int(left.sum()), interrupted)
 
 
-def _batch_text(batch: Batch, size: float) -> str:
-    if size >= 1 or batch.lengths is None:
-        return f"batch {size:g}"
-    return f"a text of {batch.lengths.sum()} tokens"
-
-
 def _size(batch: Batch, length: int | None) -> float:
     if batch.lengths is None or not length:
         return len(batch)
@@ -236,29 +232,30 @@ def stopwatch_for(device: str) -> Stopwatch:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
         return _by_events
-    return partial(_by_clock, host_clock_for(device))
+    clock = host_clock_for(device)
+
+    def by_clock(call: Callable[[], Launched]) -> tuple[Launched, float]:
+        start = clock()
+        launched = call()
+        return launched, clock() - start
+
+    return by_clock
 
 
 def host_clock_for(device: str) -> Callable[[], float]:
     """A clock that first waits for all work of the device."""
+
+    def synchronized() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     if device.startswith("cuda"):
-        return partial(_synchronized, device)
+        return synchronized
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def _synchronized(device: str) -> float:
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-
-
-def _by_clock(clock: Callable[[], float], call: Callable[[], Launched]) -> tuple[Launched, float]:
-    start = clock()
-    launched = call()
-    return launched, clock() - start
 
 
 def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
@@ -271,25 +268,17 @@ def _by_events(call: Callable[[], Launched]) -> tuple[Launched, float]:
     return launched, start.elapsed_time(end) / 1000
 
 
-def _bytes(launched: Launched) -> int:
-    """The bytes of one input after one block: of its hidden state, or of its answer."""
-    if launched.survivors is None:
-        return int(launched.exits.logits.nbytes)
-    return launched.survivors.size_bytes
-
-
 @contextmanager
-def _weights() -> Iterator[dict[int, int]]:
-    """Bytes of every tensor of the modules that run meanwhile, by address, so that each counts once."""
-    sizes: dict[int, int] = {}
+def modules_run() -> Iterator[dict[torch.nn.Module, None]]:
+    """The modules that run inside this context, each once, in order."""
+    modules: dict[torch.nn.Module, None] = {}
 
     def note(module: torch.nn.Module, *_: Any) -> None:
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            sizes[tensor.data_ptr()] = tensor.nbytes
+        modules[module] = None
 
     hook = torch.nn.modules.module.register_module_forward_hook(note)
     try:
-        yield sizes
+        yield modules
     finally:
         hook.remove()
 

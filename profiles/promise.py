@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,10 +13,14 @@ RULES = "exits.json"
 NOTHING = "nothing is promised about losses by exits"
 
 
-class ExitPromise(BaseModel):
-    """Other inputs of the same kind lose no more than `max_loss`, with probability `confidence`."""
+class FilePart(BaseModel):
+    """A part of a file that a user may edit: a misspelt field is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ExitPromise(FilePart):
+    """Other inputs of the same kind lose no more than `max_loss`, with probability `confidence`."""
 
     metric: Metric = Field(description="The metric in which inputs may lose.")
     max_loss: float = Field(ge=0, lt=1, description="The most that other inputs lose, as a share of the metric.")
@@ -49,15 +53,7 @@ class ExitPromise(BaseModel):
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({measured})"
 
 
-class _AfterBlock(Protocol):
-    @property
-    def block(self) -> int: ...
-
-
-Ramp = TypeVar("Ramp", bound=_AfterBlock)
-
-
-def in_order(ramps: tuple[Ramp, ...]) -> tuple[Ramp, ...]:
+def in_order(ramps: tuple[Any, ...]) -> tuple[Any, ...]:
     """The ramps of an exits.json; raise ValueError unless their blocks ascend."""
     blocks = [ramp.block for ramp in ramps]
     if blocks != sorted(set(blocks)):

@@ -104,13 +104,11 @@ def middle(low: int, high: int) -> int | None:
 
 def _doubt(whole_s: Mapping[int, float], sizes: Sequence[int], index: int) -> float:
     """The larger of the relative bends at both ends of interval `index`."""
-    inner = [at for at in (index, index + 1) if 0 < at < len(sizes) - 1]
-    return max(_bend(whole_s, *sizes[at - 1 : at + 2]) for at in inner)
-
-
-def _bend(whole_s: Mapping[int, float], left: int, at: int, right: int) -> float:
-    straight = np.interp(at, [left, right], [whole_s[left], whole_s[right]])
-    return float(abs(straight - whole_s[at]) / max(whole_s[at], straight))
+    bends = []
+    for left, at, right in (sizes[at - 1 : at + 2] for at in (index, index + 1) if 0 < at < len(sizes) - 1):
+        straight = np.interp(at, [left, right], [whole_s[left], whole_s[right]])
+        bends.append(float(abs(straight - whole_s[at]) / max(whole_s[at], straight)))
+    return max(bends)
 
 
 def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:

@@ -40,7 +40,7 @@ def evaluate(
 
     from isobatch.cluster import evaluation as evaluating
     from isobatch.deployments.models import checkpoint
-    from isobatch.deployments.prepare.classes import class_table, warnings
+    from isobatch.deployments.prepare.report import class_table, warnings
 
     server = predicts_at(server_at(url)) if url else None
     key = key_headers(api_key_variable)

@@ -112,9 +112,16 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.ramps import check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
-    from isobatch.deployments.prepare.classes import class_table, unseen, warnings
     from isobatch.deployments.prepare.measuring import PrepareOptions
-    from isobatch.deployments.prepare.report import advice, exit_table, outdone, promise_text
+    from isobatch.deployments.prepare.report import (
+        advice,
+        class_table,
+        exit_table,
+        outdone,
+        promise_text,
+        unseen,
+        warnings,
+    )
 
     data, out, metric, policy = options.data, options.out, options.metric, policy_at(options.policy_path)
     checkpoint.check(source)

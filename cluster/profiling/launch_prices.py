@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine import Engine, Runner
+from isobatch.deployments.decoding.engine import Engine, Runner, size_of
 from isobatch.deployments.decoding.engine_setup import engine_of
-from isobatch.deployments.decoding.loop import EngineLoop
+from isobatch.deployments.decoding.loop import EngineLoop, WrittenTokens
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, NewTokens, Scheduler
 from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
-from isobatch.deployments.decoding.token_wire import WrittenTokens
-from isobatch.deployments.decoding.virtual import size_of
 from isobatch.deployments.transport.connection import frame
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import host_clock_for

@@ -15,10 +15,9 @@ import numpy as np
 from isobatch.cluster.load.prompts import WrittenText
 from isobatch.cluster.load.workloads import Floats
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.engine import OTHER_TOKEN, TOKEN, Engine, VirtualClock, virtual_engine
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import emptiest_first, shares_of
 from isobatch.profiles.text_profile import DecoderProfile, DecodingWorkload

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, Projection
+from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 
@@ -74,35 +74,6 @@ def shape_of(config: Any) -> DecoderShape:
     )
 
 
-class DecoderAnatomy(Protocol):
-    """The modules of one network. States are rows x width.
-
-    `blocks`: those of the decoder. `queries_per_key`: query heads that read the same keys.
-    """
-
-    shape: DecoderShape
-    blocks: Listed[nn.Module]
-    weights: Tensor  # of the head: KV has their type and device
-    queries_per_key: int
-
-    def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
-        """Make the KV of these sequences' sources."""
-
-    def embed(self, tokens: Tensor) -> Tensor: ...
-
-    def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
-        """The states after these blocks."""
-
-    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
-        """Make the KV of these blocks from the states in which tokens left before them."""
-
-    def head(self, states: Tensor) -> Tensor:
-        """The logits of the next token, after the final norm."""
-
-    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
-        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
-
-
 class JoinedLayers:
     """Linear layers that read the same rows, as one product. Their own weights become parts of its weights."""
 
@@ -150,42 +121,50 @@ class LlamaBlock:
         fed: Tensor = self._down(self._activation(gate).mul_(up))
         return states + fed
 
-    def project(self, states: Tensor, rotation: tuple[Tensor, Tensor], projection: Projection) -> None:
+    def project(self, states: Tensor, rotation: tuple[Tensor, Tensor], view: PagedView) -> None:
         """Make the KV of this block alone."""
         heads = self._attention(_normed(states, *self._norm), first=self._queries).view(len(states), -1, self._width)
         keys = heads[:, : self._keys // self._width]
         if self._key_norm is not None:
             keys.copy_(self._key_norm(keys))
         _rotate(keys, *rotation)
-        projection.write(self._number, heads)
+        view.write(self._number, heads)
 
 
 class LlamaAnatomy:
-    """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions."""
+    """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions.
+
+    `blocks`: those of the decoder. `weights`: those of the head; KV has their type and device. `queries_per_key`: query
+    heads that read the same keys. States are rows x width.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._body, self._lm_head, self.weights = model.model, model.lm_head, model.lm_head.weight
-        self.shape, self.blocks = shape_of(model.config), model.model.layers
+        self._body, self._lm_head = model.model, model.lm_head
+        self.weights: Tensor = model.lm_head.weight
+        self.shape: DecoderShape = shape_of(model.config)
+        self.blocks: Listed[nn.Module] = model.model.layers
         self.queries_per_key: int = model.config.num_attention_heads // model.config.num_key_value_heads
         self._joined = [LlamaBlock(block, number) for number, block in enumerate(self.blocks)]
 
     def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
-        """There is nothing to read: the network has no encoder."""
+        """Make the KV of these sequences' sources. There are none: the network has no encoder."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         states: Tensor = self._body.embed_tokens(tokens)
         return states
 
     def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
+        """The states after these blocks."""
         rotation = self._rotation(states, view.positions)
         for block in blocks:
             states = self._joined[block](states, rotation, view)
         return states
 
-    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
-        rotation = self._rotation(states, projection.positions)
+    def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
+        """Make the KV of these blocks from the states in which tokens left before them."""
+        rotation = self._rotation(states, view.positions)
         for block in blocks:
-            self._joined[block].project(states, rotation, projection)
+            self._joined[block].project(states, rotation, view)
 
     def _rotation(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The factors by which heads are rotated at these positions, rows x 1 x width: of each number itself, and of
@@ -196,10 +175,12 @@ class LlamaAnatomy:
         return cosine[0].unsqueeze(1), sine[0].unsqueeze(1)
 
     def head(self, states: Tensor) -> Tensor:
+        """The logits of the next token, after the final norm."""
         logits: Tensor = self._lm_head(self._body.norm(states))
         return logits
 
     def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
+        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
         self._body(torch.tensor([tokens], device=self.weights.device))
 
 
@@ -225,13 +206,17 @@ class T5Anatomy:
 
     def __init__(self, model: Any) -> None:
         self._encoder, self._decoder, self._lm_head = model.encoder, model.decoder, model.lm_head
-        self.weights = model.lm_head.weight
+        self.weights: Tensor = model.lm_head.weight
         config = model.config
-        self.shape, self.blocks, self._width = shape_of(config), model.decoder.block, config.d_kv
+        self.shape, self._width = shape_of(config), config.d_kv
+        self.blocks: Listed[Any] = model.decoder.block
         scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings) and config.model_type == "t5"
         self._scale = config.d_model**-0.5 if scales else 1.0
-        first = self.blocks[0].layer[0].SelfAttention
-        self._by_distance = _bias_by_distance(first, config.relative_attention_max_distance)
+        # Attention's bias, heads x distances; all larger distances have the bias of the last one.
+        most = config.relative_attention_max_distance + 1
+        with torch.no_grad():
+            bias: Tensor = self.blocks[0].layer[0].SelfAttention.compute_bias(most, most)
+        self._by_distance = bias[0, :, -1].flip(-1)
         own = [block.layer[0].SelfAttention for block in self.blocks]
         self._own = [JoinedLayers(each.q, each.k, each.v) for each in own]
         across = [block.layer[1].EncDecAttention for block in self.blocks]
@@ -264,10 +249,10 @@ class T5Anatomy:
             states = feed(states)
         return states
 
-    def project(self, blocks: range, states: Tensor, projection: Projection) -> None:
+    def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
         for block in blocks:
             normed = self.blocks[block].layer[0].layer_norm(states)
-            projection.write(block, self._own[block](normed, first=self.shape.kv_width))
+            view.write(block, self._own[block](normed, first=self.shape.kv_width))
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(len(rows), -1, self._width)
@@ -282,11 +267,7 @@ class T5Anatomy:
         self._decoder(input_ids=written, encoder_hidden_states=encoded, use_cache=False)
 
 
-def _bias_by_distance(attention: Any, most: int) -> Tensor:
-    """The bias of T5's attention, heads x distances; all larger distances have the bias of the last one."""
-    with torch.no_grad():
-        bias: Tensor = attention.compute_bias(most + 1, most + 1)
-    return bias[0, :, -1].flip(-1)
+DecoderAnatomy = LlamaAnatomy | T5Anatomy
 
 
 def anatomy_of(model: Any) -> DecoderAnatomy:

@@ -19,6 +19,7 @@ from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import FRONT, DecoderConfig
 from isobatch.deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
+from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.plan_switch import PlanSwitch, origin_of
 from isobatch.deployments.decoding.ramp_rules import generation_defaults, rules_of
@@ -26,7 +27,6 @@ from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, Repli
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
-from isobatch.deployments.decoding.token_wire import TokenInbox
 from isobatch.deployments.deployer.steps import Moved, Undone
 from isobatch.deployments.front.api import limit_http
 from isobatch.deployments.front.grpc_server import check_port

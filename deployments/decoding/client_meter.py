@@ -23,17 +23,15 @@ class ClientMeter:
     def __init__(self, series: MetricSeries, clock: Callable[[], float], ttft_s: float, tpot_s: float) -> None:
         self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
         self.clock, self.series = clock, series
-        self.lengths: deque[tuple[int, int]] = deque(
-            maxlen=LATEST_TEXTS
-        )  # tokens of the prompt, tokens that were written
+        self.lengths = deque[tuple[int, int]](maxlen=LATEST_TEXTS)  # tokens of the prompt, tokens that were written
         self._num_texts, self._began_s = 0, clock()
-        self._ended, self._ended_tokens = 0, 0  # texts that were written to their end, and their tokens
-        self._ttft_s, self._tpot_s = ttft_s, tpot_s
-        self._depths: Counter[int] = Counter()  # tokens, by the block after which they were known
+        self.ended_texts = self.ended_tokens = 0  # texts that were written to their end, and their tokens
+        self.ttft_s, self.tpot_s = ttft_s, tpot_s
+        self.depths: Counter[int] = Counter()  # tokens, by the block after which they were known
         # Requests inside; those that waited long or were refused; others. A text counts as its share of a request.
-        self._inside = self._strained = self._at_ease = 0.0
-        self._in_time = 0  # tokens
-        self._refused_tokens = 0.0  # of refused texts, if these would have been as long as the latest texts
+        self.inside = self.strained = self.at_ease = 0.0
+        self.in_time = 0  # tokens
+        self.refused_tokens = 0.0  # of refused texts, if these would have been as long as the latest texts
         self.proxies = WatchedProxies()
 
     def counted(self) -> dict[RequestEnd, int]:
@@ -54,58 +52,21 @@ class ClientMeter:
     def sequence(self, prompt_tokens: int, share: float = 1.0, age_s: float = 0.0) -> "SequenceMeter":
         """The meter of a sequence that was requested `age_s` ago, as this share of a request."""
         self._num_texts += 1
-        self._inside += share
+        self.inside += share
         return SequenceMeter(self, prompt_tokens, share, age_s)
-
-    def wrote(self, depths: Sequence[int], before: int, asked_s: float) -> None:
-        """Count tokens that came now; `before`: earlier tokens of their text, which was requested at `asked_s`."""
-        self._depths.update(depths)
-        self.series.more("isobatch_written_tokens", len(depths))
-        late_s = self.clock() - asked_s - self._ttft_s
-        self._in_time += sum(late_s <= place * self._tpot_s for place in range(before, before + len(depths)))
-
-    def began(self, waited_s: float, share: float) -> None:
-        """Count the first tokens of a text, which came after this time."""
-        if waited_s > LONG_WAIT * self._ttft_s:
-            self._strained += share
-        else:
-            self._at_ease += share
-
-    def left(self, share: float) -> None:
-        """Count a text that is no longer inside."""
-        self._inside -= share
 
     def burden(self) -> Burden:
         """The numbers of requests by which the proxy sets its limit."""
-        return Burden(round(self._inside), round(self._strained), round(self._at_ease))
-
-    def refused(self, share: float) -> None:
-        """Count a refused text, as if it would have been as long as the latest texts."""
-        self._strained += share
-        if self.lengths:
-            self._refused_tokens += sum(written for _, written in self.lengths) / len(self.lengths)
+        return Burden(round(self.inside), round(self.strained), round(self.at_ease))
 
     def observed(self, num_blocks: int) -> Observed:
         """The counts since the start, for the controller: an input is a token."""
-        exits = tuple(self._depths[block] for block in range(num_blocks))
-        tokens = sum(exits) + round(self._refused_tokens)
+        exits = tuple(self.depths[block] for block in range(num_blocks))
+        tokens = sum(exits) + round(self.refused_tokens)
         return Observed(
-            self._began_s,
-            self.clock() - self._began_s,
-            tokens,
-            self._in_time,
-            exits,
-            arrived_weight=tokens,
-            texts=self._ended,
-            ended=self._ended_tokens,
-            lengths=tuple(self.lengths),
-        )
-
-    def text_ended(self, prompt_tokens: int, tokens: int) -> None:
-        """Count a text that is written to its end, and its lengths."""
-        self.lengths.append((prompt_tokens, tokens))
-        self._ended += 1
-        self._ended_tokens += tokens
+            self._began_s, self.clock() - self._began_s, tokens, self.in_time, exits, arrived_weight=tokens,
+            texts=self.ended_texts, ended=self.ended_tokens, lengths=tuple(self.lengths),
+        )  # fmt: skip
 
     def workload(self) -> dict[str, Any]:
         """The latest texts, as `isobatch plan --observed` reads them."""
@@ -118,34 +79,48 @@ class SequenceMeter:
     """Times the groups of tokens of one sequence as its client gets them."""
 
     def __init__(self, meter: ClientMeter, prompt_tokens: int, share: float, age_s: float) -> None:
-        self._meter, self._series, self._clock = meter, meter.series, meter.clock
-        self._prompt_tokens, self._share = prompt_tokens, share
-        self._began_s = self._first_s = self._last_s = self._clock() - age_s
+        self._meter, self._prompt_tokens, self._share = meter, prompt_tokens, share
+        self._began_s = self._first_s = self._last_s = meter.clock() - age_s
         self._first = self._further = 0
 
     def wrote(self, depths: Sequence[int]) -> None:
         """Count tokens that came now; `depths`: the blocks after which they were known."""
-        tokens = len(depths)
+        meter, tokens, before = self._meter, len(depths), self._first + self._further
         if not tokens:
             return
-        self._last_s = self._clock()
-        self._meter.wrote(depths, self._first + self._further, self._began_s)
-        if self._first:
+        self._last_s = meter.clock()
+        waited_s = self._last_s - self._began_s
+        meter.depths.update(depths)
+        meter.series.more("isobatch_written_tokens", tokens)
+        late_s = waited_s - meter.ttft_s
+        meter.in_time += sum(late_s <= place * meter.tpot_s for place in range(before, before + tokens))
+        if before:
             self._further += tokens
             return
         self._first, self._first_s = tokens, self._last_s
-        self._meter.began(self._first_s - self._began_s, self._share)
-        self._series.more("isobatch_prompt_tokens", self._prompt_tokens)
-        self._series.value("isobatch_ttft_ms", 1e3 * (self._first_s - self._began_s))
+        if waited_s > LONG_WAIT * meter.ttft_s:
+            meter.strained += self._share
+        else:
+            meter.at_ease += self._share
+        meter.series.more("isobatch_prompt_tokens", self._prompt_tokens)
+        meter.series.value("isobatch_ttft_ms", 1e3 * waited_s)
 
     def refused(self) -> None:
-        self._meter.refused(self._share)
+        """Count a refused text, as if it would have been as long as the latest texts."""
+        meter = self._meter
+        meter.strained += self._share
+        if meter.lengths:
+            meter.refused_tokens += sum(written for _, written in meter.lengths) / len(meter.lengths)
 
     def finished(self) -> None:
-        self._meter.text_ended(self._prompt_tokens, self._first + self._further)
+        """Count a text that is written to its end, and its lengths."""
+        tokens = self._first + self._further
+        self._meter.lengths.append((self._prompt_tokens, tokens))
+        self._meter.ended_texts += 1
+        self._meter.ended_tokens += tokens
 
     def ended(self) -> None:
         """Report the mean time from one token to the next."""
-        self._meter.left(self._share)
+        self._meter.inside -= self._share
         if self._further:
-            self._series.value("isobatch_tpot_ms", 1e3 * (self._last_s - self._first_s) / self._further)
+            self._meter.series.value("isobatch_tpot_ms", 1e3 * (self._last_s - self._first_s) / self._further)

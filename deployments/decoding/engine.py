@@ -1,10 +1,25 @@
-"""Runs the launches that the scheduler chooses, one after the other."""
+"""Runs the launches that the scheduler chooses, one after the other: on a network, or in simulations on one that
+computes nothing, whose table says how long launches take and how many tokens leave."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from random import Random
 from typing import Protocol
 
-from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, NewTokens, ReplicaFull, Scheduler
-from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.scheduler import (
+    DecodingLaunch,
+    DecodingLimits,
+    NewTokens,
+    Piece,
+    ReplicaFull,
+    Scheduler,
+    by_size,
+)
+from isobatch.deployments.decoding.sequences import PagePool, Splits, TextRequest, TokenPrediction
+from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 
 class Runner(Protocol):
@@ -71,3 +86,107 @@ class Engine:
     def _forget(self) -> None:
         for name in self.scheduler.take_dropped():
             self.network.drop(name)
+
+
+TOKEN = 1  # that is written
+OTHER_TOKEN = 2  # that the full network predicts where it disagrees with a draft
+_UNSURE = TokenPrediction(TOKEN, sure=False)
+_SURE = TokenPrediction(TOKEN)
+
+
+def size_of(launch: DecodingLaunch, splits: Splits) -> LaunchSize:
+    """The size of a launch, which its time is computed from."""
+    blocks, bands, read, seen = len(splits.blocks(launch.split)), 0, 0, 0
+    for _, group in groupby((piece for piece in launch.pieces if piece.running), key=by_size):
+        pieces = list(group)
+        rows, context = max(piece.running for piece in pieces), max(piece.start + piece.rows for piece in pieces)
+        context += max(len(piece.sequence.request.source) for piece in pieces)
+        bands += 1
+        read += len(pieces) * context
+        seen += len(pieces) * rows * context
+    asked = sum(piece.num_predictions for piece in launch.pieces)
+    sources, source_rows, source_seen = _read_by_encoder(launch)
+    return LaunchSize(
+        launches=1,
+        pieces=len(launch.pieces),
+        blocks=blocks,
+        bands=blocks * bands,
+        rows=blocks * launch.running,
+        read=blocks * read,
+        seen=blocks * seen,
+        heads=float(asked > 0),
+        asked=asked,
+        sources=sources,
+        source_rows=source_rows,
+        source_seen=source_seen,
+        projections=blocks * launch.projects,
+        projected=blocks * (sum(piece.rows for piece in launch.pieces) - launch.running),
+    )
+
+
+def _read_by_encoder(launch: DecodingLaunch) -> tuple[int, int, int]:
+    """The groups of sources that are read in a launch, their positions, and the positions that these attend to."""
+    sources = sorted(
+        (piece.size[-1], unread) for piece in launch.pieces if (unread := piece.sequence.unread(launch.split))
+    )
+    groups = [[length for _, length in group] for _, group in groupby(sources, key=itemgetter(0))]
+    padded = [(len(group), max(group)) for group in groups]
+    return len(groups), sum(n * longest for n, longest in padded), sum(n * longest**2 for n, longest in padded)
+
+
+@dataclass
+class VirtualDecoder:
+    """Simulates launches: `wait` lets their time pass, and `random` says which tokens leave."""
+
+    table: DecodingTable
+    workload: DecodingWorkload
+    splits: Splits
+    wait: Callable[[float], None]
+    random: Random
+
+    def run(self, launch: DecodingLaunch) -> list[list[TokenPrediction]]:
+        self.wait(self.table.seconds(size_of(launch, self.splits)))
+        if launch.split == self.splits.last:
+            return [self._checked(piece) for piece in launch.pieces]
+        leaves, draw = 1.0 - self._survival(launch.split), self.random.random
+        return [[_SURE if draw() < leaves else _UNSURE] * piece.num_predictions for piece in launch.pieces]
+
+    def drop(self, name: int) -> None:
+        """There is nothing to forget."""
+
+    def recut(self, splits: Splits) -> None:
+        self.splits = splits
+
+    def _survival(self, split: int) -> float:
+        """The share of the tokens in a split that go on after it."""
+        before = self.workload.after(self.splits.ends[split - 1] - 1) if split else 1.0
+        return self.workload.after(self.splits.ends[split] - 1) / before if before else 0.0
+
+    def _checked(self, piece: Piece) -> list[TokenPrediction]:
+        """The full network's predictions, most of which agree with drafts."""
+        agrees = (self.random.random() < self.workload.agreement for _ in range(piece.num_predictions))
+        return [TokenPrediction(TOKEN if agree else OTHER_TOKEN) for agree in agrees]
+
+
+class VirtualClock:
+    """A clock that a simulation sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def virtual_engine(
+    profile: DecoderProfile, kind: str, config: DecoderConfig, random: Random, clock: VirtualClock
+) -> Engine:
+    """The engine of a replica with this configuration, whose launches are simulated."""
+    table, workload = profile.table(kind), profile.workload
+    cuts = tuple(block + 1 for block, _ in workload.survival) if config.cuts is None else config.cuts
+    splits = config.splits(cuts, profile.num_blocks)
+    scheduler = Scheduler(splits, config.limits(), PagePool(config.pages(profile.num_blocks * table.kv_bytes)))
+    return Engine(scheduler, VirtualDecoder(table, workload, splits, clock.wait, random), clock)

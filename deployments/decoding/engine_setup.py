@@ -11,12 +11,11 @@ from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, 
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
-from isobatch.deployments.decoding.pages import PagePool, pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
-from isobatch.deployments.decoding.sequences import Splits
+from isobatch.deployments.decoding.sequences import PagePool, Splits, pages_for
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.models.checkpoint import check_index
+from isobatch.deployments.models.checkpoint import check_index, read_config
 from isobatch.deployments.models.loading import one_line_errors, resolve_device
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
@@ -26,16 +25,7 @@ BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # in /proc/cpuinfo, of x86
 
 
 def decoder_shape(folder: Path) -> DecoderShape:
-    return shape_of(_config(folder))
-
-
-def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: its config.json cannot be read: {str(error).strip().splitlines()[0]}") from error
+    return shape_of(read_config(folder))
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -54,7 +44,7 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     target = resolve_device(device)
     with one_line_errors(folder):
         check_index(folder)
-        kind = AutoModelForSeq2SeqLM if _config(folder).is_encoder_decoder else AutoModelForCausalLM
+        kind = AutoModelForSeq2SeqLM if read_config(folder).is_encoder_decoder else AutoModelForCausalLM
         model = kind.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
     return model.to(target).eval()
 
@@ -101,7 +91,7 @@ def stop_tokens(folder: Path) -> frozenset[int]:
     try:
         tokens = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:  # an older checkpoint has no file for it
-        tokens = _config(folder).eos_token_id
+        tokens = read_config(folder).eos_token_id
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
 
 
@@ -112,11 +102,7 @@ def usual_dtype(folder: Path, device: str) -> str:
     if (folder / RULES).exists():
         return read_decoder_rules(folder / RULES).dtype
     stored = str(config.get("dtype") or config.get("torch_dtype"))
-    quick = HALVES if device != "cpu" else ("bfloat16",) if _quick_in_bfloat16() else ()
-    return stored if stored in quick else "float32"
-
-
-def _quick_in_bfloat16() -> bool:
-    """Whether this machine's processors multiply in bfloat16."""
     about = Path("/proc/cpuinfo")
-    return about.exists() and not BFLOAT16_FLAGS.isdisjoint(about.read_text().split())
+    multiplies_bfloat16 = about.exists() and not BFLOAT16_FLAGS.isdisjoint(about.read_text().split())
+    quick = HALVES if device != "cpu" else ("bfloat16",) if multiplies_bfloat16 else ()
+    return stored if stored in quick else "float32"

@@ -16,13 +16,12 @@ from typing import Any
 from isobatch.deployments.decoding.anatomy import DecoderShape
 from isobatch.deployments.decoding.client_meter import ClientMeter, RequestEnd
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.loop import ReplicaFullError, TokenStream
+from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
 from isobatch.deployments.decoding.texts import TextTokens
-from isobatch.deployments.decoding.token_wire import TokenInbox
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.load import RetryTimes
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
@@ -167,6 +166,15 @@ class DecoderFront:
         finally:
             meter.ended()
 
+    async def whole(
+        self, request: TextRequest, stops: Sequence[str], share: float = 1.0, begun_s: float | None = None
+    ) -> TextPiece:
+        """A text as one piece."""
+        async with aclosing(self.write(request, stops, share, begun_s)) as pieces:
+            written = [piece async for piece in pieces]
+        depths = tuple(depth for piece in written for depth in piece.depths)
+        return TextPiece("".join(piece.text for piece in written), depths, written[-1].finish if written else None)
+
     async def _by_replicas(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence, from another replica if one fails."""
         left = request
@@ -202,12 +210,10 @@ class DecoderFront:
                         yield group
             if full is None:
                 return
-            if self.meter.clock() >= until_s:
-                now_s = self.meter.clock()
+            if (now_s := self.meter.clock()) >= until_s:
                 self._retries.refused(now_s)
-                raise RefusedError(
-                    429, "too many sequences wait; try again later", self._retries.retry_after_s(full.retry_after_s)
-                )
+                retry_after_s = self._retries.retry_after_s(full.retry_after_s)
+                raise RefusedError(429, "too many sequences wait; try again later", retry_after_s)
             await asyncio.sleep(min(full.retry_after_s, RETRY_AFTER_S))
 
     def check_model(self, name: str | None) -> None:
@@ -251,7 +257,7 @@ class ReplicaGroup:
                 if request.requested_s:  # the tokens will be on their way for a while, too
                     request = replace(request, requested_s=request.requested_s - self.inbox.lag.at(time.time()))
                 call = self.replicas.write.remote(request, self.inbox.address, stream.name, trace)
-                ended = asyncio.ensure_future(_result(call))
+                ended: asyncio.Future[ReplicaFull | None] = asyncio.ensure_future(call)
                 ended.add_done_callback(partial(_end, stream))
                 finished = False
                 try:
@@ -259,19 +265,14 @@ class ReplicaGroup:
                         group = await stream.get()
                         finished = group.finish is not None
                         yield group
-                except ReplicaFullError as full:
-                    self._full, self._full_until_s = ReplicaFull(full.retry_after_s), time.monotonic() + FULL_FOR_S
-                    yield self._full
+                except ReplicaFull as full:
+                    self._full, self._full_until_s = full.with_traceback(None), time.monotonic() + FULL_FOR_S
+                    yield full
                 finally:
                     if not (finished or ended.done()):
                         call.cancel()
         finally:
             self.writing -= 1
-
-
-async def _result(call: Any) -> ReplicaFull | None:
-    result: ReplicaFull | None = await call
-    return result
 
 
 def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> None:
@@ -281,7 +282,7 @@ def _end(stream: TokenStream, ended: "asyncio.Future[ReplicaFull | None]") -> No
     if error := ended.exception():
         stream.fail(error if isinstance(error, Exception) else ConnectionError(repr(error)))
     elif full := ended.result():
-        stream.fail(ReplicaFullError(full.retry_after_s))
+        stream.fail(full)
     else:
         asyncio.get_running_loop().call_later(ARRIVES_WITHIN_S, stream.fail, ConnectionError("tokens were lost"))
 
@@ -303,27 +304,26 @@ async def written_by_any(
     yield min(full, key=lambda each: each.retry_after_s)
 
 
+SUMMED = ("residents", "waiting", "free_pages", "pages", "preempted", "tokens_per_s", "asked", "shared")
+
+
 def summed(states: Sequence[ReplicaState], num_blocks: int, ramps: Sequence[int] = ()) -> dict[str, Any]:
     """The state of all replicas together, with the names of `/stats`. `ramps`: the blocks that have one."""
-    depths = {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)}
-    starts = sorted({start for state in states for start in state.launches})
-    fills = []
-    for start in starts:
+    total = {name: sum(getattr(state, name) for state in states) for name in SUMMED}
+    splits = []
+    for split, start in enumerate(sorted({start for state in states for start in state.launches})):
         launches = [state.launches[start] for state in states if start in state.launches]
         count, sequences, room = map(sum, zip(*launches, strict=True))
-        fills.append((count, sequences / room))
+        splits.append({"split": split, "launches": count, "fill": sequences / room})
     return {
         "replicas": len(states),
         "ramps": list(ramps),
-        "exits": depths,
-        "residents": sum(state.residents for state in states),
-        "waiting": sum(state.waiting for state in states),
-        "pages": {
-            "free": sum(state.free_pages for state in states),
-            "of": sum(state.pages for state in states),
-        },
-        "prefix_hits": sum(state.shared for state in states) / max(1, sum(state.asked for state in states)),
-        "preempted": sum(state.preempted for state in states),
-        "tokens_per_s": sum(state.tokens_per_s for state in states),
-        "splits": [{"split": split, "launches": count, "fill": fill} for split, (count, fill) in enumerate(fills)],
+        "exits": {block: sum(state.depths.get(block, 0) for state in states) for block in range(num_blocks)},
+        "residents": total["residents"],
+        "waiting": total["waiting"],
+        "pages": {"free": total["free_pages"], "of": total["pages"]},
+        "prefix_hits": total["shared"] / max(1, total["asked"]),
+        "preempted": total["preempted"],
+        "tokens_per_s": total["tokens_per_s"],
+        "splits": splits,
     }

@@ -16,7 +16,6 @@ import grpc
 import numpy as np
 
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
-from isobatch.deployments.decoding.openai_replies import whole_text
 from isobatch.deployments.decoding.openai_requests import CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.front import grpc_server
@@ -76,10 +75,9 @@ class _TextCalls:
                 )
                 if infer.stream:
                     raise RefusedError(400, "stream = true: ModelStreamInfer gives a text piece by piece")
-                text, depths, finish = await whole_text(self._front, infer.text, infer.stops)
+                text = await self._front.whole(infer.text, infer.stops)
                 self._front.meter.answered(begun_s)
-                fields = self._fields(infer, TextPiece(text, tuple(depths), finish))
-                return message("ModelInferResponse")(**fields)
+                return message("ModelInferResponse")(**self._fields(infer, text))
 
     async def _streamed(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """Answer requests of one stream at the same time. After a refusal the stream goes on."""

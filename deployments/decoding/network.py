@@ -3,9 +3,11 @@
 All layers are the model's own modules. This package decides where KV lies and which sequences run when.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import accumulate, groupby, islice
+from math import inf
 
 import torch
 from torch import Tensor
@@ -13,38 +15,95 @@ from torch import Tensor
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy
 from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
-from isobatch.deployments.decoding.sampling import Draw, at_least_float32, ban, choose
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
-from isobatch.deployments.decoding.sequences import Splits, TokenPrediction
-from isobatch.deployments.exits import Policy, memory_width
-from isobatch.deployments.models.ramps import policy_at
-from isobatch.profiles.errors import UserError
+from isobatch.deployments.decoding.sequences import Sampling, Splits, TokenPrediction
+from isobatch.deployments.models.ramps import check_forgets, policy_at
+from isobatch.profiles.promise import RULES
+
+# Logits that are divided by a much lower temperature would overflow.
+COLDEST = 1e-6
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How the token at one position of a sequence is chosen; `banned`: tokens that are not.
+
+    A random number depends only on the seed and on the token's position. So a restarted sequence writes the same
+    tokens, and a ramp and the full network choose the same token where their probabilities are similar.
+    """
+
+    sampling: Sampling
+    place: int
+    banned: frozenset[int] = frozenset()
+
+    @property
+    def random(self) -> float:
+        """A random number from 0 to 1.
+
+        >>> Draw(Sampling(seed=7), 3).random == Draw(Sampling(1.0, seed=7), 3).random
+        True
+        """
+        digest = blake2b(f"{self.sampling.seed} {self.place}".encode(), digest_size=6).digest()
+        return int.from_bytes(digest) / 2**48
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits in float32 at least: tokens are chosen in this precision, whatever the network runs in."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def ban(logits: Tensor, draws: Listed[Draw]) -> None:
+    """Give banned tokens no probability."""
+    banned = [(row, token) for row, draw in enumerate(draws) for token in draw.banned]
+    if banned:
+        rows, tokens = zip(*banned, strict=True)
+        logits[list(rows), list(tokens)] = -inf
+
+
+def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
+    """The token of each row of logits."""
+    tokens = logits.argmax(dim=1)
+    rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if rows:
+        tokens[rows] = _drawn(logits[rows], [draws[row] for row in rows])
+    return tokens
+
+
+def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
+    """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability."""
+    temperature, top_p, top_k, random = (
+        logits.new_tensor(column).unsqueeze(1)
+        for column in zip(
+            *(
+                (each.sampling.temperature, each.sampling.top_p, each.sampling.top_k or logits.shape[1], each.random)
+                for each in draws
+            ),
+            strict=True,
+        )
+    )
+    ordered, tokens = (logits / temperature.clamp(min=COLDEST)).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    ordered[torch.arange(logits.shape[1], device=logits.device) >= top_k] = 0.0
+    others = ordered.cumsum(dim=1) - ordered >= top_p * ordered.sum(dim=1, keepdim=True)
+    others[:, 0] = False  # the most probable token stays even if `top_p` is rounded to 0
+    ordered[others] = 0.0
+    summed = ordered.cumsum(dim=1)
+    place = (summed <= random * summed[:, -1:]).sum(dim=1, keepdim=True)
+    last = (ordered > 0).sum(dim=1, keepdim=True) - 1  # where the random number is rounded to 1
+    return tokens.gather(1, place.minimum(last).clamp(min=0)).squeeze(1)
+
+
 class DecoderRamps:
     """The ramps of one network: its own head, read early."""
 
-    rules: DecoderRules
-    policy: Policy = field(init=False)
-    _thresholds: Mapping[int, float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", independent(self.rules.policy))
-        object.__setattr__(self, "_thresholds", {ramp.block: ramp.threshold for ramp in self.rules.all_ramps})
+    def __init__(self, rules: DecoderRules) -> None:
+        self._policy = policy_at(rules.policy)
+        check_forgets(self._policy, RULES, "but each token is another input")
+        self._thresholds = {ramp.block: ramp.threshold for ramp in rules.all_ramps}
 
     def leave(self, block: int, logits: Tensor) -> Tensor:
         """For each row of the logits after a block whether its token leaves there (1 or 0)."""
-        leaves = self.policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
+        leaves = self._policy(logits, self._thresholds[block], logits.new_empty(len(logits), 0)).leaves
         return leaves.to(torch.long)
-
-
-def independent(path: str) -> Policy:
-    """A policy without memory of earlier ramps, as the next token of a sequence is another input."""
-    policy = policy_at(path)
-    if memory_width(policy, num_labels=2):
-        raise UserError(f"policy {path!r} remembers earlier ramps: tokens need one that does not, such as confidence")
-    return policy
 
 
 class CutDecoder:
@@ -76,7 +135,9 @@ class CutDecoder:
         if not launch.projects:
             return self._anatomy.through(blocks, states, self._kv.view(launch))
         projected = torch.zeros(len(states), dtype=torch.bool)
-        projected[[first + row for first, piece in _with_first_row(launch) for row in piece.projected]] = True
+        firsts = accumulate((piece.rows for piece in launch.pieces), initial=0)
+        pieces = zip(firsts, launch.pieces, strict=False)
+        projected[[first + row for first, piece in pieces for row in piece.projected]] = True
         left, stay = (rows.nonzero()[:, 0].to(states.device) for rows in (projected, ~projected))
         self._anatomy.project(blocks, states[left], self._kv.projection(launch))
         if not len(stay):
@@ -144,11 +205,6 @@ class CutDecoder:
         if split < self._splits.last:
             return self._ramps.leave(self._splits.ends[split] - 1, logits)
         return torch.ones(len(logits), dtype=torch.long, device=logits.device)
-
-
-def _with_first_row(launch: DecodingLaunch) -> Iterator[tuple[int, Piece]]:
-    """The pieces of a launch, each with the index of its first row."""
-    return zip(accumulate((piece.rows for piece in launch.pieces), initial=0), launch.pieces, strict=False)
 
 
 def _source_size(piece: Piece) -> int:

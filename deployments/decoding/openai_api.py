@@ -5,41 +5,192 @@ One field is an extension: every choice has `exit_blocks`, the block after which
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from isobatch.deployments.decoding.front import DecoderFront
+from isobatch.deployments.decoding.client_meter import RequestEnd
+from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.grpc_texts import serving
-from isobatch.deployments.decoding.openai_replies import (
-    CHAT_SHAPE,
-    COMPLETION_SHAPE,
-    TextReply,
-    choice_of,
-    error_body,
-    stream_events,
-    whole_texts,
-    with_first,
-)
-from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
-from isobatch.deployments.decoding.openai_schemas import (
+from isobatch.deployments.decoding.openai_requests import (
     CHAT,
     COMPLETION,
+    ChatRequest,
+    CompletionRequest,
     DecoderStats,
     ModelAbout,
     ModelList,
+    request_of,
     route_options,
 )
+from isobatch.deployments.decoding.sequences import Finish, TextRequest
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
 from isobatch.deployments.front.headers import path_below
 from isobatch.deployments.front.page import DOCS
-from isobatch.deployments.tracing import PARENT, Span, Tracing, span_of_request
+from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
+
+_DONE = b"data: [DONE]\n\n"
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
+
+
+@dataclass(frozen=True)
+class ReplyShape:
+    """The differences between the answers to completions and to chats."""
+
+    kind: str
+    id: str
+    whole: str
+    piece: str
+    text: Callable[[str], dict[str, Any]]  # the fields of a whole text
+    delta: Callable[[str], dict[str, Any]]  # the fields of a piece of a text
+    opening: dict[str, Any] | None = None  # the fields of the first piece of each choice, before any text
+
+
+COMPLETION_SHAPE = ReplyShape(
+    "completion",
+    "cmpl-",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+)
+CHAT_SHAPE = ReplyShape(
+    "chat",
+    "chatcmpl-",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text}},
+    lambda text: {"delta": {"content": text} if text else {}},
+    {"delta": {"role": "assistant", "content": ""}},
+)
+
+
+@dataclass
+class TextReply:
+    """An answer to one request, which may have several choices."""
+
+    shape: ReplyShape
+    model: str
+    requests: list[TextRequest]
+    stops: Sequence[str]
+    begun_s: float
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+    written: int = 0  # tokens
+
+    def __post_init__(self) -> None:
+        self.id = self.shape.id + uuid.uuid4().hex[:24]
+
+    def body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more,
+        }  # fmt: skip
+
+    @property
+    def share(self) -> float:
+        """The share of each choice in the request."""
+        return 1 / len(self.requests)
+
+    def usage(self) -> dict[str, int]:
+        read = sum(each.given for each in self.requests)
+        return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
+
+
+async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
+    """The texts of all choices. If one is refused or fails, the others are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as writing:
+            texts = (front.whole(request, reply.stops, reply.share, reply.begun_s) for request in reply.requests)
+            tasks = [writing.create_task(text) for text in texts]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; pieces of several texts come in the order in which they are written."""
+    outcome: RequestEnd | None = "cancelled"  # None: counted by the handler that answers instead
+    opening = reply.shape.opening
+    try:
+        async with aclosing(_pieces(front, reply)) as written:
+            opened: set[int] = set()
+            async for index, piece in written:
+                if opening and index not in opened:
+                    opened.add(index)
+                    yield _event(reply.body(reply.shape.piece, [choice_of(index, opening, (), None)]))
+                reply.written += len(piece.depths)
+                choice = choice_of(index, reply.shape.delta(piece.text), piece.depths, piece.finish)
+                yield _event(reply.body(reply.shape.piece, [choice]))
+        if usage:
+            yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
+        yield _DONE
+        outcome = "answered"
+    except RefusedError as refused:
+        outcome = "refused" if reply.written else None
+        if not reply.written:
+            raise
+        yield _event(error_body(refused))
+    except Exception:
+        outcome = "failed" if reply.written else None
+        raise
+    finally:
+        if outcome == "answered":
+            front.meter.answered(reply.begun_s)
+        elif outcome:
+            front.meter.ended(outcome)
+
+
+async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple[int, TextPiece], None]:
+    """The pieces of all choices, each with the number of its choice."""
+    news: asyncio.Queue[tuple[int, TextPiece | BaseException | None]] = asyncio.Queue()
+
+    async def write(index: int, request: TextRequest) -> None:
+        try:
+            async with aclosing(front.write(request, reply.stops, reply.share, reply.begun_s)) as written:
+                async for piece in written:
+                    news.put_nowait((index, piece))
+        except Exception as error:
+            news.put_nowait((index, error))
+        news.put_nowait((index, None))
+
+    tasks = [asyncio.create_task(write(index, request)) for index, request in enumerate(reply.requests)]
+    try:
+        left = len(tasks)
+        while left:
+            index, piece = await news.get()
+            if isinstance(piece, BaseException):
+                raise piece
+            if piece is None:
+                left -= 1
+            else:
+                yield index, piece
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def choice_of(index: int, fields: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
+    reason = finish.value if finish else None
+    return {"index": index, **fields, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def error_body(refused: RefusedError) -> dict[str, Any]:
+    kind = _TYPES.get(refused.status, "invalid_request_error")
+    return {"error": {"message": refused.sentence, "type": kind, "param": None, "code": None}}
+
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # the status in logs; the client has gone
@@ -58,18 +209,16 @@ class _Api(Api):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = _KINDS.get(path_below(scope)) if scope["method"] == "POST" else None
         with span_of_request(self.tracing, kind, dict(scope["headers"])) if kind else nullcontext() as span:
-            await super()._answer(scope, receive, _with_traceparent(span, send) if span else send)
 
+            async def send_with_span(message: Message) -> None:
+                """Add the span of the request to the headers of its answer."""
+                assert span, "This is a bug: the request is not traced."
+                if message["type"] == "http.response.start":
+                    parent = PARENT.encode(), span.traceparent.encode()
+                    message = {**message, "headers": [*message["headers"], parent]}
+                await send(message)
 
-def _with_traceparent(span: Span, send: Send) -> Send:
-    """A `send` that adds the span of the request to the headers of its answer."""
-
-    async def send_with_header(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (PARENT.encode(), span.traceparent.encode())]}
-        await send(message)
-
-    return send_with_header
+            await super()._answer(scope, receive, send_with_span if span else send)
 
 
 def create_decoder_api(
@@ -117,63 +266,68 @@ class _Writers:
 
     async def completion(self, request: Request) -> Response:
         """Continue a text, or several texts."""
-        front, begun_s = self._front, self._front.meter.clock()
-        with front.counted():
-            body = request_of(CompletionRequest, await self._body(request))
-            front.check_model(body.model)
-            prompts = body.prompt
-            if not 0 < len(prompts) <= front.config.max_prompts:
-                raise RefusedError(400, f"prompt has {len(prompts)} texts: 1 to {front.config.max_prompts} are allowed")
-            tokens = [await front.texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in tokens]
-            reply = TextReply(COMPLETION_SHAPE, front.name, texts, body.stop, begun_s)
-            return await self._answer(request, reply, body)
+        return await self._answered(request, COMPLETION_SHAPE, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:
         """Answer the last message of a conversation."""
+        return await self._answered(request, CHAT_SHAPE, ChatRequest)
+
+    async def _answered(
+        self, request: Request, shape: ReplyShape, kind: type[CompletionRequest] | type[ChatRequest]
+    ) -> Response:
         front, begun_s = self._front, self._front.meter.clock()
         with front.counted():
-            body = request_of(ChatRequest, await self._body(request))
+            content = await body_of(dict(request.headers.raw), request.receive, front.config.max_body_bytes)
+            body = request_of(kind, json_in(content))
             front.check_model(body.model)
-            prompt = await front.texts.chat(
-                [{"role": message.role, "content": message.text} for message in body.messages]
-            )
-            texts = [front.request(prompt, body.terms(front.defaults))]
-            reply = TextReply(CHAT_SHAPE, front.name, texts, body.stop, begun_s)
-            return await self._answer(request, reply, body)
+            prompts = await self._prompts(body)
+            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in prompts]
+            return await self._answer(request, TextReply(shape, front.name, texts, body.stop, begun_s), body)
 
-    async def _body(self, request: Request) -> object:
-        headers = dict(request.headers.raw)
-        return json_in(await body_of(headers, request.receive, self._front.config.max_body_bytes))
+    async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
+        texts, most = self._front.texts, self._front.config.max_prompts
+        if isinstance(body, ChatRequest):
+            return [await texts.chat([{"role": message.role, "content": message.text} for message in body.messages])]
+        if not 0 < len(body.prompt) <= most:
+            raise RefusedError(400, f"prompt has {len(body.prompt)} texts: 1 to {most} are allowed")
+        return [await texts.prompt(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt]
 
     async def _answer(self, request: Request, reply: TextReply, body: CompletionRequest | ChatRequest) -> Response:
         if body.stream:
-            events = stream_events(self._front, reply, body.wants_usage)
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            events = stream_events(self._front, reply, usage)
             first = await anext(events)  # a refusal comes before the status is sent
-            return StreamingResponse(with_first(first, events), media_type="text/event-stream")
+
+            async def with_first() -> AsyncGenerator[bytes, None]:
+                async with aclosing(events):
+                    yield first
+                    async for event in events:
+                        yield event
+
+            return StreamingResponse(with_first(), media_type="text/event-stream")
         if (texts := await _unless_gone(request, whole_texts(self._front, reply))) is None:
             self._front.meter.ended("cancelled")
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        reply.written = sum(len(depths) for _, depths, _ in texts)
+        reply.written = sum(len(piece.depths) for piece in texts)
         self._front.meter.answered(reply.begun_s)
         choices = [
-            choice_of(index, reply.shape.text(text), depths, finish)
-            for index, (text, depths, finish) in enumerate(texts)
+            choice_of(index, reply.shape.text(piece.text), piece.depths, piece.finish)
+            for index, piece in enumerate(texts)
         ]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Result]) -> Result | None:
     """The result of `answer`; None if the client disconnects before, which cancels the work."""
-    work, leaving = asyncio.create_task(answer), asyncio.create_task(_disconnected(request))
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = asyncio.create_task(answer), asyncio.create_task(disconnected())
     try:
         await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else None
     finally:
         leaving.cancel()
         work.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, by_size
+from isobatch.deployments.decoding.sequences import pages_for
 
 Ints = NDArray[np.int64]
 
@@ -48,29 +48,33 @@ class PieceBand:
 
 class PagedView:
     """What the blocks of one launch are given: the position of each row, the place of its KV, and the KV that it reads
-    of its own text (`bands`) and of its source (`sources`)."""
+    of its own text (`bands`) and of its source (`sources`). Projected rows read none."""
 
     def __init__(
-        self, kv: "PagedKv", positions: Tensor, write: Tensor, bands: list[PieceBand], sources: list[PieceBand]
+        self, kv: "PagedKv", positions: Ints, places: Ints, bands: Listed[PieceBand], sources: Listed[PieceBand]
     ) -> None:
-        self._kv, self.positions = kv, positions
-        self._write, self._bands, self._sources = write, bands, sources
+        self._kv, self.positions, self._places = kv, kv.tensor(positions).unsqueeze(0), kv.tensor(places)
+        self._bands, self._sources = bands, sources
 
     def add_bias(self, by_distance: Tensor) -> None:
         """Let attention add a bias by the distance between positions: heads x distances."""
         self._bands = [band.biased(by_distance) for band in self._bands]
 
+    def write(self, block: int, kv: Tensor) -> None:
+        """Write keys and values: rows x both."""
+        self._kv.write(block, self._places, kv)
+
     def attend(self, block: int, query: Tensor, kv: Tensor, scaling: float) -> Tensor:
         """Write the KV of the rows (rows x keys and values), and attend with their queries: rows x heads x width. The
         result is rows x (heads * width)."""
-        self._kv.write(block, self._write, kv)
+        self.write(block, kv)
         return self._attend(self._bands, block, query, scaling)
 
     def attend_source(self, block: int, query: Tensor, scaling: float) -> Tensor:
         """Attend to the sources."""
         return self._attend(self._sources, block, query, scaling)
 
-    def _attend(self, bands: list[PieceBand], block: int, query: Tensor, scaling: float) -> Tensor:
+    def _attend(self, bands: Listed[PieceBand], block: int, query: Tensor, scaling: float) -> Tensor:
         if len(bands) == 1:
             return _attend_together(query, self._kv.read(block, bands[0].pages), bands[0], scaling)
         parts = zip(bands, torch.split(query, [band.size for band in bands]), strict=True)
@@ -95,19 +99,6 @@ def _attend_together(query: Tensor, context: Tensor, band: PieceBand, scaling: f
     by_row = attended.view(band.count, heads, shared, band.rows, width).permute(0, 3, 1, 2, 4)
     flat = by_row.reshape(band.count * band.rows, all_heads * width)
     return flat if band.real_rows is None else flat[band.real_rows]
-
-
-@dataclass(frozen=True)
-class Projection:
-    """The positions of projected rows in a launch, and the places of their KV."""
-
-    _kv: "PagedKv"
-    positions: Tensor
-    _places: Tensor
-
-    def write(self, block: int, kv: Tensor) -> None:
-        """Write keys and values: rows x both."""
-        self._kv.write(block, self._places, kv)
 
 
 class PagedKv:
@@ -146,29 +137,22 @@ class PagedKv:
             for pieces, band in zip(groups, bands, strict=True)
             if pieces[0].sequence.request.source
         ]
-        rows = self._tensor(np.concatenate(positions)).unsqueeze(0)
-        return PagedView(self, rows, self._tensor(np.concatenate(places)), list(bands), sources)
+        return PagedView(self, np.concatenate(positions), np.concatenate(places), bands, sources)
 
-    def projection(self, launch: DecodingLaunch) -> Projection:
+    def projection(self, launch: DecodingLaunch) -> PagedView:
         """The positions of the projected rows, and the places of their KV."""
         pieces = [piece for piece in launch.pieces if piece.projected]
         positions = [piece.start + np.array(piece.projected) for piece in pieces]
         places = [
             self._places(np.array(piece.sequence.pages), rows) for piece, rows in zip(pieces, positions, strict=True)
         ]
-        rows = self._tensor(np.concatenate(positions)).unsqueeze(0)
-        return Projection(self, rows, self._tensor(np.concatenate(places)))
+        return PagedView(self, np.concatenate(positions), np.concatenate(places), (), ())
 
     def source_places(self, pieces: Listed[Piece]) -> Tensor:
         """The places of the KV of sources, one source after the other."""
-        return self._tensor(
-            np.concatenate(
-                [
-                    self._places(np.array(piece.sequence.source_pages), np.arange(len(piece.sequence.request.source)))
-                    for piece in pieces
-                ]
-            )
-        )
+        lengths = [(each.sequence.source_pages, len(each.sequence.request.source)) for each in pieces]
+        places = [self._places(np.array(pages), np.arange(length)) for pages, length in lengths]
+        return self.tensor(np.concatenate(places))
 
     def _band(self, pieces: list[Piece]) -> tuple[Ints, Ints, PieceBand]:
         """The positions of the rows, the places where each block writes them, and the band that they read."""
@@ -185,9 +169,9 @@ class PagedKv:
         band = PieceBand(
             len(pieces),
             rows,
-            self._tensor(pages.ravel()),
+            self.tensor(pages.ravel()),
             self._mask(np.tile(seen, (1, 1, self._shared if rows > 1 else 1, 1))),
-            self._tensor(owner * rows + place) if len(owner) < len(pieces) * rows else None,
+            self.tensor(owner * rows + place) if len(owner) < len(pieces) * rows else None,
         )
         return positions, self._places(pages[owner], positions), band
 
@@ -197,7 +181,7 @@ class PagedKv:
         count = pages_for(int(lengths.max()), self._page_tokens)
         pages = _padded([piece.sequence.source_pages for piece in pieces], count)
         seen = np.arange(count * self._page_tokens) < lengths[:, None, None, None]
-        return replace(band, pages=self._tensor(pages.ravel()), mask=self._mask(seen))
+        return replace(band, pages=self.tensor(pages.ravel()), mask=self._mask(seen))
 
     def _places(self, pages: Ints, positions: Ints) -> Ints:
         """The places of positions of one text, by its pages; or of one position for each row of `pages`."""
@@ -208,9 +192,9 @@ class PagedKv:
 
     def _mask(self, seen: NDArray[np.bool_]) -> Tensor:
         """What is added to scores, so that rows attend to the positions that are seen only."""
-        return self._tensor(np.where(seen, np.float32(0), np.float32(-np.inf))).to(self._dtype)
+        return self.tensor(np.where(seen, np.float32(0), np.float32(-np.inf))).to(self._dtype)
 
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
+    def tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 

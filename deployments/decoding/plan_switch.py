@@ -78,7 +78,11 @@ class PlanSwitch:
 
     def plan(self) -> Plan:
         """The plan that runs; without a plan in a file, one that the configuration is equivalent to."""
-        return self._plan or self._plan_of_config()
+        if self._plan:
+            return self._plan
+        tables = load_text_profile(self.config.profile_path).tables
+        measured = next((table for table in tables if not table.estimated), tables[0])
+        return self.config.as_plan(*splits_and_limits(self.config, self._rules, self._num_blocks), measured.kind)
 
     async def apply(self, plan: Plan) -> Moved | Undone:
         """Switch to a plan. Returns when all replicas run it, or after `FOLLOW_WITHIN_S`; late ones still follow."""
@@ -111,8 +115,3 @@ class PlanSwitch:
         except UserError as error:
             return str(error)
         return None if devices == needed else f"a running decoder has {devices}, and this plan is for {needed}"
-
-    def _plan_of_config(self) -> Plan:
-        tables = load_text_profile(self.config.profile_path).tables
-        measured = next((table for table in tables if not table.estimated), tables[0])
-        return self.config.as_plan(*splits_and_limits(self.config, self._rules, self._num_blocks), measured.kind)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
-from isobatch.profiles.promise import RULES, in_order
+from isobatch.profiles.promise import RULES, FilePart, in_order
 
 log = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
@@ -19,10 +19,8 @@ DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # 
 BY_LENGTH = ("longrope", "dynamic")
 
 
-class DecoderRamp(BaseModel):
+class DecoderRamp(FilePart):
     """One ramp in exits.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     block: int = Field(ge=0, description="The ramp stands after this block: the network is cut there.")
     threshold: float = Field(description="In the policy's own unit.")
@@ -31,19 +29,15 @@ class DecoderRamp(BaseModel):
     exit_agreement: float | None = Field(None, ge=0, le=1, description="Measured: the same, of tokens that leave here.")
 
 
-class TextLengths(BaseModel):
+class TextLengths(FilePart):
     """Tokens of the prompts that were used for measuring, and of the full network's text after each."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-class ProjectedTexts(BaseModel):
+class ProjectedTexts(FilePart):
     """The effect of `exits: project` on texts, with the ramps in use."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     survival: float = Field(ge=0, le=1, description="Measured: the share of tokens that go on.")
     same_tokens: float = Field(ge=0, le=1, description="Of the full network's tokens, those before the first other.")
@@ -52,10 +46,8 @@ class ProjectedTexts(BaseModel):
     gain: float = Field(gt=0, description="By arithmetic: how many times as fast as without exits, where measured.")
 
 
-class DecoderRules(BaseModel):
+class DecoderRules(FilePart):
     """exits.json of a decoder: the places of its ramps, how they are used, and what was measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     version: Literal[1] = 1
     kind: Literal["decoder"] = "decoder"

@@ -16,12 +16,11 @@ from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
-from isobatch.deployments.decoding.loop import EngineLoop, ReplicaFullError
+from isobatch.deployments.decoding.loop import EngineLoop, TokenAddress, TokenOutlets
 from isobatch.deployments.decoding.plan_switch import switched_plan
 from isobatch.deployments.decoding.ramp_rules import rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.decoding.token_wire import TokenAddress, TokenOutlets
 from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
 from isobatch.deployments.ray_facts import StoredPlan, wire_of
@@ -88,8 +87,8 @@ class DecoderReplica(ReplicaProcess):
                 async for group in groups:
                     self._depths.update(group.depths)
                     outlet.put(number, group)
-        except ReplicaFullError as full:
-            return ReplicaFull(full.retry_after_s)
+        except ReplicaFull as full:
+            return full
         return None
 
     async def drain(self) -> None:
@@ -102,18 +101,14 @@ class DecoderReplica(ReplicaProcess):
 
         series = MetricSeries(TEXT_REPLICA, metrics)
         while True:
-            try:
-                await self._catch_up()
+            try:  # the plan in Ray's store, which a replica that starts later reads, too
+                stored = await asyncio.to_thread(switched_plan, self._origin)
+                if stored and stored.version != self._version:
+                    await self._loop.call(partial(self._switch_to, stored))
             except Exception:  # Ray's store may be away for a moment: the present plan runs on
                 log.exception("the plan to run cannot be read")
             export(series, await self.state())
             await asyncio.sleep(EXPORT_EVERY_S)
-
-    async def _catch_up(self) -> None:
-        """Switch to the plan that is written in Ray's store, as a replica that starts later does, too."""
-        stored = await asyncio.to_thread(switched_plan, self._origin)
-        if stored and stored.version != self._version:
-            await self._loop.call(partial(self._switch_to, stored))
 
     def _switch_to(self, stored: StoredPlan, engine: Engine) -> None:
         config = self._config.switched_to(pipeline_on(Plan.from_json(stored.plan), self._kind))

@@ -5,16 +5,73 @@ when a share of the residents is pending before it, when no other sequence can g
 first split always runs with all sequences that are ready.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
-from isobatch.deployments.decoding.pace import Pace
-from isobatch.deployments.decoding.pages import PagePool, pages_for
-from isobatch.deployments.decoding.sequences import Finish, Sequence, Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.sequences import (
+    Finish,
+    PagePool,
+    Sequence,
+    Splits,
+    TextRequest,
+    TokenPrediction,
+    pages_for,
+)
+
+RECENT = 0.05  # the weight of the latest launch or sequence in a running mean
+SPREADS = 3.0  # mean deviations above the mean: hardly any time is longer
+RECENT_S = 2.0  # the time over which tokens per second are averaged
+
+
+class Pace:
+    """Running means. Before anything is measured, every time is 0, so that no sequence is refused without a reason."""
+
+    def __init__(self) -> None:
+        self.launch_s: dict[int, float] = defaultdict(float)  # by split
+        self.residence_s = 0.0
+        self._begins_s = self._begins_spread_s = 0.0  # from becoming a resident to the first token
+        self._tokens = self._seconds = 0.0
+
+    def launched(self, split: int, took_s: float) -> None:
+        self.launch_s[split] = _mean(self.launch_s[split], took_s)
+
+    def sequence_ended(self, stayed_s: float) -> None:
+        self.residence_s = _mean(self.residence_s, stayed_s)
+
+    def sequence_began(self, took_s: float) -> None:
+        """A sequence has its first token, which took this time since it became a resident."""
+        self._begins_spread_s = _mean(self._begins_spread_s, abs(took_s - self._begins_s)) if self._begins_s else 0.0
+        self._begins_s = _mean(self._begins_s, took_s)
+
+    @property
+    def begins_s(self) -> float:
+        """The time in which nearly all residents have their first token."""
+        return self._begins_s + SPREADS * self._begins_spread_s
+
+    def tokens_written(self, tokens: int, took_s: float) -> None:
+        weight = max(0.0, 1.0 - took_s / RECENT_S)
+        self._tokens = weight * self._tokens + tokens
+        self._seconds = weight * self._seconds + took_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def tpot_s(self, residents: int) -> float:
+        """The time from one token of a sequence to its next, with this number of residents at the present speed.
+
+        A launch with more sequences writes more tokens, so this is no forecast for more residents than there are now.
+        """
+        return residents / self.tokens_per_s if self._tokens else 0.0
+
+
+def _mean(before: float, latest: float) -> float:
+    return before + RECENT * (latest - before) if before else latest
+
 
 by_size = attrgetter("size")  # the key by which pieces are sorted and grouped
 # More rows than this of a sequence in its first split count as rows of a prompt.
@@ -95,8 +152,8 @@ class NewTokens:
     finish: Finish | None = None
 
 
-@dataclass(frozen=True)
-class ReplicaFull:
+@dataclass(unsafe_hash=True)
+class ReplicaFull(Exception):  # noqa: N818 (a usual answer, which some callers raise)
     """The replica has no place for a sequence now; it may have one after `retry_after_s`."""
 
     retry_after_s: float
@@ -169,7 +226,7 @@ class Scheduler:
             self._preempt(sequence)
         for sequence in self.waiting:
             sequence.recut(splits)
-        self.pace.forget_launches()
+        self.pace.launch_s.clear()
 
     def cancel(self, name: int, now_s: float) -> None:
         """Forget a sequence and free its pages. A text that reaches a stop string ends like this, too: only the front
@@ -230,17 +287,13 @@ class Scheduler:
         """Admit waiting sequences in order, while there are places and pages, and tokens come in time."""
         while self.waiting and self._has_place():
             sequence = self.waiting.popleft()
-            if self._begins_late(sequence, now_s):
-                self._late.append(sequence.name)
+            begun = sequence.confirmed or sequence.request.replayed
+            if not begun and now_s + self._begins_s() > sequence.arrived_s + self.limits.ttft_s:
+                self._late.append(sequence.name)  # it has waited so long that its first token would be late
                 continue
             sequence.entered_s = now_s
             self.residents[sequence.name] = sequence
         self._crowd = len(self.residents) if self.waiting else 0
-
-    def _begins_late(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether a sequence that has written nothing has waited so long that its first token would be late."""
-        begun = sequence.confirmed or sequence.request.replayed
-        return not begun and now_s + self._begins_s() > sequence.arrived_s + self.limits.ttft_s
 
     def _begins_s(self) -> float:
         """The time to keep for the first token of a new resident. It is limited, so that some texts always begin."""
@@ -280,13 +333,13 @@ class Scheduler:
     def _presses(self, split: int, now_s: float) -> bool:
         """Whether a token of a sequence there is in time only if the split runs now. Tokens that are late anyway do not
         count: under overload all are late, and every launch would be small."""
-        soon_s = now_s + self.pace.launch_s(split)
-        return any(
-            now_s <= self._due_s(sequence) <= soon_s for sequence in self.residents.values() if sequence.at == split
+        soon_s = now_s + self.pace.launch_s[split]
+        due_s = (
+            sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s
+            for sequence in self.residents.values()
+            if sequence.at == split
         )
-
-    def _due_s(self, sequence: Sequence) -> float:
-        return sequence.arrived_s + self.limits.ttft_s + sequence.confirmed * self.limits.tpot_s
+        return any(now_s <= each <= soon_s for each in due_s)
 
     def _pieces_with_pages(self, split: int) -> tuple[Piece, ...]:
         """The pieces to run there, with pages. If pages are short, the youngest residents are preempted."""

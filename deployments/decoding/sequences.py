@@ -5,13 +5,105 @@ the tokens before it: not on the other sequences of a launch, nor on exits, rest
 instead, a token also depends on the blocks after which the tokens before it left; a restarted sequence remembers them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from hashlib import blake2b
 
-from isobatch.deployments.decoding.pages import page_names, pages_for
+
+class PagePool:
+    """The pages of one replica.
+
+    A page holds the KV of all blocks for a few neighbouring positions of one text. A full page may serve every text
+    that begins with the same tokens. While no text uses it, it stays until its place is needed: the page that was used
+    least recently goes first.
+
+    `asked` counts the positions that new texts needed before their first token, and `shared` those of them that were in
+    pages of other texts.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.asked = self.shared = 0
+        self._empty = list(range(count))
+        self._users = [0] * count  # texts that hold each page
+        self._names: dict[int, bytes] = {}  # of the pages whose content may be shared
+        self._pages: dict[bytes, int] = {}  # the same pages, by name
+        self._kept: dict[int, None] = {}  # those that no text uses, in the order in which they were given back
+
+    @property
+    def free(self) -> int:
+        return len(self._empty) + len(self._kept)
+
+    def take(self, count: int) -> list[int] | None:
+        """Take this number of pages; return None if fewer are free.
+
+        >>> pool = PagePool(3)
+        >>> pool.take(2), pool.take(2)
+        ([1, 2], None)
+        """
+        if count > self.free:
+            return None
+        while len(self._empty) < count:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest], self._pages[self._names.pop(oldest)]
+            self._empty.append(oldest)
+        first = len(self._empty) - count
+        taken = self._empty[first:]
+        del self._empty[first:]
+        for page in taken:
+            self._users[page] = 1
+        return taken
+
+    def share(self, names: Iterable[bytes]) -> list[int]:
+        """Take the pages of these names, up to the first name that no page has."""
+        shared = []
+        for name in names:
+            if (page := self._pages.get(name)) is None:
+                break
+            self._kept.pop(page, None)
+            self._users[page] += 1
+            shared.append(page)
+        return shared
+
+    def name(self, page: int, name: bytes) -> None:
+        """Let later texts share a page, which is full."""
+        if page not in self._names and name not in self._pages:
+            self._names[page], self._pages[name] = name, page
+
+    def give(self, pages: Listed[int]) -> None:
+        """Give back the pages of a text, in the order of its positions: the last ones are needed least."""
+        for page in reversed(pages):
+            self._users[page] -= 1
+            if not self._users[page]:
+                if page in self._names:
+                    self._kept[page] = None
+                else:
+                    self._empty.append(page)
+
+
+def page_names(tokens: Listed[int], page_tokens: int, before: Listed[bytes] = ()) -> list[bytes]:
+    """The names of the full pages of a text, each by all tokens up to its end; `before`: the first of these names.
+
+    >>> one, two = page_names([1, 2, 3, 4, 5], 2), page_names([1, 2, 9, 4], 2)
+    >>> len(one), one[0] == two[0], one[1] == two[1]
+    (2, True, False)
+    """
+    names = list(before)
+    for start in range(len(names) * page_tokens, len(tokens) - page_tokens + 1, page_tokens):
+        content = ",".join(map(str, tokens[start : start + page_tokens])).encode()
+        names.append(blake2b(content, key=names[-1] if names else b"", digest_size=16).digest())
+    return names
+
+
+def pages_for(positions: int, page_tokens: int) -> int:
+    """
+    >>> pages_for(16, 16), pages_for(17, 16)
+    (1, 2)
+    """
+    return -(-positions // page_tokens)
 
 
 @dataclass(frozen=True)
@@ -230,7 +322,7 @@ class Sequence:
         """After how many of the last of these rows a ramp or the head has to predict a token."""
         stop = self.filled[split] + rows
         if split == self._splits.last and self._splits.verified:
-            return max(0, stop - max(self.filled[split], self._confirmed_until - 1))
+            return max(0, stop - max(self.filled[split], len(self.request.prompt) + self.confirmed - 1))
         return int(self._owed and rows == self.waiting(split))
 
     def advance(self, split: int, rows: int, predictions: Listed[TokenPrediction]) -> None:
@@ -241,8 +333,10 @@ class Sequence:
             self._check(predictions, whole)
         elif whole and self._owed:
             self._decide(split, predictions[-1])
+        elif whole and split == self._splits.last:
+            self._enter()
         elif whole:
-            self._go_on(split)
+            self.at = split + 1
 
     def _decide(self, split: int, prediction: TokenPrediction) -> None:
         last = split == self._splits.last
@@ -263,12 +357,6 @@ class Sequence:
         if self._splits.project:  # only prompts have to run through it
             pending = min(self.filled[split - 1], self.request.first_written) - self.filled[split]
         return pending >= self._splits.max_pending or (self._splits.verified and bool(self._finish()))
-
-    def _go_on(self, split: int) -> None:
-        if split == self._splits.last:
-            self._enter()
-        else:
-            self.at = split + 1
 
     def _enter(self) -> None:
         self.at, self._owed = 0, True
@@ -299,10 +387,6 @@ class Sequence:
         del self.tokens[length:]
         del self._names[length // self._page_tokens :]
         del self.depths[length - len(self.request.prompt) :]
-
-    @property
-    def _confirmed_until(self) -> int:
-        return len(self.request.prompt) + self.confirmed
 
     @property
     def finish(self) -> Finish | None:

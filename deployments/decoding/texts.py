@@ -22,9 +22,6 @@ class TextTokens:
         self._longest = max(map(len, tokenizer.get_vocab()))  # characters of a token
         self._aside = ThreadPoolExecutor(1, "tokenizing")
 
-    async def prompt(self, text: str) -> tuple[int, ...]:
-        return await self._tokens(text)
-
     async def chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """The prompt that the model's chat template makes of a conversation."""
         if not self._tokenizer.chat_template:
@@ -33,9 +30,9 @@ class TextTokens:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template may raise any error, with a sentence for users
             raise RefusedError(400, f"the model's chat template refuses these messages: {error}") from error
-        return await self._tokens(text, add_special_tokens=False)
+        return await self.prompt(text, add_special_tokens=False)
 
-    async def _tokens(self, text: str, **options: bool) -> tuple[int, ...]:
+    async def prompt(self, text: str, **options: bool) -> tuple[int, ...]:
         """The tokens of a text that may fit. Long texts wait for one another in a thread, and delay nobody else."""
         if len(text) > self.context * self._longest:
             raise RefusedError(
@@ -86,8 +83,8 @@ class GrowingText:
                 break
             taken += len(group)
             self._read += len(group)
-            heard = [token for token in group if token not in self._silent]
-            text += self._until_stop(self._decoded(heard, last and taken == len(tokens)))
+            with_text = [token for token in group if token not in self._silent]
+            text += self._until_stop(self._decoded(with_text, last and taken == len(tokens)))
         if last and not self.stopped:
             text, self._held_back = text + self._held_back, ""
         return text, taken

@@ -53,6 +53,17 @@ def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:
     return torch.cat((hidden.index_select(0, spans.starts), spans.mean(hidden)), dim=1)
 
 
+def transformer(
+    model: Any,
+    embed: Callable[[Mapping[str, Tensor]], Tensor],
+    blocks: Sequence[Callable[[Tensor, Spans | None], Tensor]],
+    head: Callable[[Tensor], Tensor],
+    gather: Callable[[Tensor, Spans], Tensor] = first_tokens,
+) -> Anatomy:
+    """The anatomy of a network whose blocks all have the same width, and whose ramps read `pool_tokens`."""
+    return Anatomy(embed, blocks, head, pool_tokens, [2 * model.config.hidden_size] * len(blocks), gather)
+
+
 def token_anatomy(anatomy: Anatomy, model: Any) -> Anatomy:
     """The same blocks with a head and ramps that answer every token. All families share Hugging Face's token head."""
     dense = getattr(model, "head", nn.Identity())  # only ModernBERT has one

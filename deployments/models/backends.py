@@ -100,11 +100,11 @@ def _fastest(model: TorchModel, directory: str | Path) -> BackedModel:
 
     weights_hash = _fingerprint(directory, model)
     makers = {name: partial(served, model, name, lambda _: weights_hash) for name in others}
-    return served(model, choose(model, makers, directory, weights_hash).backend, lambda _: weights_hash)
+    return served(model, choose(model, makers, directory, weights_hash), lambda _: weights_hash)
 
 
 def _fingerprint(directory: str | Path, model: TorchModel) -> str:
-    from isobatch.deployments.models.onnx_ranges import fingerprint
+    from isobatch.deployments.models.onnx_model import fingerprint
 
     return fingerprint(directory, model)
 
@@ -156,13 +156,8 @@ def warn_of_other_backend(table: LatencyTable, served: str) -> None:
     """Warn when the plan was made from the times of another backend than the one that serves."""
     if table.backend and table.backend != served:
         log.warning(
-            "the times of %s are %s on %s, but %s serves, and takes other times: "
-            "measure again with 'isobatch profile --backend %s'",
-            table.kind,
-            table.origin,
-            table.backend,
-            served,
-            served,
+            f"the times of {table.kind} are {table.origin} on {table.backend}, but {served} serves, and takes other "
+            f"times: measure again with 'isobatch profile --backend {served}'"
         )
 
 
@@ -170,9 +165,6 @@ def warn_of_ramp_dtype(directory: str | Path, ramps: str, blocks: str, prepared:
     """Warn when the ramps were made for another precision than that of the blocks, which changes their features."""
     if ramps == blocks:
         return
-    remedy = f"use dtype {ramps}" + (
-        f", or make new ramps with 'isobatch prepare --dtype {blocks}'" if prepared else ""
-    )
-    log.warning(
-        "%s: its ramps were made for %s; in %s inputs leave at other ramps: %s", directory, ramps, blocks, remedy
-    )
+    remedy = f", or make new ramps with 'isobatch prepare --dtype {blocks}'" if prepared else ""
+    made_for = f"{directory}: its ramps were made for {ramps}; in {blocks} inputs leave at other ramps"
+    log.warning(f"{made_for}: use dtype {ramps}{remedy}")

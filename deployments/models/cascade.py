@@ -8,7 +8,7 @@ the earlier levels travel too (`Batch.memory`), and have a share in the next lev
     p = weight * (probabilities of this level) + (1 - weight) * (probabilities of the earlier levels)
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from isobatch.deployments.models.cut_network import CutNetwork, select
 from isobatch.deployments.models.encode import Encoder
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.torch_model import CutNetwork, select
 from isobatch.profiles.model import NOBODY, Batch, Exits, Launched
 
 Floats = NDArray[np.float32]
@@ -136,9 +136,10 @@ class Cascade(CutNetwork):
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
         """Load and prepare the levels that these block ranges run through. The example stands before block 0."""
         wanted = list(block_ranges)
-        for level, level_example in zip(self.levels, _by_level(example), strict=True):
+        for level in self.levels:
             if parts := [part for block_range in wanted if (part := level.part(block_range))]:
-                level.model.prepare(parts, replace(level_example, cursor=0, ahead=None))
+                level.model.prepare(parts, replace(example, cursor=0, ahead=None))
+            example = example.ahead or example
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         """The inputs as every level reads them. Levels with the same encoder share its output."""
@@ -230,13 +231,6 @@ def _mixed(level: Level, logits: Floats, memory: Any, rows: NDArray[np.int64]) -
     if level.start == 0:
         return own
     return mixed(level.weight, own, torch.as_tensor(memory).cpu().numpy()[rows])
-
-
-def _by_level(batch: Batch | None) -> Iterator[Batch]:
-    """The inputs of a batch that was just encoded, as each level reads them."""
-    while batch is not None:
-        yield batch
-        batch = batch.ahead
 
 
 def _staying(count: int, exits: Exits, kept: Rows) -> Rows:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from isobatch.deployments.exits import memory_width
 from isobatch.deployments.models.cascade import Cascade, Level
 from isobatch.deployments.models.checkpoint import check_level, label_names, locate
 from isobatch.deployments.models.encode import Encoder, TextEncoder
@@ -17,7 +16,7 @@ from isobatch.deployments.models.loading import (
     resolve_device,
     resolve_dtype,
 )
-from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, Ramps, ramps_of, read_rules
+from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, Ramps, check_forgets, read_ramps, read_rules
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
@@ -33,32 +32,19 @@ def load_cascade(folder: Path, device: str = "cpu", dtype: str = "float32") -> C
     """The cascade in this directory. Each level is loaded when it is first used."""
     levels, rules = read_levels(folder), read_rules(folder / RULES)
     ramps = Ramps(rules)
-    _check_rules(folder, ramps, levels.edges)
+    check_policy(ramps, folder / RULES)
+    for edge in levels.edges:
+        if edge - 1 not in ramps.blocks:
+            raise UserError(f"{folder / RULES}: has no ramp after block {edge - 1}, where a level of {CASCADE} ends")
     folders = [folder / level.folder for level in levels.levels]
     for level_folder in folders:
         check_level(locate(level_folder))
     labels = label_names(folders[-1])
-    loaded_levels = [
-        Level(
-            start,
-            start + level.blocks,
-            level.weight,
-            encoder,
-            order_of(label_names(level_folder), labels, level_folder),
-            level_folder,
-            partial(
-                _load_level,
-                level_folder,
-                rules_of_level(rules, start, start + level.blocks),
-                level.blocks,
-                device,
-                dtype,
-            ),
-        )
-        for level, start, level_folder, encoder in zip(
-            levels.levels, levels.starts, folders, _encoders(folders), strict=False
-        )
-    ]
+    loaded_levels = []
+    for rule, start, path, encoder in zip(levels.levels, levels.starts, folders, _encoders(folders), strict=False):
+        stop, order = start + rule.blocks, order_of(label_names(path), labels, path)
+        load_level = partial(_load_level, path, rules_of_level(rules, start, stop), rule.blocks, device, dtype)
+        loaded_levels.append(Level(start, stop, rule.weight, encoder, order, path, load_level))
     return Cascade(loaded_levels, ramps, labels, resolve_device(device), resolve_dtype(dtype))
 
 
@@ -87,18 +73,7 @@ def order_of(own: Sequence[str], wanted: Sequence[str], folder: Path) -> tuple[i
 
 
 def check_policy(ramps: Ramps, source: Path | str) -> None:
-    if memory_width(ramps.policy, num_labels=2):
-        raise UserError(
-            f"{source}: policy {ramps.rules.policy} remembers earlier ramps, which other levels do not have: "
-            "a cascade needs entropy, confidence, margin, or one of your own that remembers nothing"
-        )
-
-
-def _check_rules(folder: Path, ramps: Ramps, edges: Sequence[int]) -> None:
-    check_policy(ramps, folder / RULES)
-    for edge in edges:
-        if edge - 1 not in ramps.blocks:
-            raise UserError(f"{folder / RULES}: has no ramp after block {edge - 1}, where a level of {CASCADE} ends")
+    check_forgets(ramps.policy, source, "which other levels of a cascade do not have")
 
 
 def _load_level(folder: Path, rules: ExitRules, blocks: int, device: str, dtype: str) -> TorchModel:
@@ -107,10 +82,8 @@ def _load_level(folder: Path, rules: ExitRules, blocks: int, device: str, dtype:
         raise UserError(f"{folder}: has {model.num_blocks} blocks, {CASCADE} says {blocks}")
     if not rules.ramps:
         return model.with_ramps(Ramps(rules))
-    ramps = ramps_of(rules, folder.parent / RULES, folder / WEIGHTS, model.anatomy.pooled_widths, model.num_labels)
-    for head in ramps.heads.values():
-        head.to(model.device)
-    return model.with_ramps(ramps)
+    files, widths = (folder.parent / RULES, folder / WEIGHTS), model.anatomy.pooled_widths
+    return model.with_ramps(read_ramps(*files, widths, model.num_labels, model.device, rules))
 
 
 def _encoders(folders: Sequence[Path]) -> list[Encoder]:

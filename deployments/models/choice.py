@@ -3,10 +3,10 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from statistics import geometric_mean, median
 
 import numpy as np
 import onnxruntime as ort
@@ -17,6 +17,7 @@ from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.profiles.files import write_whole
 from isobatch.profiles.measure import device_name, stopwatch_for
 from isobatch.profiles.model import Batch, Exits
 
@@ -29,37 +30,21 @@ WORDS = 32  # words of each text in the timed batches
 LOGIT_TOLERANCE = 0.02
 
 
-@dataclass(frozen=True)
-class BackendSpeeds:
-    """The measured speed of each backend as a multiple of torch's speed, over all batch sizes."""
-
-    over_torch: Mapping[str, float]
-
-    @property
-    def backend(self) -> str:
-        """
-        >>> BackendSpeeds({"onnx": 1.3, "graphs": 1.2}).backend, BackendSpeeds({"onnx": 0.9}).backend
-        ('onnx', 'torch')
-        """
-        rates = {"torch": 1.0, **self.over_torch}
-        return max(rates, key=lambda backend: rates[backend])
-
-
 def choose(
     model: TorchModel, others: Mapping[str, Callable[[], BackedModel]], directory: str | Path, fingerprint: str
-) -> BackendSpeeds:
-    """The speeds of these backends. The first start with this network on this machine measures, later ones read."""
-    path = cache_directory() / "backends" / f"{_machine_key(model, fingerprint, list(others))}.json"
+) -> str:
+    """The fastest backend. The first start with this network on this machine measures, later ones read."""
+    machine = [torch.get_num_threads(), torch.__version__, ort.__version__]
+    parts = [fingerprint, device_name(str(model.device)), model.dtype, list(others), *machine]
+    path = cache_directory() / "backends" / f"{sha256(repr(parts).encode()).hexdigest()[:32]}.json"
     with locked(path):
-        if path.is_file():
-            return BackendSpeeds(**json.loads(path.read_text()))
-        speeds = BackendSpeeds(dict(_measured(model, others, directory)))
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(speeds)))
-        part.replace(path)
-    ratios = ", ".join(f"{backend} {ratio:.2f}" for backend, ratio in speeds.over_torch.items())
-    log.info("%s: speed of backends, torch = 1: %s", directory, ratios)
-    return speeds
+        if not path.is_file():
+            speeds = dict(_measured(model, others, directory))
+            write_whole(path, json.dumps({"over_torch": speeds}))
+            ratios = ", ".join(f"{backend} {ratio:.2f}" for backend, ratio in speeds.items())
+            log.info("%s: speed of backends, torch = 1: %s", directory, ratios)
+        rates: dict[str, float] = {"torch": 1.0, **json.loads(path.read_text())["over_torch"]}
+    return max(rates, key=lambda backend: rates[backend])
 
 
 def _measured(
@@ -97,8 +82,8 @@ def over_torch(model: TorchModel, other: BackedModel, batch_of: "partial[Batch]"
             actual, took_s = stopwatch(partial(other.run, batch, model.num_blocks, ()))
             other_s.append(took_s)
             _check(actual.exits, expected.exits)
-        ratios.append(np.median(torch_s) / np.median(other_s))
-    return float(np.exp(np.mean(np.log(ratios))))
+        ratios.append(median(torch_s) / median(other_s))
+    return geometric_mean(ratios)
 
 
 def _check(actual: Exits, expected: Exits) -> None:
@@ -106,10 +91,3 @@ def _check(actual: Exits, expected: Exits) -> None:
     difference, largest = np.abs(actual.logits - expected.logits).max(), np.abs(expected.logits).max()
     if not difference <= LOGIT_TOLERANCE * largest:
         raise ValueError(f"its logits differ from torch's by {difference:.2g}, where the largest is {largest:.2g}")
-
-
-def _machine_key(model: TorchModel, fingerprint: str, others: list[str]) -> str:
-    device = device_name(str(model.device))
-    versions = (torch.__version__, ort.__version__)
-    parts = [fingerprint, device, model.dtype, others, torch.get_num_threads(), *versions]
-    return sha256(repr(parts).encode()).hexdigest()[:32]

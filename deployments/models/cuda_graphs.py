@@ -54,7 +54,7 @@ class GraphModel(TorchModel):
 
     def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         inputs = RangeInputs(arrays, spans)
-        shape = image_shape(inputs.rows) if spans is None else spans.shape
+        shape = RecordingShape(_rounded(inputs.rows, INPUTS_MULTIPLE)) if spans is None else spans.shape
         key = (block_range, shape, inputs.widths)
         if key not in self._recordings:
             self._add(key, block_range, partial(inputs.empty, shape))
@@ -81,11 +81,6 @@ class GraphModel(TorchModel):
         if len(self._recordings) >= MAX_RECORDINGS:  # the oldest recording goes
             del self._recordings[next(iter(self._recordings))]
         self._recordings[key] = recording
-
-
-def image_shape(count: int) -> RecordingShape:
-    """The next larger recorded shape for this number of images."""
-    return RecordingShape(_rounded(count, INPUTS_MULTIPLE))
 
 
 def text_shape(lengths: Integers, longest: int | None) -> RecordingShape:
@@ -199,13 +194,10 @@ class TorchRecorder:
 
 def without_cuda(model: TorchModel, backend: str, instead: str) -> str | None:
     """Why a backend that replays CUDA graphs cannot run a network that is not on CUDA."""
-    if _has_cuda(model):
+    device = model.device.type
+    if device == "cuda":
         return None
-    return f"backend {backend} replays CUDA graphs, which {model.device.type} does not have: use backend: {instead}"
-
-
-def _has_cuda(model: TorchModel) -> bool:
-    return model.device.type == "cuda"
+    return f"backend {backend} replays CUDA graphs, which {device} does not have: use backend: {instead}"
 
 
 TORCH_GRAPHS = Backend(

@@ -1,7 +1,6 @@
 """Collects on the device which inputs leave during a launch, and copies the result to the host once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -67,38 +66,37 @@ class Departures:
         return rows, ramps[rows], inside.nonzero()[0]
 
 
-@dataclass(frozen=True)
-class AnsweredTokens:
-    """The tokens of a batch whose texts are answered word by word, at the first token of each word.
+class TokenDepartures(Departures):
+    """One row per token, and in its last column whether the token is answered. A text's tokens leave together.
 
-    `answered` says whether a token is answered. A text leaves when at most `most_unsure` of its answered tokens would
-    not leave by themselves, and at least one would.
+    Texts are answered word by word, at the first token of each word. A text leaves when at most `most_unsure` of its
+    answered tokens would not leave by themselves, and at least one would.
     """
 
-    lengths: Integers
-    answered: Tensor
-    most_unsure: int = 0
-
-
-class TokenDepartures(Departures):
-    """One row per token, and in its last column whether the token is answered. A text's tokens leave together."""
-
-    def __init__(self, memory: Tensor, num_labels: int, kept: Integers, tokens: AnsweredTokens) -> None:
+    def __init__(
+        self,
+        memory: Tensor,
+        num_labels: int,
+        kept: Integers,
+        lengths: Integers,
+        answered: Tensor,
+        most_unsure: int = 0,
+    ) -> None:
         super().__init__(memory, num_labels, kept)
-        self._tokens = tokens
+        self._lengths, self._answered, self._most_unsure = lengths, answered, most_unsure
 
     def finish(self) -> tuple[Exits, Integers]:
         if self._blocks:
-            self._columns.append(self._tokens.answered.unsqueeze(1))
+            self._columns.append(self._answered.unsqueeze(1))
         return super().finish()
 
     def _read(self, table: NDArray[np.float32]) -> tuple[Exits, Integers]:
-        lengths, answered = self._tokens.lengths, table[:, -1] > 0
+        lengths, answered = self._lengths, table[:, -1] > 0
         columns = table[:, :-1].reshape(len(table), len(self._blocks), -1)
         starts = np.cumsum(lengths) - lengths
         total = np.add.reduceat(answered, starts, dtype=np.int64)
         unsure = np.add.reduceat(answered[:, None] & (columns[:, :, 0] <= 0), starts, axis=0, dtype=np.int64)
-        leaves = (unsure <= self._tokens.most_unsure) & (unsure < total[:, None])
+        leaves = (unsure <= self._most_unsure) & (unsure < total[:, None])
         leaves[:, -1] |= self._is_closed
         rows, ramps, staying = self._sorted_out(leaves)
         places = rows_of(lengths, rows)
@@ -110,7 +108,8 @@ def to_host(tensor: Tensor) -> PendingCopy:
     """Begin a copy into pinned memory. The device writes it while the host goes on, ahead of work queued later."""
     if tensor.device.type == "cpu":
         return tensor.numpy
-    host = _pinned(tensor)
+    # Torch reuses pinned memory, so only the first allocation takes long.
+    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
     host.copy_(tensor, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record(torch.cuda.current_stream(tensor.device))
@@ -120,8 +119,3 @@ def to_host(tensor: Tensor) -> PendingCopy:
         return host.numpy()
 
     return wait
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    """Pinned memory for a copy of this tensor. Torch reuses such memory, so only the first allocation takes long."""
-    return torch.empty_like(tensor, device="cpu", pin_memory=True)

@@ -78,7 +78,8 @@ class TextEncoder:
         """Positions of truncated texts. Only texts with the largest number of tokens are tokenized a second time."""
         most = CHARACTERS_PER_TOKEN * self.longest
         full = {int(position) for position in np.flatnonzero(lengths >= self.longest)}
-        cut = {position for position, value in enumerate(inputs) if _characters(value) > most}
+        texts = ([value] if isinstance(value, str) else value for value in inputs)
+        cut = {position for position, parts in enumerate(texts) if max(map(len, parts)) > most}
         return frozenset(cut | {position for position in full - cut if self._overflows(inputs[position])})
 
     def _overflows(self, value: Any) -> bool:
@@ -172,11 +173,6 @@ def _first_tokens(word_of_token: Sequence[int | None], offsets: Sequence[tuple[i
     return firsts
 
 
-def _characters(text: str | Sequence[str]) -> int:
-    """The number of characters of a text, or of the longer text of a pair."""
-    return len(text) if isinstance(text, str) else max(map(len, text))
-
-
 @dataclass(frozen=True)
 class ImageEncoder:
     """Images as arrays or nested lists, height x width or height x width x channels, in the preprocessor's range; or
@@ -191,7 +187,10 @@ class ImageEncoder:
         images = [self._image(position, value) for position, value in enumerate(inputs)]
         # One by one, as images may have different sizes until the preprocessor resizes them.
         arrays = [self._processed(position, image) for position, image in enumerate(images)]
-        self._check_sizes([array.shape[-2:] for array in arrays])
+        wanted = self.size or arrays[0].shape[-2:]
+        for position, (height, width) in enumerate(array.shape[-2:] for array in arrays):
+            if (height, width) != wanted:
+                raise UserError(f"image {position} is {height} x {width}, it must be {wanted[0]} x {wanted[1]}")
         for position, array in enumerate(arrays):
             if not np.isfinite(array).all():
                 raise UserError(f"image {position} holds numbers that are too large for the preprocessor")
@@ -205,12 +204,6 @@ class ImageEncoder:
             raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
         pixels: NDArray[np.float32] = processed["pixel_values"]
         return pixels
-
-    def _check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
-        wanted = self.size or sizes[0]
-        for position, size in enumerate(sizes):
-            if size != wanted:
-                raise UserError(f"image {position} is {size[0]} x {size[1]}, it must be {wanted[0]} x {wanted[1]}")
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
         if isinstance(value, bytes | str):

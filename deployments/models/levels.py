@@ -4,17 +4,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from isobatch.profiles.errors import read_model
+from isobatch.profiles.promise import FilePart
 
 CASCADE = "cascade.json"
 
 
-class LevelRule(BaseModel):
+class LevelRule(FilePart):
     """One level in cascade.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str = Field(pattern=r"^level-\d+$", description="The folder of its checkpoint, beside this file.")
     model: str = Field("", description="The name of its checkpoint.")
@@ -27,10 +26,8 @@ class LevelRule(BaseModel):
     )
 
 
-class CascadeRules(BaseModel):
+class CascadeRules(FilePart):
     """cascade.json: the levels in their order, and the weights by which their answers are combined."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = 1
     levels: tuple[LevelRule, ...] = Field(min_length=2, description="In the order in which inputs run through them.")

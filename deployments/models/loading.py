@@ -145,11 +145,9 @@ def _positions(config: Any) -> int:
 def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.device) -> Ramps:
     if not (folder / RULES).is_file():
         return Ramps()
-    ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels)
+    ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels, device)
     if anatomy.task.by_token:
         check_forgets(ramps.policy, folder / RULES)
-    for head in ramps.heads.values():
-        head.to(device)
     for sentence in ramps.idle(num_labels):
         log.info("%s: %s", folder / RULES, sentence)
     return ramps

@@ -4,18 +4,19 @@ The exporter is torch's older one, which traces TorchScript: on BERT, ViT and Re
 one or less, its graphs ran as fast or faster, and it needs `onnx` only.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import PLACES, POSITIONS, MaskOf, Spans, example, is_of_spans
+from isobatch.profiles.measure import modules_run
 
 OPSET = 17  # the version of ONNX operators that graphs are written in
 # Names of a graph's inputs and outputs: the hidden state before its blocks, the one after them, the head's logits.
@@ -40,7 +41,7 @@ def export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tenso
 
 def _export(compute: Compute, block_range: BlockRange, inputs: Mapping[str, Tensor], path: Path) -> None:
     inputs = _generic_example(inputs)
-    with torch.no_grad(), _modules() as modules:
+    with torch.no_grad(), modules_run() as modules:
         output = _call(compute, block_range, inputs)
     outputs = named_outputs(output)
     traced = _Traced(compute, block_range, list(inputs), list(modules))
@@ -125,16 +126,42 @@ def _free_axes(tensors: Mapping[str, Tensor], texts: bool) -> dict[str, dict[int
     return axes
 
 
+def in_8_bits(graph: Path) -> None:
+    """Turn the weights of the blocks' dense layers into 8-bit integers with one scale per channel.
+
+    Activations are scaled at run time. Ramps and head stay as they are: they decide, and cost next to nothing. A ramp's
+    weights include the scales of its features, whose range is so wide that 8 bits would round the small ones to zero.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    exact = graph.with_name("exact.onnx")
+    graph.rename(exact)
+    nodes = onnx.load(exact, load_external_data=False).graph.node
+    # Layers that do not run per token are Gemm nodes in the graph; the quantiser renames them to MatMul first.
+    heads = [f"{node.name}{suffix}" for node in nodes if node.op_type == "Gemm" for suffix in ("", "_MatMul")]
+    with _without_advice():
+        quantize_dynamic(
+            exact,
+            graph,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=heads,
+        )
+    exact.unlink()
+
+
 @contextmanager
-def _modules() -> Iterator[dict[nn.Module, None]]:
-    """The modules that run inside this context, each once, in order."""
-    modules: dict[nn.Module, None] = {}
-
-    def note(module: nn.Module, *_: Any) -> None:
-        modules[module] = None
-
-    hook = torch.nn.modules.module.register_module_forward_hook(note)
+def _without_advice() -> Iterator[None]:
+    """Hide the quantiser's advice to preprocess graphs, which brings nothing here. It goes to the root logger."""
+    root = logging.getLogger()
+    root.addFilter(_is_no_advice)
     try:
-        yield modules
+        yield
     finally:
-        hook.remove()
+        root.removeFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "pre-processing before quantization" not in record.getMessage()

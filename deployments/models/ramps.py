@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Annotated, Literal, cast
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from isobatch.deployments.exits import USUAL, Decision, Policy, memory_width, re
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1
-from isobatch.profiles.promise import RULES, ExitPromise, in_order
+from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
 
 WEIGHTS = "ramps.safetensors"
 
@@ -28,10 +28,8 @@ RampKind = Literal["light", "pooler"]
 RampDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 
-class RampRule(BaseModel):
+class RampRule(FilePart):
     """One ramp in exits.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     block: int = Field(ge=0, description="The ramp stands after this block.")
     threshold: float = Field(description="In the policy's own unit.")
@@ -43,10 +41,8 @@ class RampRule(BaseModel):
     ece_after: float | None = Field(None, ge=0, description="Measured: calibration error after its temperature.")
 
 
-class ClassFigures(BaseModel):
+class ClassFigures(FilePart):
     """The effect of exits on the inputs of one class. `recall`: the share of these inputs that get this class."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     label: int = Field(ge=0, description="The class, as the head numbers it.")
     inputs: int = Field(ge=0, description="The number of inputs of this class in the test.")
@@ -61,10 +57,8 @@ class ClassFigures(BaseModel):
 PolicyPath = Annotated[str, AfterValidator(current_path)]
 
 
-class ExitRules(BaseModel):
+class ExitRules(FilePart):
     """exits.json: the rules by which inputs leave at ramps, and the figures measured when the ramps were made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     version: Literal[1, 2] = Field(2, description="Version 1 has no promise.")
     kind: RampKind = Field("light", description="The shape of every ramp.")
@@ -105,10 +99,6 @@ class Ramps:
     @property
     def blocks(self) -> tuple[int, ...]:
         return tuple(sorted(self._rule_of))
-
-    @property
-    def head_temperature(self) -> float:
-        return self.rules.head_temperature
 
     def idle(self, num_labels: int) -> list[str]:
         """A sentence about each threshold that never or always fires, which is allowed but rarely intended."""
@@ -162,7 +152,8 @@ def policy_at(path: str) -> Policy:
     try:
         decision: object = policy(torch.zeros(2, 2), 0.5, torch.zeros(2, memory_width(policy, num_labels=2)))
     except Exception as error:
-        raise UserError(f"policy {path!r} failed when tried on two inputs: {_one_line(error)}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"policy {path!r} failed when tried on two inputs: {reason}") from error
     if not isinstance(decision, Decision):
         raise UserError(
             f"policy {path!r} must return a isobatch.deployments.exits.Decision, not {type(decision).__name__}"
@@ -170,17 +161,13 @@ def policy_at(path: str) -> Policy:
     return policy
 
 
-def check_forgets(policy: Policy, source: object) -> None:
+def check_forgets(policy: Policy, source: object, reason: str = "but this network answers its words") -> None:
     """Raise UserError for a policy with memory, which cannot decide on single words. `source`: where it was chosen."""
     if memory_width(policy, num_labels=2):
         raise UserError(
-            f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, but this "
-            "network answers its words: use entropy, confidence, margin, or one of your own that remembers nothing"
+            f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, {reason}: "
+            "use entropy, confidence, margin, or one of your own that remembers nothing"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:
@@ -198,16 +185,17 @@ def read_rules(path: Path) -> ExitRules:
     return read_model(path, ExitRules)
 
 
-def read_ramps(rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int) -> Ramps:
-    """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths."""
-    return ramps_of(read_rules(rules_path), rules_path, weights_path, pooled_widths, num_labels)
-
-
-def ramps_of(
-    rules: ExitRules, rules_path: Path, weights_path: Path, pooled_widths: Collection[int], num_labels: int
+def read_ramps(
+    rules_path: Path,
+    weights_path: Path,
+    pooled_widths: Collection[int],
+    num_labels: int,
+    device: torch.device | str = "cpu",
+    rules: ExitRules | None = None,
 ) -> Ramps:
-    """Ramps with these rules, which come from the file at `rules_path`, and with weights from another file."""
-    widths = list(pooled_widths)
+    """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths. `rules`: a part of the file's,
+    where it is for several networks."""
+    widths, rules = list(pooled_widths), rules or read_rules(rules_path)
     try:
         weights = load_file(weights_path)
     except (OSError, SafetensorError) as error:
@@ -217,13 +205,10 @@ def ramps_of(
         if rule.block >= len(widths) - 1:
             raise UserError(f"{rules_path}: no ramp can stand after block {rule.block} of {len(widths)} blocks")
         try:
-            heads[rule.block] = _filled(make_head(rules.kind, widths[rule.block], num_labels), weights, rule.block)
+            head, prefix = make_head(rules.kind, widths[rule.block], num_labels), f"{rule.block}."
+            own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+            head.load_state_dict(own)
         except RuntimeError as error:
             raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {error}") from error
+        heads[rule.block] = head.eval().to(device)
     return Ramps(rules, heads)
-
-
-def _filled(head: nn.Module, weights: Mapping[str, Tensor], block: int) -> nn.Module:
-    prefix = f"{block}."
-    head.load_state_dict({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)})
-    return head.eval()

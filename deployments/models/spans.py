@@ -259,22 +259,13 @@ def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.
     positions[tokens], back[tokens], order[texts] = columns[there], there, np.arange(len(texts))
     if members is not bands:
         present |= np.repeat(row_lengths == 0, widths)
-    ends = np.cumsum(sizes * longest)
-    cells = [slice(end - size * width, end) for end, size, width in zip(ends, sizes, longest, strict=True)]
-    return Spans(
-        count,
-        _on_device(positions, device),
-        _on_device(starts, device),
-        tuple(
-            Band(
-                _on_device(places[cell].reshape(size, -1), device), _on_device(present[cell].reshape(size, -1), device)
-            )
-            for cell, size in zip(cells, sizes, strict=True)
-        ),
-        _on_device(back, device),
-        None if len(bands) == 1 else _on_device(order[:count], device),
-        spare=spare,
-    )
+    made = []
+    for end, size, width in zip(np.cumsum(sizes * longest), sizes, longest, strict=True):
+        cells = (each[end - size * width : end].reshape(size, -1) for each in (places, present))
+        made.append(Band(*(_on_device(each, device) for each in cells)))
+    all_positions, all_starts, all_back = (_on_device(each, device) for each in (positions, starts, back))
+    places_of_texts = None if len(bands) == 1 else _on_device(order[:count], device)
+    return Spans(count, all_positions, all_starts, tuple(made), all_back, places_of_texts, spare=spare)
 
 
 def _starts(lengths: Integers) -> Integers:

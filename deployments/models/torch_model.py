@@ -10,15 +10,84 @@ from torch import Tensor
 
 from isobatch.deployments.models.anatomy import Anatomy
 from isobatch.deployments.models.attention import is_fused
-from isobatch.deployments.models.cut_network import CutNetwork, merge, select
-from isobatch.deployments.models.departures import AnsweredTokens, Departures, TokenDepartures
+from isobatch.deployments.models.departures import Departures, TokenDepartures
 from isobatch.deployments.models.encode import ANSWERED_TOKENS, Encoder
+from isobatch.deployments.models.predict import PredictedAnswer, predict
 from isobatch.deployments.models.ramps import Ramps
-from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput, ServedModel
 from isobatch.deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
 from isobatch.deployments.tasks import Task
+from isobatch.deployments.transport.packed import rows_of
 from isobatch.profiles.lengths import WORD
 from isobatch.profiles.model import NOBODY, Array, Batch, Launched
+
+
+class CutNetwork:
+    """What all networks of our loader share: ramps, a device, and batches whose texts lie one token after another."""
+
+    def __init__(self, ramps: Ramps, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
+        self.ramps, self.labels, self.device, self.dtype = ramps, tuple(labels), device, dtype
+
+    @property
+    def num_blocks(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ramp_blocks(self) -> tuple[int, ...]:
+        return self.ramps.blocks
+
+    def predict(self: ServedModel, inputs: Sequence[Any], exits: bool = True) -> list[PredictedAnswer]:
+        """Answers in the order of the inputs, as served; without `exits` all inputs run to the last block."""
+        return predict(self, inputs, exits)
+
+    @torch.inference_mode()
+    def select(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        return select(batch, rows)
+
+    def check(self, batch: Batch, stop: int, ramps: Collection[int]) -> None:
+        """Raise ValueError for a launch that this network cannot run."""
+        if not batch.cursor < stop <= self.num_blocks:
+            raise ValueError(f"stop = {stop} must lie in {batch.cursor + 1}..{self.num_blocks}")
+        if unknown := set(ramps) - set(self.ramp_blocks):
+            raise ValueError(f"no ramp after block {min(unknown)}; ramps are after {list(self.ramp_blocks)}")
+
+
+def merge(batches: Sequence[Batch]) -> Batch:
+    """One batch of all inputs, in order."""
+    cursors = {batch.cursor for batch in batches}
+    if len(cursors) != 1:
+        raise ValueError(f"batches to be merged must stand before the same block, got {sorted(cursors)}")
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    arrays = {name: torch.cat([torch.as_tensor(batch.arrays[name]) for batch in batches]) for name in first.arrays}
+    memory = torch.cat([torch.as_tensor(batch.memory) for batch in batches])
+    lengths = None if first.lengths is None else np.concatenate([_lengths(batch) for batch in batches])
+    ahead = [batch.ahead for batch in batches if batch.ahead]
+    return Batch(first.cursor, arrays, memory, lengths, ahead=merge(ahead) if ahead else None)
+
+
+def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
+    """The inputs at these positions."""
+    memory = torch.as_tensor(batch.memory)
+    inputs = torch.from_numpy(rows).to(memory.device, non_blocking=True)  # the arrays are on the same device
+    array_rows, lengths = inputs, None
+    if batch.lengths is not None:
+        array_rows = torch.from_numpy(rows_of(batch.lengths, rows)).to(memory.device, non_blocking=True)
+        lengths = batch.lengths[rows]
+    arrays = {name: torch.as_tensor(array).index_select(0, array_rows) for name, array in batch.arrays.items()}
+    ahead = select(batch.ahead, rows) if batch.ahead else None
+    return Batch(batch.cursor, arrays, memory.index_select(0, inputs), lengths, ahead=ahead)
+
+
+def _lengths(batch: Batch) -> NDArray[np.int64]:
+    if batch.lengths is None:
+        raise ValueError("a batch of texts cannot be merged with one that has no lengths")
+    return batch.lengths
 
 
 class TorchModel(CutNetwork):
@@ -82,7 +151,8 @@ class TorchModel(CutNetwork):
         if not (self.compiles_shapes and self.reads_text):
             return
         until_s, rows = clock() + within_s, 0
-        word = self._hidden_word()
+        arrays, word_spans = self._enter(self.encode([WORD]))
+        word = self._before(0, arrays, word_spans)[:1]  # the hidden state of one token before the first block
         for count in range(1, 1 if self.task.by_token else inputs + 1):
             self.anatomy.head(word.expand(count, 1, -1))
         while rows < tokens and clock() < until_s:
@@ -91,11 +161,6 @@ class TorchModel(CutNetwork):
             hidden = self.anatomy.blocks[0](word.expand(rows, -1).contiguous(), spans)
             if self.task.by_token:
                 self.anatomy.head(hidden)
-
-    def _hidden_word(self) -> Tensor:
-        """The hidden state of one token before the first block."""
-        arrays, spans = self._enter(self.encode([WORD]))
-        return self._before(0, arrays, spans)[:1]
 
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)
@@ -129,8 +194,7 @@ class TorchModel(CutNetwork):
             return Departures(memory, self.num_labels, kept)
         assert batch.lengths is not None, "This is a bug: texts have lengths."
         answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
-        tokens = AnsweredTokens(batch.lengths, answered, self.ramps.rules.most_unsure)
-        return TokenDepartures(memory, self.num_labels, kept, tokens)
+        return TokenDepartures(memory, self.num_labels, kept, batch.lengths, answered, self.ramps.rules.most_unsure)
 
     def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         """Run a block range without deciding on exits. Another backend overrides this method."""
@@ -154,7 +218,7 @@ class TorchModel(CutNetwork):
         answer = self.anatomy.head(read)
         if spare and self.task.by_token:
             answer = answer[: len(answer) - spare]
-        return RangeOutput(None, logits, answer.float() / self.ramps.head_temperature)
+        return RangeOutput(None, logits, answer.float() / self.ramps.rules.head_temperature)
 
     @torch.inference_mode()
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
@@ -171,7 +235,7 @@ class TorchModel(CutNetwork):
             arrays = {"hidden": hidden}
         head = self.through(BlockRange(self.num_blocks - 1, self.num_blocks), arrays, spans).head
         assert head is not None, "This is a bug: the network ends here."
-        logits = head * self.ramps.head_temperature
+        logits = head * self.ramps.rules.head_temperature
         if ANSWERED_TOKENS not in batch.arrays:
             return pooled, logits
         answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
@@ -179,10 +243,9 @@ class TorchModel(CutNetwork):
 
     def _enter(self, batch: Batch) -> tuple[Mapping[str, Tensor], Spans | None]:
         """The arrays that the next block reads, on the device, and where its texts lie (None for images)."""
+        on_device = {name: self._on_device(each) for name, each in batch.arrays.items() if name != ANSWERED_TOKENS}
         arrays = {
-            name: self._in_precision(self._on_device(array))
-            for name, array in batch.arrays.items()
-            if name != ANSWERED_TOKENS
+            name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in on_device.items()
         }
         return arrays, None if batch.lengths is None else self._spans(batch.lengths)
 
@@ -198,10 +261,12 @@ class TorchModel(CutNetwork):
         return spans
 
     def _before(self, block: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> Tensor:
-        if spans is None:
-            return arrays["hidden"] if block > 0 else self.anatomy.embed(arrays)
-        arrays = _with_spare(arrays, spans.spare)
-        return arrays["hidden"] if block > 0 else self.anatomy.embed({**arrays, "position_ids": spans.positions})
+        if spans is not None:
+            if spare := spans.spare:
+                zeros = {name: each.new_zeros(spare, *each.shape[1:]) for name, each in arrays.items()}
+                arrays = {name: torch.cat((each, zeros[name])) for name, each in arrays.items()}
+            arrays = {**arrays, "position_ids": spans.positions}
+        return arrays["hidden"] if block > 0 else self.anatomy.embed(arrays)
 
     def _moved(self, batch: Batch) -> Batch:
         arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}
@@ -212,9 +277,6 @@ class TorchModel(CutNetwork):
             return array
         return torch.as_tensor(array).to(self.device, non_blocking=True)
 
-    def _in_precision(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-
     def _launched(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.finish()
         if hidden is None or len(staying) == 0:
@@ -223,10 +285,3 @@ class TorchModel(CutNetwork):
         after = Batch(stop, {"hidden": hidden, **along}, departures.memory, batch.lengths, ahead=batch.ahead)
         survivors = after if len(staying) == len(batch) else select(after, staying)
         return Launched(exits, survivors)
-
-
-def _with_spare(arrays: Mapping[str, Tensor], spare: int) -> Mapping[str, Tensor]:
-    """The arrays with `spare` rows of zeros added at the end."""
-    if not spare:
-        return arrays
-    return {name: torch.cat((array, array.new_zeros(spare, *array.shape[1:]))) for name, array in arrays.items()}

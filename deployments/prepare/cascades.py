@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isobatch.deployments.exits import Policy
 from isobatch.deployments.folders import cache_directory, replacing
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.cascade import mixed
@@ -29,7 +28,7 @@ from isobatch.deployments.prepare.pipeline import check_free
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import replay, temperature
 from isobatch.profiles.evidence import Evidence
-from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.exit_table import outcome
 from isobatch.profiles.losses import Metric
 from isobatch.profiles.promise import ExitPromise
 
@@ -194,11 +193,14 @@ def calibrated(
     shares = [float(total_costs[block] / total_costs[-1]) for block in blocks]
     ramps = torch.stack(logits) if logits else torch.zeros(0, *answer.shape)
     policy, reference = policy_at(terms.policy), None if alone else candidates[-1].head
-    shape, test = (_table(policy, ramps, answer, shares, reference, terms, rows) for rows in (terms.shape, terms.test))
-    evidence = Evidence(shape, test, terms.metric, terms.max_loss, terms.confidence)
-    all_temperatures = (*temperatures, head_temperature)
+    tables = []
+    for rows in (terms.shape, terms.test):
+        known = None if reference is None else reference[rows]
+        tables.append(replay(policy, ramps[:, rows], answer[rows], terms.truth[rows], shares, reference=known))
+    evidence = Evidence(tables[0], tables[1], terms.metric, terms.max_loss, terms.confidence)
+    temperatures.append(head_temperature)
     return CalibratedCombination(
-        members, chosen.exits, tuple(blocks), all_temperatures, tuple(weights), evidence, alone
+        members, chosen.exits, tuple(blocks), tuple(temperatures), tuple(weights), evidence, alone
     )
 
 
@@ -213,19 +215,6 @@ def best_weight(own: Tensor, before: Tensor, terms: ComparisonTerms) -> float:
     best = min(TRIED_WEIGHTS.tolist(), key=lambda weight: (loss(weight), -weight))
     alone, together = (_right(answer, truth) for answer in (own[rows], _mixed(best, own[rows], before[rows])))
     return round(best, 4) if together >= alone else 1.0
-
-
-def _table(
-    policy: Policy,
-    ramps: Tensor,
-    head: Tensor,
-    shares: list[float],
-    reference: Tensor | None,
-    terms: ComparisonTerms,
-    rows: Indices,
-) -> ExitTable:
-    known = None if reference is None else reference[rows]
-    return replay(policy, ramps[:, rows], head[rows], terms.truth[rows], shares, reference=known)
 
 
 def _mixed(weight: float, own: Tensor, before: Tensor) -> Tensor:

@@ -91,18 +91,17 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
 def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> Iterator[Row]:
     chosen: Columns | None = None
     for number, record in enumerate(records(path, columns.layout), start=1):
-        chosen = chosen or _choose(path, record, columns, channels is not None, pairs)
-        _check_row(path, number, record, chosen)
-        if chosen.words:
-            yield _of_words(path, number, record, chosen.words, chosen.label)
-            continue
-        yield Row(
-            number,
-            _image(path, number, record, chosen.image, channels)
-            if chosen.image
-            else _text(path, number, record, chosen),
-            _cell(path, number, record, chosen.label) if chosen.label else None,
-        )
+        chosen, where = chosen or _choose(path, record, columns, channels is not None, pairs), f"{path}: row {number}"
+        _check_row(path, where, record, chosen)
+        value: Any
+        if chosen.image:
+            value = _image(path, where, _cell(where, record, chosen.image), chosen.image, channels)
+        else:
+            value = _words(where, record, chosen.words) if chosen.words else _text(where, record, chosen)
+        label = _cell(where, record, chosen.label) if chosen.label else None
+        if chosen.words and chosen.label:
+            _check_labels(where, chosen.label, label, len(value))
+        yield Row(number, value, label)
 
 
 def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> None:
@@ -116,31 +115,31 @@ def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> N
         raise UserError(f"{path}: the network reads single texts, so --text-pair-column has no use")
 
 
-def _check_row(path: Path, number: int, record: Mapping[Any, Any], chosen: Columns) -> None:
+def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Columns) -> None:
     """Refuse rows that would be misread: a cell without a column (csv: under None), or a label if row 1 has none."""
     if None in record:
         remedy = "a text must not hold tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
-        raise UserError(f"{path}: row {number} has more cells than the header; {remedy}")
+        raise UserError(f"{where} has more cells than the header; {remedy}")
     if chosen.label is None and (label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)):
-        raise UserError(f"{path}: row {number} has a label ({label!r}) but row 1 has none; label all rows or none")
+        raise UserError(f"{where} has a label ({label!r}) but row 1 has none; label all rows or none")
 
 
-def _of_words(path: Path, number: int, record: Mapping[str, Any], words: str, labels: str | None) -> Row:
-    """A text as a list of words, with their labels if the file has a column of labels."""
-    where, values = f"{path}: row {number}", _cell(path, number, record, words)
-    if not isinstance(values, list) or not values or not all(isinstance(word, str) for word in values):
-        raise UserError(f"{where}: {words!r} must be a list of words, got {_kind(values)}")
-    if empty := next((place for place, word in enumerate(values, start=1) if not word.strip()), None):
-        raise UserError(f"{where}: {words!r}: word {empty} is empty")
-    _check_characters(f"{where}: {words!r}", "".join(values))
-    if labels is None:
-        return Row(number, values, None)
-    word_labels = _cell(path, number, record, labels)
-    if not isinstance(word_labels, list):
-        raise UserError(f"{where}: {labels!r} must be a list with a label for each word, got {_kind(word_labels)}")
-    if len(word_labels) != len(values):
-        raise UserError(f"{where}: has {len(values)} words but {len(word_labels)} labels")
-    return Row(number, values, word_labels)
+def _words(where: str, record: Mapping[str, Any], name: str) -> list[str]:
+    """A text as a list of words."""
+    words = _cell(where, record, name)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{where}: {name!r} must be a list of words, got {_kind(words)}")
+    if empty := next((place for place, word in enumerate(words, start=1) if not word.strip()), None):
+        raise UserError(f"{where}: {name!r}: word {empty} is empty")
+    _check_characters(f"{where}: {name!r}", "".join(words))
+    return words
+
+
+def _check_labels(where: str, name: str, labels: Any, words: int) -> None:
+    if not isinstance(labels, list):
+        raise UserError(f"{where}: {name!r} must be a list with a label for each word, got {_kind(labels)}")
+    if len(labels) != words:
+        raise UserError(f"{where}: has {words} words but {len(labels)} labels")
 
 
 def _kind(value: Any) -> str:
@@ -190,32 +189,28 @@ def _usual(names: Sequence[Any], usual: Sequence[str]) -> str | None:
 
 
 def _no_column(path: Path, problem: str, names: Sequence[Any]) -> UserError:
-    existing = ", ".join(repr(name)[:40] for name in names[:20])
-    return UserError(f"{path}: {problem}; it has: {existing or 'nothing'}{_hint(path, names)}")
+    existing, hint = ", ".join(repr(name)[:40] for name in names[:20]), ""
+    if suffix_of(path) in TABLES:
+        hint = ". A file without a header needs --columns"
+        if len(names) == 1 and (delimiter := next((sign for sign in ";|\t," if sign in str(names[0])), None)):
+            hint = f". Are its columns divided by {delimiter!r}? Then give --delimiter {delimiter!r}"
+    return UserError(f"{path}: {problem}; it has: {existing or 'nothing'}{hint}")
 
 
-def _hint(path: Path, names: Sequence[Any]) -> str:
-    if suffix_of(path) not in TABLES:
-        return ""
-    if len(names) == 1 and (delimiter := next((sign for sign in ";|\t," if sign in str(names[0])), None)):
-        return f". Are its columns divided by {delimiter!r}? Then give --delimiter {delimiter!r}"
-    return ". A file without a header needs --columns"
-
-
-def _cell(path: Path, number: int, record: Mapping[str, Any], name: str) -> Any:
+def _cell(where: str, record: Mapping[str, Any], name: str) -> Any:
     cell = record.get(name)
     if cell is None:
-        raise UserError(f"{path}: row {number} has no {name!r}")
+        raise UserError(f"{where} has no {name!r}")
     return cell
 
 
-def _text(path: Path, number: int, record: Mapping[str, Any], chosen: Columns) -> str | tuple[str, ...]:
+def _text(where: str, record: Mapping[str, Any], chosen: Columns) -> str | tuple[str, ...]:
     names = [name for name in (chosen.text, chosen.pair) if name]
-    cells = [_cell(path, number, record, name) for name in names]
+    cells = [_cell(where, record, name) for name in names]
     for name, cell in zip(names, cells, strict=True):
         if not isinstance(cell, str):
-            raise UserError(f"{path}: row {number}: {name!r} must be a text, got {type(cell).__name__}")
-        _check_characters(f"{path}: row {number}: {name!r}", cell)
+            raise UserError(f"{where}: {name!r} must be a text, got {type(cell).__name__}")
+        _check_characters(f"{where}: {name!r}", cell)
     return cells[0] if len(cells) == 1 else tuple(cells)
 
 
@@ -228,26 +223,23 @@ def _check_characters(where: str, text: str) -> None:
         raise UserError(f"{where}: holds {half}, half of a character: was the text cut in the middle of it?") from error
 
 
-def _image(path: Path, number: int, record: Mapping[str, Any], name: str, channels: int | None) -> NDArray[Any]:
+def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -> NDArray[Any]:
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
-    where, cell = f"{path}: row {number}", _cell(path, number, record, name)
-    pixels = _pixels(path, where, name, cell)
-    _check_channels(f"{where}: {name!r}", pixels.shape, channels)
-    return pixels
-
-
-def _pixels(path: Path, where: str, name: str, cell: Any) -> NDArray[Any]:
+    named = f"{where}: {name!r}"
+    pixels: NDArray[Any]
     if isinstance(cell, dict) and cell.get("bytes"):  # the library `datasets` stores pictures in this way
-        return _picture(where, BytesIO(cell["bytes"]), "in it")
-    if isinstance(cell, str) and not cell.lstrip().startswith("["):
-        return _picture(where, path.parent / cell, repr(cell))
-    nested = parsed(f"{where}: {name!r}", cell) if isinstance(cell, str) else cell
-    try:
-        pixels = np.asarray(nested, np.float32)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {name!r} must be an array of numbers: {error}") from error
-    if pixels.ndim not in (2, 3) or not np.isfinite(pixels).all():
-        raise UserError(f"{where}: {name!r} must be height x width (x channels) finite numbers, got {pixels.shape}")
+        pixels = _picture(where, BytesIO(cell["bytes"]), "in it")
+    elif isinstance(cell, str) and not cell.lstrip().startswith("["):
+        pixels = _picture(where, path.parent / cell, repr(cell))
+    else:
+        nested = parsed(named, cell) if isinstance(cell, str) else cell
+        try:
+            pixels = np.asarray(nested, np.float32)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{named} must be an array of numbers: {error}") from error
+        if pixels.ndim not in (2, 3) or not np.isfinite(pixels).all():
+            raise UserError(f"{named} must be height x width (x channels) finite numbers, got {pixels.shape}")
+    _check_channels(named, pixels.shape, channels)
     return pixels
 
 

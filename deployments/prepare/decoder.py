@@ -16,15 +16,68 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from isobatch.deployments.decoding.anatomy import DecoderAnatomy, anatomy_of, shape_of
+from isobatch.deployments.decoding.anatomy import anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of
+from isobatch.deployments.decoding.network import at_least_float32
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts, TextLengths
-from isobatch.deployments.decoding.rhythm import DeepRhythm, best_cut, rhythm
-from isobatch.deployments.decoding.sampling import at_least_float32
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.profiles.errors import UserError
+
+MOST_LAUNCHES = 12  # of the first part, for one of the deep part
+
+
+@dataclass(frozen=True)
+class DeepRhythm:
+    """The launches of the first part for one of the deep part, the share of residents that then wait, and the gain."""
+
+    launches: int
+    share: float
+    gain: float
+
+
+def rhythm(f: float, p: float, fixed: float, fill: float) -> DeepRhythm:
+    """The gain of exits when survivors of several launches run deep together, by arithmetic: the best rhythm for a cut.
+
+    N sequences are resident. The first part of the network takes the share `f` of its time, and a token goes on with
+    probability `p`. The deep part runs once for every `k` launches of the first: then 1 - (1 - p)^k of the sequences
+    wait. The unit of time is the cost of all rows of one launch through all blocks. `fixed` is the cost of a launch
+    beside its rows; `fill` is the cost of a row that only makes keys and values, relative to a row that is needed.
+
+    Where a launch costs nothing but its rows, and filling is free, a token costs f + p (1 - f):
+
+    >>> round(rhythm(f=0.25, p=0.3, fixed=0.0, fill=0.0).gain, 2)
+    2.11
+
+    Where it costs the same whatever its rows, two or three launches of the first part go before one of the deep part:
+
+    >>> best = rhythm(f=0.25, p=0.3, fixed=1e6, fill=1.0)
+    >>> best.launches, round(best.share, 2), round(best.gain, 2)
+    (3, 0.66, 1.46)
+    """
+    if p >= 1.0:
+        return DeepRhythm(1, 1.0, 1.0)
+    return max((_rhythm(f, p, fixed, fill, k) for k in range(1, MOST_LAUNCHES + 1)), key=lambda each: each.gain)
+
+
+def _rhythm(f: float, p: float, fixed: float, fill: float, k: int) -> DeepRhythm:
+    q = 1.0 - p
+    launches = (1.0 + (k - 1) * f) * fixed * (p / (1.0 - q**k) if p else 1.0 / k)
+    rows = f + p * (1.0 - f) + fill * q * (1.0 - f)
+    return DeepRhythm(k, 1.0 - q**k if p else 1.0, (fixed + 1.0) / (launches + rows))
+
+
+def best_cut(shares: Iterable[tuple[float, float]], fixed: float, fill: float) -> tuple[int, DeepRhythm]:
+    """The index of the pair (f, p) that gains most, and its rhythm.
+
+    >>> best_cut([(0.25, 0.9), (0.5, 0.2)], fixed=1.0, fill=0.5)[0]
+    1
+    """
+    rhythms = [rhythm(f, p, fixed, fill) for f, p in shares]
+    place = max(range(len(rhythms)), key=lambda index: rhythms[index].gain)
+    return place, rhythms[place]
+
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -111,7 +164,10 @@ def projected(
     written = _engine(model, rules, exits="project").write_with_depths(requests)
     depths = [depth for _, text_depths in written for depth in text_depths]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
-    fill = _projection_share(anatomy_of(model), ramp.block + 1)
+    # The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights.
+    anatomy = anatomy_of(model)
+    weights = sum(each.numel() for each in anatomy.blocks[ramp.block + 1].parameters() if each.dim() > 1)
+    fill = 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
     best = rhythm((ramp.block + 1) / num_blocks, survival, fixed, fill)
     return ProjectedTexts(
         survival=survival,
@@ -129,12 +185,6 @@ def _same_until(written: Sequence[int], other: Sequence[int]) -> int:
     2
     """
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, other, strict=False)))
-
-
-def _projection_share(anatomy: DecoderAnatomy, block: int) -> float:
-    """The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights."""
-    weights = sum(each.numel() for each in anatomy.blocks[block].parameters() if each.dim() > 1)
-    return 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
 
 
 def threshold(sure: Floats, agrees: Flags, allowed_loss: float) -> float:
@@ -188,19 +238,14 @@ def early_head_outputs(
     sure, agrees = [], []
     anatomy = anatomy_of(model)
     for text, tokens in zip(requests, written, strict=True):
-        states = _states(anatomy, text, tokens)
+        with states_after(anatomy.blocks[:-1]) as outputs:
+            anatomy.whole(text, [*text.prompt, *tokens[:-1]])
+        states = [each[0] for each in outputs]
         head_logits = [at_least_float32(anatomy.head(state[len(text.prompt) - 1 :])) for state in states]
         full = torch.tensor(tokens, device=states[0].device)
         sure.append(np.stack([logits.softmax(dim=1).amax(dim=1).double().cpu().numpy() for logits in head_logits]))
         agrees.append(np.stack([(logits.argmax(dim=1) == full).cpu().numpy() for logits in head_logits]))
     return EarlyHeadOutputs(np.concatenate(sure, axis=1), np.concatenate(agrees, axis=1))
-
-
-def _states(anatomy: DecoderAnatomy, text: TextRequest, tokens: Sequence[int]) -> list[torch.Tensor]:
-    """The hidden states after every block but the last."""
-    with states_after(anatomy.blocks[:-1]) as outputs:
-        anatomy.whole(text, [*text.prompt, *tokens[:-1]])
-    return [states[0] for states in outputs]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ of all texts, as in seqeval and the CoNLL tasks. Its interval comes from the inf
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,44 +37,29 @@ def entities(labels: Labels, counts: Indices, names: Sequence[str]) -> frozenset
     return frozenset(complete)
 
 
-@dataclass(frozen=True)
-class EntityScore:
-    """Counts of entities in each text: `right` ones, and `both` true and answered ones (right ones count twice)."""
-
-    right: Floats
-    both: Floats
-
-    @classmethod
-    def of(cls, truth: frozenset[LabelledWords], answers: frozenset[LabelledWords], counts: Indices) -> "EntityScore":
-        text = np.repeat(np.arange(len(counts)), counts)
-
-        def per_text(chosen: frozenset[LabelledWords]) -> Floats:
-            firsts = np.array([first for first, *_ in chosen], np.int64)
-            return np.bincount(text[firsts], minlength=len(counts)).astype(np.float64)
-
-        return cls(per_text(truth & answers), per_text(truth) + per_text(answers))
-
-    @property
-    def f1(self) -> float:
-        return float(2 * self.right.sum() / self.both.sum())
-
-    @property
-    def influence(self) -> Floats:
-        """The amount by which each text raises the score, in units of an average text's largest possible influence."""
-        influence: Floats = (2 * self.right - self.f1 * self.both) / self.both.mean()
-        return influence
+def _scored(
+    truth: frozenset[LabelledWords], answers: frozenset[LabelledWords], counts: Indices
+) -> tuple[float, Floats]:
+    """F1, and the amount by which each text raises it, in units of an average text's largest possible influence."""
+    text = np.repeat(np.arange(len(counts)), counts)
+    right, true, answered = (
+        np.bincount(text[np.array([first for first, *_ in chosen], np.int64)], minlength=len(counts)).astype(np.float64)
+        for chosen in (truth & answers, truth, answers)
+    )
+    both = true + answered  # right ones count twice
+    f1 = float(2 * right.sum() / both.sum())
+    return f1, (2 * right - f1 * both) / both.mean()
 
 
 def entity_f1(truth: Labels, full: Labels, exits: Labels, counts: Indices, names: Sequence[str]) -> EntityF1 | None:
     """F1 of the full network and with exits; None if the texts have no entities."""
     if OUTSIDE not in names or not (true_entities := entities(truth, counts, names)):
         return None
-    before, after = (
-        EntityScore.of(true_entities, entities(answers, counts, names), counts) for answers in (full, exits)
+    (before, of_full), (after, of_exits) = (
+        _scored(true_entities, entities(answers, counts, names), counts) for answers in (full, exits)
     )
-    in_full, with_exits = (_interval(each.f1, each.influence) for each in (before, after))
-    lost = _interval(before.f1 - after.f1, before.influence - after.influence)
-    return EntityF1(in_full, with_exits, lost, len(true_entities))
+    lost = _interval(before - after, of_full - of_exits)
+    return EntityF1(_interval(before, of_full), _interval(after, of_exits), lost, len(true_entities))
 
 
 def _interval(mean: float, influence: Floats) -> Interval:

@@ -53,12 +53,21 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
     with locked(entry):
         if not entry.is_dir():
             words = _words(model, values)
-            needed_bytes = _size_bytes(model, len(values), len(values) if words is None else len(words[1]))
-            make_room(cache, needed_bytes, LIMIT_BYTES)
+            widths = [*model.exact.anatomy.pooled_widths[:-1], model.num_labels]
+            shapes = [(len(words[1]) if words else len(values), width) for width in widths]
+            size_bytes = 4 * sum(rows * width for rows, width in shapes)
+            if size_bytes > LIMIT_BYTES:
+                most = len(values) * LIMIT_BYTES // size_bytes
+                raise UserError(
+                    f"the features of {len(values)} inputs take {size_bytes >> 30} GiB; use --max-rows {most} or fewer"
+                )
+            make_room(cache, size_bytes, LIMIT_BYTES)
             with replacing(entry) as draft:
-                _compute(model, values, draft, words)
+                _compute(model, values, draft, words, shapes)
         entry.touch()
-    return _open(entry, len(model.exact.anatomy.pooled_widths) - 1)
+    pooled = [np.load(entry / f"block-{block}.npy", mmap_mode="r") for block in range(model.num_blocks - 1)]
+    of_words = [np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()]
+    return Features(pooled, np.load(entry / "logits.npy"), *of_words)
 
 
 def _key(fingerprint: str, values: Sequence[Any]) -> str:
@@ -83,27 +92,19 @@ def _words(model: BackedModel, values: Sequence[Any]) -> tuple[Indices, Indices]
     return counts, np.concatenate(numbers)
 
 
-def _size_bytes(model: BackedModel, count: int, rows: int) -> int:
-    size_bytes = 4 * rows * (sum(model.exact.anatomy.pooled_widths[:-1]) + model.num_labels)
-    if size_bytes > LIMIT_BYTES:
-        most = count * LIMIT_BYTES // size_bytes
-        raise UserError(f"the features of {count} inputs take {size_bytes >> 30} GiB; use --max-rows {most} or fewer")
-    return size_bytes
-
-
 def _compute(
-    model: BackedModel, values: Sequence[Any], folder: Path, words: tuple[Indices, Indices] | None
-) -> None:  # fmt: skip
-    count = len(values)
-    if words:
-        count = len(words[1])
-        for name, numbers in zip(WORDS, words, strict=True):
-            np.save(folder / f"{name}.npy", numbers)
-    names = [_name(block) for block in range(model.num_blocks - 1)] + ["logits"]
-    widths = [*model.exact.anatomy.pooled_widths[:-1], model.num_labels]
+    model: BackedModel,
+    values: Sequence[Any],
+    folder: Path,
+    words: tuple[Indices, Indices] | None,
+    shapes: Sequence[tuple[int, int]],
+) -> None:
+    for name, numbers in zip(WORDS, words or (), strict=False):
+        np.save(folder / f"{name}.npy", numbers)
+    names = [f"block-{block}" for block in range(model.num_blocks - 1)] + ["logits"]
     maps = [
-        open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=(count, width))
-        for name, width in zip(names, widths, strict=True)
+        open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape)
+        for name, shape in zip(names, shapes, strict=True)
     ]
     for chosen in show(list(_batches(values)), "features"):
         pooled, logits = model.features(model.encode([values[index] for index in chosen]))
@@ -118,20 +119,7 @@ def _compute(
 
 def _batches(values: Sequence[Any]) -> Iterator[NDArray[np.int64]]:
     """Positions of inputs, with texts of similar length in one batch, which attention runs fastest."""
-    order = sorted(range(len(values)), key=lambda index: len(str(values[index])) if _is_text(values[index]) else 0)
+    lengths = [len(str(value)) if isinstance(value, str | tuple | list) else 0 for value in values]
+    order = sorted(range(len(values)), key=lengths.__getitem__)
     for start in range(0, len(order), BATCH):
         yield np.array(order[start : start + BATCH], np.int64)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str | tuple | list)
-
-
-def _open(entry: Path, num_ramps: int) -> Features:
-    pooled = [np.load(entry / f"{_name(block)}.npy", mmap_mode="r") for block in range(num_ramps)]
-    words = [np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()]
-    return Features(pooled, np.load(entry / "logits.npy"), *words)
-
-
-def _name(block: int) -> str:
-    return f"block-{block}"

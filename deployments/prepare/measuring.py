@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from isobatch.deployments.exits import Policy
-from isobatch.deployments.models.ramps import ClassFigures, ExitRules, RampDtype, RampKind, RampRule, policy_at
-from isobatch.deployments.prepare.classes import by_class
+from isobatch.deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, policy_at
 from isobatch.deployments.prepare.entities import MOST_UNSURE, entity_f1, of_texts, of_words
 from isobatch.deployments.prepare.features import Features, Floats
+from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import calibration_error, replay, temperature
 from isobatch.deployments.prepare.training import head_logits, train
@@ -26,7 +26,7 @@ from isobatch.profiles.confidence import bound
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import ExitTable, Leaving, outcome
-from isobatch.profiles.losses import OF_ALL, EntityF1, Labels, Metric
+from isobatch.profiles.losses import OF_ALL, Labels, Metric
 from isobatch.profiles.promise import ExitPromise
 
 
@@ -73,12 +73,9 @@ class RampLogits:
         """The logits of these inputs and of others together."""
         every = [self, *others]
         ramps = torch.cat([each.ramps for each in every], dim=1)
-        counts = (
-            None if self.counts is None else np.concatenate([each.counts for each in every if each.counts is not None])
-        )
-        return RampLogits(
-            ramps, torch.cat([each.head for each in every]), torch.cat([each.truth for each in every]), counts
-        )
+        head, truth = torch.cat([each.head for each in every]), torch.cat([each.truth for each in every])
+        counts = [each.counts for each in every if each.counts is not None]
+        return RampLogits(ramps, head, truth, np.concatenate(counts) if counts else None)
 
     def softened_truth(self) -> Tensor:
         """The mean of the true labels and the head's probabilities, as labels of few inputs alone are noisy."""
@@ -113,8 +110,8 @@ def make_ramps(features: Features, sample: Sample, options: PrepareOptions, name
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
     rules = _rules(options, temperatures, tested, errors)
-    if tested.words and sample.labels is not None:
-        rules = rules.model_copy(update={"entities": tested.words.entities(tested.outcome.places, names)})
+    if tested.answers and tested.counts is not None and sample.labels is not None:
+        rules = rules.model_copy(update={"entities": entity_f1(*tested.answers, tested.counts, names)})
     return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)
 
 
@@ -153,36 +150,21 @@ class ThresholdOutcome:
     outcome: Leaving
     promise: ExitPromise | None
     evidence: Evidence | None = None
-    words: "WordOutcome | None" = None
+    # Where words are answered: the table of the tested texts' words, the number of words of each text, and of those of
+    # them that need not be sure.
+    words: ExitTable | None = None
+    counts: Indices | None = None
+    most_unsure: int = 0
 
     @property
-    def classes(self) -> tuple[ClassFigures, ...]:
-        """The figures of each class; none if words are answered and only figures of whole texts are known."""
-        if self.words:
-            return self.words.classes(self.outcome.places)
+    def answers(self) -> tuple[Labels, Labels, Labels] | None:
+        """The true labels, the full network's, and those with exits; None if only shares of whole texts are known."""
+        places = self.outcome.places
+        if self.words is not None and self.counts is not None:
+            return self.words.truth, self.words.labels[-1], self.words.answers(np.repeat(places, self.counts))
         if self.table.agreed is not None:
-            return ()
-        return by_class(self.table.truth, self.table.full_labels, self.table.answers(self.outcome.places))
-
-
-@dataclass(frozen=True)
-class WordOutcome:
-    """The words of the tested texts, and the number of words of a text that need not be sure."""
-
-    table: ExitTable
-    counts: Indices
-    most_unsure: int
-
-    def classes(self, places: Indices) -> tuple[ClassFigures, ...]:
-        """The figures of every label if the texts leave at these ramps."""
-        return by_class(self.table.truth, self.table.labels[-1], self._answers(places))
-
-    def entities(self, places: Indices, names: Sequence[str]) -> EntityF1 | None:
-        """F1 of whole entities if the texts leave at these ramps; None if these labels form no entities."""
-        return entity_f1(self.table.truth, self.table.labels[-1], self._answers(places), self.counts, names)
-
-    def _answers(self, places: Indices) -> Labels:
-        return self.table.answers(np.repeat(places, self.counts))
+            return None
+        return self.table.truth, self.table.full_labels, self.table.answers(places)
 
 
 def _cross_fitted(
@@ -209,15 +191,14 @@ def _choose(shape: RampLogits, test: RampLogits, options: PrepareOptions) -> Thr
         fixed = outcome(tested, tested.strictest, options.metric)
         return ThresholdOutcome([options.threshold] * num_ramps, tested, fixed, None)
     shaping = replay(policy, shape.ramps, shape.head, shape.softened_truth(), costs)
-    return _tested(Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence))
+    evidence = Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence)
+    return _tested(evidence, evidence.prepared)
 
 
-def _tested(evidence: Evidence, words: WordOutcome | None = None) -> ThresholdOutcome:
-    tested = evidence.test
-    chosen = evidence.prepared
+def _tested(evidence: Evidence, chosen: Indices) -> ThresholdOutcome:
+    tested, promise = evidence.test, proven_promise(evidence, chosen)
     leaving = outcome(tested, chosen, evidence.metric)
-    promise = proven_promise(evidence, chosen)
-    return ThresholdOutcome(tested.candidates[chosen].tolist(), tested, leaving, promise, evidence, words)
+    return ThresholdOutcome(tested.candidates[chosen].tolist(), tested, leaving, promise, evidence)
 
 
 def _choose_of_texts(
@@ -236,7 +217,8 @@ def _choose_of_texts(
         return outcome(evidence.shape, evidence.prepared, options.metric).cost
 
     most = min(MOST_UNSURE, key=expected_cost)
-    return _tested(evidence_of(most, of_texts(tested, counts, most)), WordOutcome(tested, counts, most))
+    evidence = evidence_of(most, of_texts(tested, counts, most))
+    return replace(_tested(evidence, evidence.prepared), words=tested, counts=counts, most_unsure=most)
 
 
 def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
@@ -259,9 +241,7 @@ def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
 
 def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
     """The same ramps with other thresholds, and with figures that are measured again on the inputs of the test."""
-    leaving = outcome(evidence.test, chosen, evidence.metric)
-    thresholds = evidence.test.candidates[chosen].tolist()
-    tested = ThresholdOutcome(thresholds, evidence.test, leaving, proven_promise(evidence, chosen))
+    tested = _tested(evidence, chosen)
     return rules.model_copy(update={**_measured(tested), "ramps": tuple(_retuned(rules.ramps, tested))})
 
 
@@ -286,7 +266,7 @@ def _measured(tested: ThresholdOutcome) -> dict[str, Any]:
         "agreement": float(tested.table.agrees[places, inputs].mean()),
         "mean_depth_share": tested.outcome.cost,
         "promise": tested.promise,
-        "classes": tested.classes,
+        "classes": by_class(*tested.answers) if tested.answers else (),
         "entities": None,
     }
 
@@ -311,6 +291,6 @@ def _rules(
         dtype=options.dtype,
         ramps=tuple(_retuned(ramps, tested)),
         head_temperature=temperatures[-1],
-        most_unsure=tested.words.most_unsure if tested.words else 0,
+        most_unsure=tested.most_unsure,
         **_measured(tested),
     )

@@ -74,19 +74,11 @@ def check_free(out: Path, force: bool) -> None:
     """Raise UserError if `out` exists and may not be replaced, or if it cannot be written."""
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; --force replaces it")
-    if out.exists() and not _replaceable(out):
+    replaceable = out.is_dir() and ((out / RULES).is_file() or not any(out.iterdir()))
+    if out.exists() and not replaceable:
         raise UserError(f"{out}: is not a prepared model (it has no {RULES}), so --force does not replace it")
-    _check_place(out)
-
-
-def _replaceable(out: Path) -> bool:
-    return out.is_dir() and ((out / RULES).is_file() or not any(out.iterdir()))
-
-
-def _check_place(out: Path) -> None:
-    """Raise UserError if no directory can be made. It is tried, as permissions alone do not show it (root, /proc)."""
     nearest = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
-    try:
+    try:  # permissions alone do not show whether a directory can be made (root, /proc)
         with TemporaryDirectory(prefix=".isobatch-", dir=nearest):
             pass
     except OSError as error:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile
@@ -83,12 +84,10 @@ def _table(path: Path, file: IO[str], layout: Layout) -> Iterator[Record]:
     # Tab-separated files usually have no quoting: a single quotation mark is text, as in GLUE's files.
     csv.field_size_limit(sys.maxsize)
     if suffix_of(path) == ".tsv":
-        return csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
-    return _quoted(path, csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",", strict=True))
-
-
-def _quoted(path: Path, table: "csv.DictReader[Any]") -> Iterator[Record]:
-    """Rows of a strict csv reader: otherwise one extra quotation mark would join all rows up to the next one."""
+        yield from csv.DictReader(file, layout.header, delimiter=layout.delimiter or "\t", quoting=csv.QUOTE_NONE)
+        return
+    # Not strict, one extra quotation mark would join all rows up to the next one.
+    table = csv.DictReader(file, layout.header, delimiter=layout.delimiter or ",", strict=True)
     try:
         yield from table
     except csv.Error as error:
@@ -115,12 +114,11 @@ def _json_array(path: Path, file: IO[str]) -> Iterator[Record]:
 def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
     """Texts of a CoNLL file. A line has a word first and its label last, if labels exist; other columns are ignored."""
     words, labels, columns = list[str](), list[str](), None
-    for number, line in enumerate(file, start=1):
-        cells = line.split("\t") if "\t" in line else line.split()
-        cells = [cell.strip() for cell in cells]
+    for number, line in enumerate(chain(file, [""]), start=1):
+        cells = [cell.strip() for cell in line.split("\t" if "\t" in line else None)]
         if not any(cells) or cells[0] == BETWEEN_DOCUMENTS:
             if words:
-                yield _sentence(words, labels)
+                yield {WORDS: words, LABELS: labels} if labels else {WORDS: words}
             words, labels = [], []
             continue
         columns = columns or len(cells)
@@ -129,12 +127,6 @@ def _sentences(path: Path, file: IO[str]) -> Iterator[Record]:
             raise UserError(f"{path}: {problem}: {line.strip()[:60]!r}")
         words.append(cells[0])
         labels += cells[-1:] if columns > 1 else []
-    if words:
-        yield _sentence(words, labels)
-
-
-def _sentence(words: list[str], labels: list[str]) -> Record:
-    return {WORDS: words, LABELS: labels} if labels else {WORDS: words}
 
 
 def _object(where: str, value: Any) -> Record:

@@ -170,34 +170,23 @@ def labels_of(
     """The labels of these rows, or of all their words, as the head numbers them; None if the file has no labels."""
     if not chosen_rows or chosen_rows[0].label is None:
         return None
-    return _of_words(chosen_rows, source, names) if task.by_token else _of_rows(chosen_rows, source, names)
-
-
-def _of_rows(chosen_rows: Sequence[Row], source: Path, names: LabelNames) -> Indices:
-    if several := next((row for row in chosen_rows if isinstance(row.label, list)), None):
-        raise UserError(
-            f"{source}: row {several.number}: has a label for each word, but this network gives one label to a text"
-        )
-    numbers = [names.number(row.label) for row in chosen_rows]
-    for row, number in zip(chosen_rows, numbers, strict=True):
-        if number is None:
-            in_file = {str(each.label).strip() for each in chosen_rows}
-            hint = None
-            if len(in_file) > len(names.names):
-                hint = f": it has {len(names.names)} classes, the file {len(in_file)}"
-            raise _no_label(f"{source}: row {row.number}", row.label, names, hint)
-    return np.array(numbers, np.int64)
-
-
-def _of_words(chosen_rows: Sequence[Row], source: Path, names: LabelNames) -> Indices:
-    for row in chosen_rows:
-        where = f"{source}: row {row.number}"
-        if not isinstance(row.label, list):
-            raise UserError(
-                f"{where}: has one label for a whole text, but this network labels words: give words with a label "
-                "each, in columns such as tokens and ner_tags, or in a CoNLL file"
+    if other := next((row for row in chosen_rows if isinstance(row.label, list) != task.by_token), None):
+        problem = "has a label for each word, but this network gives one label to a text"
+        if task.by_token:
+            problem = (
+                "has one label for a whole text, but this network labels words: give words with a label each, in "
+                "columns such as tokens and ner_tags, or in a CoNLL file"
             )
-    return np.concatenate([_numbers(row.label, f"{source}: row {row.number}", names) for row in chosen_rows])
+        raise UserError(f"{source}: row {other.number}: {problem}")
+    numbers = list[int]()
+    for row in chosen_rows:
+        for place, label in enumerate(row.label if task.by_token else [row.label], start=1):
+            if (number := names.number(label)) is None:
+                where = f"{source}: row {row.number}" + (f": word {place}" if task.by_token else "")
+                in_file = set[str]() if task.by_token else {str(each.label).strip() for each in chosen_rows}
+                raise _no_label(where, label, names, in_file)
+            numbers.append(number)
+    return np.array(numbers, np.int64)
 
 
 def words_of(chosen_rows: Sequence[Row], labels: Indices | None, task: Task) -> Indices | None:
@@ -207,16 +196,11 @@ def words_of(chosen_rows: Sequence[Row], labels: Indices | None, task: Task) -> 
     return np.array([len(row.label) for row in chosen_rows], np.int64)
 
 
-def _numbers(labels: Sequence[Any], where: str, names: LabelNames) -> Indices:
-    numbers = [names.number(label) for label in labels]
-    for place, (label, number) in enumerate(zip(labels, numbers, strict=True), start=1):
-        if number is None:
-            raise _no_label(f"{where}: word {place}", label, names)
-    return np.array(numbers, np.int64)
-
-
-def _no_label(where: str, label: Any, names: LabelNames, hint: str | None = None) -> UserError:
+def _no_label(where: str, label: Any, names: LabelNames, in_file: set[str]) -> UserError:
+    """The error for a label that the head does not have. `in_file`: all labels of the file, if each is of a text."""
     if not str(label).strip():
         return UserError(f"{where}: its label is empty: give it one, or leave this row out")
-    hint = hint or f"; --labels {label}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
+    hint = f"; --labels {label}=NUMBER,OTHER=NUMBER gives the head's numbers of the file's labels"
+    if len(in_file) > len(names.names):
+        hint = f": it has {len(names.names)} classes, the file {len(in_file)}"
     return UserError(f"{where}: label {str(label).strip()!r} does not fit the head; it knows {names.listed}{hint}")

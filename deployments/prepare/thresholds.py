@@ -56,44 +56,27 @@ def replay(
     `only`: a single threshold in place of the candidates. `reference`: the logits of another network, against which
     losses are counted.
     """
-    num_ramps, count, num_labels = logits.shape
+    (num_ramps, count, num_labels), name = logits.shape, getattr(policy, "__name__", str(policy))
     thresholds = candidates(policy, num_labels, num_ramps) if only is None else np.array([only])
     leaves = np.zeros((num_ramps, len(thresholds), count), np.bool_)
     answers = [head] * (num_ramps + 1)
     memory = torch.zeros(count, memory_width(policy, num_labels))
     for ramp in range(num_ramps):
         decisions = [policy(logits[ramp], float(threshold), memory) for threshold in thresholds]
-        _check_independent(policy, [decision.memory for decision in decisions])
+        if any(not torch.equal(decisions[0].memory, each.memory) for each in decisions[1:]):
+            raise UserError(f"policy {name}: its memory depends on the threshold, so thresholds cannot be searched")
         leaves[ramp] = torch.stack([decision.leaves for decision in decisions]).numpy()
         answers[ramp], memory = decisions[0].answer, decisions[0].memory
     labels = torch.stack([answer.argmax(dim=1) for answer in answers])
     right = targets.gather(1, labels.T).T
     if leaves[:, 0].sum() > leaves[:, -1].sum():  # the policy declares no range, and inputs leave below the threshold
         thresholds, leaves = thresholds[::-1], leaves[:, ::-1]
-    _check_monotone(policy, leaves)
+    if (leaves[:, :-1] & ~leaves[:, 1:]).any():
+        raise UserError(f"policy {name}: an input that leaves at a threshold must leave at all less strict ones")
     first = (~leaves).sum(axis=1, dtype=np.uint8)
     answered, truth = labels.numpy().astype(np.uint16), targets.argmax(dim=1).numpy()
     full = None if reference is None else reference.argmax(dim=1).numpy().astype(np.uint16)
     return ExitTable(thresholds, first, right.numpy(), answered, truth, np.array([*costs, 1.0]), full)
-
-
-def _check_independent(policy: Policy, memories: Sequence[Tensor]) -> None:
-    if any(not torch.equal(memories[0], memory) for memory in memories[1:]):
-        raise UserError(
-            f"policy {_name(policy)}: its memory depends on the threshold, so thresholds cannot be searched"
-        )
-
-
-def _check_monotone(policy: Policy, leaves: NDArray[np.bool_]) -> None:
-    """Raise UserError unless an input that leaves at a threshold also leaves at every less strict one."""
-    if (leaves[:, :-1] & ~leaves[:, 1:]).any():
-        raise UserError(
-            f"policy {_name(policy)}: an input that leaves at a threshold must leave at all less strict ones"
-        )
-
-
-def _name(policy: Policy) -> str:
-    return getattr(policy, "__name__", str(policy))
 
 
 # Bounds of the search for a temperature. Ramps beyond them are useless: sure of everything, or of nothing.

@@ -57,7 +57,7 @@ def train(
 
 
 def _ramp(features: Floats, targets: Floats, learning: Rows, judging: Rows, kind: RampKind, seed: int) -> nn.Module:
-    scale = _standard(features[learning])
+    scale = FeatureScale.of(features[learning])
     learn, judge = (
         TrainingRows(scale(features[part]), torch.from_numpy(targets[part])) for part in (learning, judging)
     )
@@ -130,6 +130,11 @@ class FeatureScale:
     mean: Tensor
     deviation: Tensor
 
+    @classmethod
+    def of(cls, features: Floats) -> "FeatureScale":
+        mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
+        return cls(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32)))
+
     def __call__(self, features: Floats) -> Tensor:
         return (torch.from_numpy(features) - self.mean) / self.deviation
 
@@ -140,11 +145,6 @@ class FeatureScale:
         first.weight.div_(self.deviation)
         first.bias.sub_(first.weight @ self.mean)
         return head.requires_grad_(False)
-
-
-def _standard(features: Floats) -> FeatureScale:
-    mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
-    return FeatureScale(torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(deviation.astype(np.float32)))
 
 
 @torch.inference_mode()

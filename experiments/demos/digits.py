@@ -137,7 +137,7 @@ def ramp_logits(model: BackedModel, images: Images, labels: Labels) -> RampLogit
     for start in range(0, len(images), BATCH):
         pooled, logits = model.features(model.encode(list(images[start : start + BATCH])))
         ramps.append(torch.stack([model.ramps.logits(block, each) for block, each in enumerate(pooled)]))
-        heads.append(logits.float() / model.ramps.head_temperature)
+        heads.append(logits.float() / model.ramps.rules.head_temperature)
     return RampLogits(torch.cat(ramps, dim=1), torch.cat(heads), torch.eye(model.num_labels)[torch.from_numpy(labels)])
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from experiments.forecast.traces import Trace
 from isobatch.profiles.forecast import Forecaster
-from isobatch.profiles.forecast_methods import Last
+from isobatch.profiles.series import Last
 
 Floats = NDArray[np.float64]
 WARM_UP = 60  # windows before the first forecast counts: two hours

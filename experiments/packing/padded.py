@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isobatch.deployments.models import load as load_checkpoint
-from isobatch.deployments.models.onnx_export import OPSET
-from isobatch.deployments.models.onnx_int8 import in_8_bits
+from isobatch.deployments.models.onnx_export import OPSET, in_8_bits
 from isobatch.deployments.models.onnx_session import Session
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.spans import Spans

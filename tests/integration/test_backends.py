@@ -21,7 +21,7 @@ from isobatch.deployments.folders import cache_directory
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models import load
-from isobatch.deployments.models.onnx_ranges import GRAPH, GraphSource, fingerprint
+from isobatch.deployments.models.onnx_model import GRAPH, GraphSource, fingerprint
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.exits import ExitProfile

@@ -1,4 +1,4 @@
-"""Families of networks that can be cut. To add one, put a file here that defines `FAMILY`."""
+"""Families of networks that can be cut. To add one, put a file here that defines `FAMILIES`."""
 
 from functools import cache
 from importlib import import_module
@@ -11,7 +11,8 @@ from isobatch.profiles.errors import UserError
 @cache
 def families_by_type() -> dict[str, Family]:
     """The family of every `model_type` that a file in this folder covers."""
-    families = [import_module(f"{__name__}.{module.name}").FAMILY for module in iter_modules(__path__)]
+    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    families: list[Family] = [family for module in modules for family in module.FAMILIES]
     return {model_type: family for family in families for model_type in family.model_types}
 
 

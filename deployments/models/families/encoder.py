@@ -1,4 +1,4 @@
-"""Text encoders like BERT: token embeddings, identical layers, a head on the first token."""
+"""Text encoders like BERT: token embeddings, identical layers, a head on the first token; also ALBERT, ModernBERT."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,25 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, pool_tokens
+from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, first_tokens, transformer
 from isobatch.deployments.models.attention import replace_attention
+from isobatch.deployments.models.spans import Spans
 
 
-def dissect(model: Any) -> Anatomy:
+def bert(model: Any) -> Anatomy:
     replace_attention(model)
     base = model.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
-    return Anatomy(
-        embed=embedding(base),
-        blocks=[call_transformer_layer(layer) for layer in layers],
-        head=_head(model),
-        pool=pool_tokens,
-        pooled_widths=[2 * model.config.hidden_size] * len(layers),
-    )
-
-
-def embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
     project = getattr(base, "embeddings_project", nn.Identity())  # ELECTRA's embeddings may be narrower
+    blocks = [call_transformer_layer(layer) for layer in layers]
+    return transformer(model, embedding(base, project), blocks, _bert_head(model))
+
+
+def embedding(base: Any, project: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """Token embeddings, with the network's own projection after them."""
     first = getattr(base.embeddings, "padding_idx", -1) + 1  # RoBERTa's positions begin behind the padding token's id
     has_types = hasattr(base.embeddings, "token_type_embeddings")
 
@@ -38,7 +35,7 @@ def embedding(base: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
     return embed
 
 
-def _head(model: Any) -> Callable[[Tensor], Tensor]:
+def _bert_head(model: Any) -> Callable[[Tensor], Tensor]:
     if getattr(model.base_model, "pooler", None) is not None:  # BERT
         return lambda hidden: model.classifier(model.base_model.pooler(hidden))
     if hasattr(model, "pre_classifier"):  # DistilBERT
@@ -46,4 +43,51 @@ def _head(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda hidden: model.classifier(hidden)  # RoBERTa, ELECTRA: the head picks the first token itself
 
 
-FAMILY = Family(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"), "text", dissect)
+def albert(model: Any) -> Anatomy:
+    """One layer, or a few, run repeatedly. Each run of a layer is a block; blocks share their weights."""
+    replace_attention(model)
+    base, layers, groups = model.base_model, model.config.num_hidden_layers, model.config.num_hidden_groups
+    layer_of_block = [base.encoder.albert_layer_groups[block * groups // layers] for block in range(layers)]
+    return transformer(
+        model,
+        embedding(base, base.encoder.embedding_hidden_mapping_in),
+        [call_transformer_layer(layer) for layer in layer_of_block],
+        lambda hidden: model.classifier(base.pooler_activation(base.pooler(hidden[:, 0]))),
+    )
+
+
+def modernbert(model: Any) -> Anatomy:
+    """Rotary position embeddings, and most layers attend to a window of neighbours only."""
+    replace_attention(model)
+    base = model.base_model
+
+    def block(layer: Any) -> Callable[[Tensor, Spans | None], Tensor]:
+        is_last = layer is base.layers[-1]
+
+        def run(hidden: Tensor, spans: Spans | None) -> Tensor:
+            assert spans, "This is a bug: texts have spans."
+            row = hidden.unsqueeze(0)
+            rotary = base.rotary_emb(row, spans.positions.unsqueeze(0), layer.attention_type)
+            after: Tensor = layer(row, attention_mask=spans, position_embeddings=rotary).squeeze(0)
+            return base.final_norm(after) if is_last else after
+
+        return run
+
+    return transformer(
+        model,
+        lambda arrays: base.embeddings(arrays["input_ids"]),
+        [block(layer) for layer in base.layers],
+        lambda hidden: model.classifier(model.head(hidden[:, 0])),
+        _mean if model.config.classifier_pooling == "mean" else first_tokens,
+    )
+
+
+def _mean(hidden: Tensor, spans: Spans) -> Tensor:
+    return spans.mean(hidden).unsqueeze(1)
+
+
+FAMILIES = (
+    Family(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"), "text", bert),
+    Family(("albert",), "text", albert),
+    Family(("modernbert",), "text", modernbert),
+)

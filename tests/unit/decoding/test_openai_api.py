@@ -12,7 +12,7 @@ import pytest
 from experiments.demos.sums import characters, tokenizer
 from isobatch.deployments.decoding import front
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.openai_replies import COMPLETION_SHAPE, TextReply, whole_texts
+from isobatch.deployments.decoding.openai_api import COMPLETION_SHAPE, TextReply, whole_texts
 from isobatch.deployments.decoding.ramp_rules import check_decoder, generation_defaults
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.decoding.pages import PagePool, page_names
 from isobatch.deployments.decoding.scheduler import DecodingLimits
-from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.sequences import PagePool, TextRequest, page_names
 from tests.helpers.tiny_decoders import decoder, engine, plainly, t5, written_by
 
 PAGE = 2  # tokens

@@ -12,11 +12,11 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding import front, plan_switch
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
+from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
 from isobatch.deployments.decoding.plan_switch import PlanSwitch
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
-from isobatch.deployments.decoding.token_wire import TokenAddress, TokenInbox
 from isobatch.deployments.deployer.steps import Moved, Undone
 from isobatch.deployments.ray_facts import StoredPlan
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split

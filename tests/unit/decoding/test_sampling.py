@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from isobatch.deployments.decoding.sampling import Draw, choose
+from isobatch.deployments.decoding.network import Draw, choose
 from isobatch.deployments.decoding.sequences import Sampling
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox, TokenOutlets
 from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.decoding.sequences import Finish
-from isobatch.deployments.decoding.token_wire import TokenAddress, TokenInbox, TokenOutlets
 from isobatch.deployments.transport.wire import Wire
 
 HERE = Wire("127.0.0.1")

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.engine import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
 from isobatch.deployments.decoding.sequences import TextRequest
-from isobatch.deployments.decoding.virtual import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
 from isobatch.profiles.text_profile import LaunchSize
 from tests.helpers.paper_decoders import paper_decoder
 

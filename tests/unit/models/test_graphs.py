@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from isobatch.deployments.models import cuda_graphs as graphs
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
-from isobatch.deployments.models.onnx_graphs import OnnxRecorder
-from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.onnx_model import OnnxModel, OnnxRecorder
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch

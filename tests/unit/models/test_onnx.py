@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.models import onnx_ranges
+from isobatch.deployments.models import onnx_model
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.profiles.model import Batch
@@ -81,7 +81,7 @@ def test_a_piece_is_exported_once_for_all_replicas(cache: Path, monkeypatch: pyt
     model = network("resnet")
     batch = batch_for(model, "resnet")
     OnnxModel(model, "resnet, shared", cache=cache).prepare([BlockRange(1, 2)], batch)
-    monkeypatch.setattr(onnx_ranges, "export", lambda *_: pytest.fail("exported again"))
+    monkeypatch.setattr(onnx_model, "export", lambda *_: pytest.fail("exported again"))
     again = OnnxModel(model, "resnet, shared", cache=cache)
     again.prepare([BlockRange(1, 2)], batch)
     assert again.exported.get(BlockRange(1, 2))
@@ -91,7 +91,7 @@ def test_other_weights_are_another_piece() -> None:
     tensors = {"hidden": torch.zeros(1, 2)}
     cpu = torch.device("cpu")
     keys = {
-        onnx_ranges.GraphSource(*origin).key(block_range, tensors)
+        onnx_model.GraphSource(*origin).key(block_range, tensors)
         for origin in [("a", cpu, torch.float32), ("b", cpu, torch.float32), ("a", cpu, torch.float32, True)]
         for block_range in [BlockRange(0, 1), BlockRange(0, 1, (0,))]
     }
@@ -104,7 +104,7 @@ def test_what_cannot_be_exported_stays_on_torch(
     def refuse(*_: object) -> None:
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr(onnx_ranges, "export", refuse)
+    monkeypatch.setattr(onnx_model, "export", refuse)
     model = network("vit")
     served, batch = OnnxModel(model, "vit, never exported", cache=cache), batch_for(model, "vit")
     with caplog.at_level(logging.ERROR):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from isobatch.deployments.models import attention, cut_network, spans
+from isobatch.deployments.models import attention, spans, torch_model
 from isobatch.deployments.models import cuda_graphs as graphs
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
 from isobatch.deployments.models.onnx_model import OnnxModel
@@ -99,11 +99,11 @@ def test_in_any_company_a_text_gets_what_it_gets_alone(
         model, batch = served(exact, name, backend, exported), texts(lengths, seed, exact)
         ramps = exact.ramp_blocks if active else ()
         alone = [
-            exact.run(cut_network.select(batch, np.array([row])), exact.num_blocks, ramps).exits
+            exact.run(torch_model.select(batch, np.array([row])), exact.num_blocks, ramps).exits
             for row in range(len(lengths))
         ]
         inside: list[int] = data.draw(st.permutations(range(len(lengths))))
-        here: Batch | None = cut_network.select(batch, np.array(inside))
+        here: Batch | None = torch_model.select(batch, np.array(inside))
         cut = data.draw(st.integers(1, exact.num_blocks))
         for stop in [*range(cut, exact.num_blocks), exact.num_blocks]:
             if here is None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isobatch import load
 from isobatch.deployments.exits import Decision
 from isobatch.deployments.models import TorchModel
-from isobatch.deployments.models.departures import AnsweredTokens, TokenDepartures
+from isobatch.deployments.models.departures import TokenDepartures
 from isobatch.deployments.models.encode import ANSWERED_TOKENS
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.loading import anatomy_of_task
@@ -125,8 +125,8 @@ def test_a_text_leaves_when_few_enough_of_its_words_are_unsure_and_one_is_sure(
 ) -> None:
     random = np.random.default_rng(seed)
     asked, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
-    tokens = AnsweredTokens(np.array(lengths), torch.from_numpy(asked), most_unsure)
-    leaving = TokenDepartures(torch.zeros(len(lengths), 0), NUM_LABELS, NOBODY, tokens)
+    tokens = np.array(lengths), torch.from_numpy(asked), most_unsure
+    leaving = TokenDepartures(torch.zeros(len(lengths), 0), NUM_LABELS, NOBODY, *tokens)
     logits = torch.rand(sum(lengths), NUM_LABELS)
     leaving.note(2, Decision(torch.from_numpy(sure), logits, leaving.memory), may_leave=True)
     exits, staying = leaving.finish()

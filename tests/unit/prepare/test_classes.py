@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from isobatch.deployments.prepare.classes import by_class, class_table, warnings
+from isobatch.deployments.prepare.report import by_class, class_table, warnings
 
 NAMES = ["common", "rare"]
 

@@ -21,10 +21,9 @@ from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import decoder_shape, engine_of, load_decoder
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, is_decoder, rules_of
-from isobatch.deployments.decoding.rhythm import rhythm
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
-from isobatch.deployments.prepare.decoder import DecoderOptions, early_head_outputs, ramps_for, texts, threshold
+from isobatch.deployments.prepare.decoder import DecoderOptions, early_head_outputs, ramps_for, rhythm, texts, threshold
 from isobatch.profiles.errors import UserError
 from tests.helpers.tiny_decoders import decoder, plainly, t5
 
@@ -66,7 +65,7 @@ def test_the_arithmetic_agrees_with_launches_that_are_counted_one_by_one() -> No
     seconds += (1 - f) * (fixed + rows)
     full_s = fixed + 1.0
     gain = (tokens / seconds) / (residents / full_s)
-    from isobatch.deployments.decoding.rhythm import _rhythm
+    from isobatch.deployments.prepare.decoder import _rhythm
 
     assert _rhythm(f, p, fixed, fill, k).gain == pytest.approx(gain, rel=1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.profiles.agreement import WATCHED_S, AuditedAnswers, PromiseWatch, agreement_of, recent_agreement
+from isobatch.profiles.agreement import WATCHED_S, AuditedAnswers, PromiseWatch, recent_agreement
 
 LEFT_SHARES, MISSES = np.array([0.5, 0.3, 0.2]), np.array([0.002, 0.03, 0.0])
 SHARE = 0.05  # of the inputs that are audited
@@ -25,7 +25,7 @@ def test_the_interval_holds_at_every_look_though_most_shadows_of_one_block_are_g
             left = random.multinomial(2_000, LEFT_SHARES)
             audited = random.binomial(left, SHARE * np.array([0.9, 0.3, 0.0]))
             counts += np.array([left, audited, random.binomial(audited, MISSES)])
-            agreement = agreement_of(*counts.tolist())
+            agreement = AuditedAnswers(*map(tuple, counts.tolist())).agreement()
             assert agreement
             inside &= agreement.low <= 1 - TRUTH <= agreement.high
         held += inside
@@ -36,10 +36,10 @@ def test_the_interval_holds_at_every_look_though_most_shadows_of_one_block_are_g
 
 
 def test_without_audits_nothing_is_known_and_who_ran_to_the_end_agrees() -> None:
-    assert agreement_of([10, 0, 90], [0, 0, 0], [0, 0, 0]) is None
-    assert agreement_of([0, 0, 90], [2, 0, 0], [1, 0, 0]) is None, "audits of those that left before"
-    assert agreement_of([0, 0, 0], [2, 0, 0], [1, 0, 0]) is None
-    agreement = agreement_of([10, 0, 90], [10, 0, 0], [5, 0, 0])
+    assert AuditedAnswers((10, 0, 90), (0, 0, 0), (0, 0, 0)).agreement() is None
+    assert AuditedAnswers((0, 0, 90), (2, 0, 0), (1, 0, 0)).agreement() is None, "audits of those that left before"
+    assert AuditedAnswers((0, 0, 0), (2, 0, 0), (1, 0, 0)).agreement() is None
+    agreement = AuditedAnswers((10, 0, 90), (10, 0, 0), (5, 0, 0)).agreement()
     assert agreement
     assert agreement.share == 0.95
     assert agreement.verdict(0.99) == "not watched"

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.profiles.forecast import Forecaster
-from isobatch.profiles.forecast_methods import Reading
-from isobatch.profiles.series import Series
+from isobatch.profiles.series import Reading, Series
 from isobatch.profiles.windows import MOST, Window
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

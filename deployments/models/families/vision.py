@@ -1,0 +1,140 @@
+"""Vision transformers (ViT, DeiT, BEiT, Swin), and residual networks of convolutions (ResNet, ConvNeXt)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from isobatch.deployments.models.anatomy import Anatomy, Family, call_transformer_layer, transformer
+from isobatch.deployments.models.spans import Spans
+
+ImageBlock = Callable[[Tensor, Spans | None], Tensor]
+
+
+def vit(model: Any) -> Anatomy:
+    """Patches as tokens, pre-normalised layers, a linear head on the class token.
+
+    DeiT has a second token, which learned from another network, with its own head; the answer is the mean of both.
+    """
+    base, is_distilled = model.base_model, hasattr(model, "distillation_classifier")
+
+    def head(hidden: Tensor) -> Tensor:
+        last = base.layernorm(hidden)
+        if is_distilled:
+            both: Tensor = (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
+            return both
+        answer: Tensor = model.classifier(last[:, 0])
+        return answer
+
+    blocks = [call_transformer_layer(layer) for layer in base.layers]
+    return transformer(model, lambda arrays: base.embeddings(arrays["pixel_values"]), blocks, head)
+
+
+def beit(model: Any) -> Anatomy:
+    """A vision transformer whose attention has a bias for the relative positions of patches."""
+    base = model.base_model
+    size, patch = base.config.image_size, base.config.patch_size
+    resolution = (size, size) if isinstance(size, int) else tuple(size)
+    window = (resolution[0] // patch, resolution[1] // patch)
+
+    def block(layer: nn.Module) -> ImageBlock:
+        def run(hidden: Tensor, _: Spans | None) -> Tensor:
+            shared = base.shared_position_bias and base.shared_position_bias(window, dim_size=hidden.shape[1])
+            after: Tensor = layer(hidden, shared, resolution=resolution)
+            return after
+
+        return run
+
+    return transformer(
+        model,
+        lambda arrays: base.embeddings(arrays["pixel_values"]),
+        [block(layer) for layer in base.layers],
+        lambda hidden: model.classifier(base.pooler(base.layernorm(hidden))),
+    )
+
+
+def swin(model: Any) -> Anatomy:
+    """Attention inside windows; the last block of a stage includes the downsampling behind it."""
+    base = model.base_model
+    blocks, widths = zip(*_swin_blocks(base), strict=True)
+    return Anatomy(
+        embed=lambda arrays: base.embeddings(arrays["pixel_values"])[0],
+        blocks=blocks,
+        head=lambda hidden: model.classifier(base.layernorm(hidden).mean(dim=1)),
+        pool=lambda hidden, _: hidden.float().mean(dim=1),
+        pooled_widths=widths,
+    )
+
+
+def _swin_blocks(base: Any) -> Iterator[tuple[ImageBlock, int]]:
+    """Every layer of every stage, with the width of its output."""
+
+    def block(layer: nn.Module, downsampling: nn.Module | None, size: tuple[int, int]) -> ImageBlock:
+        def run(hidden: Tensor, _: Spans | None) -> Tensor:
+            after: Tensor = layer(hidden, size)[0]
+            return after if downsampling is None else downsampling(after, size)
+
+        return run
+
+    height, width = base.embeddings.patch_grid
+    for number, stage in enumerate(base.encoder.layers):
+        channels = base.config.embed_dim * 2**number
+        for layer in stage.blocks:
+            downsampling = stage.downsample if layer is stage.blocks[-1] else None
+            yield block(layer, downsampling, (height, width)), channels * (1 if downsampling is None else 2)
+        height, width = (height + 1) // 2, (width + 1) // 2
+
+
+def _convolutional(
+    embed: nn.Module, layers: list[list[Any]], widths: list[int], head: Callable[[Tensor], Tensor]
+) -> Anatomy:
+    """The anatomy of a network whose blocks are these layers in turn, and whose ramps read means over the image."""
+
+    def block(steps: list[Any]) -> ImageBlock:
+        def run(hidden: Tensor, _: Spans | None) -> Tensor:
+            for step in steps:
+                hidden = step(hidden)
+            return hidden
+
+        return run
+
+    return Anatomy(
+        embed=lambda arrays: embed(arrays["pixel_values"]),
+        blocks=[block(steps) for steps in layers],
+        head=head,
+        pool=lambda hidden, _: hidden.float().mean(dim=(2, 3)),
+        pooled_widths=widths,
+    )
+
+
+def resnet(model: Any) -> Anatomy:
+    """Each residual layer is a block, and blocks differ in shape."""
+    base = model.base_model
+    layers = [layer for stage in base.encoder.stages for layer in stage.layers]
+    widths = [layer.layer[-1].convolution.out_channels for layer in layers]
+    blocks = [[layer] for layer in layers]
+    return _convolutional(base.embedder, blocks, widths, lambda hidden: model.classifier(base.pooler(hidden)))
+
+
+def convnext(model: Any) -> Anatomy:
+    """Each residual layer is a block; the first block of a stage includes its downsampling."""
+    base = model.base_model
+    sizes = zip(base.encoder.stages, model.config.hidden_sizes, strict=True)
+    blocks = [
+        ([*(stage.downsampling_layer if layer is stage.layers[0] else ()), layer], width)
+        for stage, width in sizes
+        for layer in stage.layers
+    ]
+    layers, widths = map(list, zip(*blocks, strict=True))
+    return _convolutional(
+        base.embeddings, layers, widths, lambda hidden: model.classifier(base.layernorm(hidden.mean([-2, -1])))
+    )
+
+
+FAMILIES = (
+    Family(("vit", "deit"), "image", vit),
+    Family(("beit",), "image", beit),
+    Family(("swin",), "image", swin),
+    Family(("resnet",), "image", resnet),
+    Family(("convnext", "convnextv2"), "image", convnext),
+)
