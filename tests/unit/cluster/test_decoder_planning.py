@@ -136,7 +136,7 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="made for other weights"):
         serve_file(DEMO, {"plan": str(plan)})
     plan.write_text(json.dumps(content | {"decoding": None}))
-    with pytest.raises(UserError, match="for a network that classifies"):
+    with pytest.raises(UserError, match="this plan is for a classifier"):
         serve_file(DEMO, {"plan": str(plan)})
     plan.write_text(json.dumps(content))
     with pytest.raises(UserError, match="kv_megabytes cannot be set beside a plan"):

@@ -32,6 +32,6 @@ def test_a_terminal_has_one_line_that_changes() -> None:
 def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applications, "_applications", dict)
     with pytest.raises(
-        UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* have more time \(--patience-s\)"
+        UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* need more time \(--patience-s\)"
     ):
         applications._wait_until_running(["isobatch"], [], 0.0, lambda what: None)

@@ -105,7 +105,7 @@ def test_ramps_keep_to_the_loss_on_the_prompts_that_they_come_from() -> None:
     report.rules.check_projectable([ramp.block + 1])
     with pytest.raises(UserError, match="its loss was measured with the cuts"):
         report.rules.check_projectable([4])
-    with pytest.raises(UserError, match="does not say what that loses: isobatch prepare measures it"):
+    with pytest.raises(UserError, match="does not have its loss: isobatch prepare measures it"):
         DecoderRules().check_projectable(None)
     assert report.rhythm.gain >= 1
     with pytest.raises(UserError, match="3 prompts: at least 20"):
