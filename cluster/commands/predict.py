@@ -66,12 +66,15 @@ def predict(
     from isobatch.cluster.commands import check_writable
     from isobatch.deployments.prepare.data import rows, taken
     from isobatch.deployments.progress import show
+    from isobatch.deployments.tasks import SCORES, are_scores
 
     if (model is None) == (url is None):
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
     check_out(out, force)
     check_writable(out)
-    listed = _listed(scores)
+    listed = int(scores) if scores.isdecimal() else scores
+    if not are_scores(listed):
+        raise UserError(f"--scores is {scores!r}: {SCORES}")
     console = Console(soft_wrap=True, markup=False, highlight=False)
     headers = key_headers(api_key_variable)
     source = _server(url, headers, listed, full) if url else _local(model or "", listed, full, device, dtype)
@@ -92,18 +95,6 @@ def predict(
     console.print(f"{count:,} rows are answered in {out}")
 
 
-def _listed(scores: str) -> Listed:
-    """
-    >>> _listed("all"), _listed("3")
-    ('all', 3)
-    """
-    if scores in ("winner", "all"):
-        return scores
-    if not scores.isdecimal() or int(scores) < 1:
-        raise UserError(f"--scores {scores!r} must be winner, all, or a number of labels")
-    return int(scores)
-
-
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
     from isobatch.deployments.folders import content_of
     from isobatch.deployments.models import checkpoint
@@ -113,9 +104,8 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
     def answerer() -> "Answerer":
         from isobatch.cluster.evaluation import loaded
-        from isobatch.deployments.front.predict import top_of
         from isobatch.deployments.models.predict import predict as predicted
-        from isobatch.deployments.tasks import task_of
+        from isobatch.deployments.tasks import task_of, top_of
 
         network = loaded(folder, device, dtype)
         task, top = task_of(network), top_of(listed, network.num_labels)
