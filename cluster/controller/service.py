@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -179,23 +179,7 @@ def _log(application: str, event: Event) -> None:
     )
 
 
-class LoopOwner(Protocol):
-    """The part of the service that the HTTP API uses. `loop` is None until the application runs."""
-
-    name: str  # of the application
-    key: bytes | None
-    hosts: tuple[str, ...]
-    loop: ControlLoop | None
-    waits_for: str
-    promise: str  # the most that the exits of the network may lose
-    earlier: Sequence[Earlier]  # the latest first
-
-    async def run(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-def create_api(service: LoopOwner) -> FastAPI:
+def create_api(service: ControllerService) -> FastAPI:
     """Paths below the route prefix of the controller's application."""
 
     @asynccontextmanager
@@ -228,7 +212,7 @@ def create_api(service: LoopOwner) -> FastAPI:
     return api
 
 
-def _routes(service: LoopOwner) -> APIRouter:
+def _routes(service: ControllerService) -> APIRouter:
     routes = APIRouter()
 
     def loop() -> ControlLoop:
