@@ -17,7 +17,7 @@ from isobatch.profiles.journal import Journal
 
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 NEWEST = 0.5  # the weight of the newest value in a running average
-AS_KNOWN_S = 20.0  # seconds of overload that change the kept share by half: one look may be a burst
+AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a single look may be of one burst
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
