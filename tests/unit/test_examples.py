@@ -1,8 +1,10 @@
 """The scripts in examples/ run, and say what they promise."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,19 @@ def test_a_fleet_is_planned_and_compared(monkeypatch: pytest.MonkeyPatch, capsys
     assert placed
     gains = {name: float(gain) for gain, _, name in (line.partition(" times ") for line in lines[-3:])}
     assert min(gains.values()) >= 1.0, gains
+
+
+def test_the_notebook_draws_the_curve_the_exits_and_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: drawn.append(1))
+    cells = json.loads((EXAMPLES / "gain.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    exec("".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code"), names)
+    plt = names["plt"]
+    assert len(drawn) == len(plt.get_fignums()) == 3
+    plt.close("all")
+    planned, *others = names["rates_per_s"].values()
+    assert all(mine >= 0.999 * max(theirs) for mine, *theirs in zip(planned, *others, strict=True)), planned
 
 
 def test_a_policy_of_ones_own_is_taken_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
