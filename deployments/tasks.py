@@ -21,6 +21,31 @@ Outputs = dict[str, Any]
 OUTSIDE = "O"  # the label of words that belong to no entity
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
 
+ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
+SCORES = "it must be 'all', 'winner' or a number of labels"
+
+
+def are_scores(value: object) -> bool:
+    """Whether a value says how many labels an answer lists.
+
+    >>> are_scores("all"), are_scores(2), are_scores("2"), are_scores(True), are_scores(0)
+    (True, True, False, False, False)
+    """
+    return value in (ALL, WINNER) or is_count(value)
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def top_of(scores: str | int, labels: int) -> int:
+    """How many labels an answer lists besides the winner.
+
+    >>> top_of("winner", 3), top_of("all", 3), top_of(2, 3), top_of(9, 3)
+    (0, 3, 2, 3)
+    """
+    return {ALL: labels, WINNER: 0}[scores] if isinstance(scores, str) else min(scores, labels)
+
 
 def check_one_label(folder: Path, problem: str | None) -> None:
     """Raise UserError unless the head gives one label for each input: only then is a softmax its confidence."""

@@ -72,7 +72,7 @@ class ExitProfile:
         """The survival for planning when the current plan opens these ramps. For that plan it is exact.
 
         At a closed ramp it has the inputs that would leave there if it were open as well, as long as more inputs stay
-        than leave at the ramps behind it.
+        than leave at the ramps behind it. Without `sure`, it is `survival`, whichever ramps are open.
         """
         shares = [1.0] * self.num_blocks
         for ramp in range(self.num_blocks - 1):

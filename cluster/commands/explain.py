@@ -11,7 +11,7 @@ from rich.table import Table
 
 from isobatch.cluster.commands import above_0, check_writable
 from isobatch.deployments.progress import show
-from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.devices import links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load
 from isobatch.profiles.picture import BLUE, DARK, RED, plain
@@ -80,15 +80,15 @@ def explain(
 
 def _problems(plan: "Plan", profile: Profile) -> "tuple[Problem, Problem | None]":
     """The problem that the plan solves, and where texts have lengths the same one with padding."""
+    from isobatch.deployments.planning import device
     from isobatch.optimizer import problem
     from isobatch.optimizer.tuning import opened
 
-    devices = fleet(",".join(f"{kind}={count}" for kind, count in plan.devices().items()))
+    devices = [device(kind, count) for kind, count in plan.devices().items()]
     measured, links = profile.on(plan.backend, plan.dtype), links_between(devices)
-    for device in devices:
-        measured.check_has(device.kind, plan.backend, plan.dtype)
-    exits = measured.exits_of(plan.length)
-    survival = exits.planning_survival(opened(plan)) if exits.sure else exits.survival
+    for kind in plan.devices():
+        measured.check_has(kind, plan.backend, plan.dtype)
+    survival = measured.exits_of(plan.length).planning_survival(opened(plan))
     facts = problem(measured, devices, links, survival, length=plan.length)
     if plan.num_blocks != facts.num_blocks:
         raise UserError(f"the plan covers {plan.num_blocks} blocks, the network of the profile {facts.num_blocks}")

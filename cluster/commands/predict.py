@@ -15,7 +15,7 @@ from isobatch.cluster.commands.shared_options import READS, ReadingOptions, with
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.progress import show
-from isobatch.deployments.tasks import Outputs, task_of
+from isobatch.deployments.tasks import SCORES, Outputs, are_scores, task_of, top_of
 from isobatch.profiles.errors import UserError
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -66,7 +66,9 @@ def predict(
         raise UserError("give either --model DIRECTORY, which answers here, or --url of a server")
     check_out(out, force)
     check_writable(out)
-    listed = _listed(scores)
+    listed = int(scores) if scores.isdecimal() else scores
+    if not are_scores(listed):
+        raise UserError(f"--scores is {scores!r}: {SCORES}")
     console = Console(soft_wrap=True, markup=False, highlight=False)
     headers = key_headers(api_key_variable)
     source = _server(url, headers, listed, full) if url else _local(model or "", listed, full, device, dtype)
@@ -85,18 +87,6 @@ def predict(
     console.print(f"{count:,} rows are answered in {out}")
 
 
-def _listed(scores: str) -> Listed:
-    """
-    >>> _listed("all"), _listed("3")
-    ('all', 3)
-    """
-    if scores in ("winner", "all"):
-        return scores
-    if not scores.isdecimal() or int(scores) < 1:
-        raise UserError(f"--scores {scores!r} must be winner, all, or a number of labels")
-    return int(scores)
-
-
 def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | None) -> _Source:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.predict import AT_ONCE
@@ -105,7 +95,6 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
     def answerer() -> Answerer:
         from isobatch.cluster.evaluation import loaded
-        from isobatch.deployments.front.predict import top_of
         from isobatch.deployments.models.predict import predict as predicted
 
         network = loaded(folder, device, dtype)

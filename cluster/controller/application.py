@@ -39,7 +39,7 @@ class Application(Protocol):
     async def plan(self) -> Plan:
         """The plan that runs, even if another client rolled it out."""
 
-    async def roll_out(self, plan: Plan) -> None:
+    async def roll_out(self, plan: Plan) -> object:
         """Returns when the plan runs and the previous plan takes no more work.
 
         Raises RolloutError when the plan could not be rolled out and the previous plan was restored.
@@ -121,12 +121,8 @@ class RunningApplication:
         plan: Plan = await self._deployer.plan.remote()
         return plan
 
-    async def roll_out(self, plan: Plan) -> None:
+    async def roll_out(self, plan: Plan) -> Moved:
         """Returns when all fronts follow the plan. The roll-out goes on even if the caller ends before that."""
-        await self.apply(plan)
-
-    async def apply(self, plan: Plan) -> Moved:
-        """The same as `roll_out`, but returns what moved."""
         benched = {"benched": self._benched} if self._benched else {}  # only a deployer takes this argument
         ended: Moved | Undone = await self._deployer.apply.remote(plan, **benched)
         if isinstance(ended, Undone):

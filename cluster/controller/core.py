@@ -99,11 +99,6 @@ class Controller:
         )
         return next(filter(None, (step(observed, now_s) for step in steps)), None)
 
-    def close_window(self, observed: Observed, now_s: float) -> NextStep:
-        """Called at the end of a window; decides what runs in the next."""
-        self._add(observed)
-        return self._close(now_s)
-
     def preview(self, now_s: float) -> NextStep:
         """What would be decided now; nothing changes."""
         return self._decide(self.window.observed, now_s, "")
@@ -136,6 +131,8 @@ class Controller:
         assert step.plan, "This is a bug: there was nothing to roll out."
         if step.event.what in ("rolling out", "rolling back"):  # the window may not have been closed
             self._learn(None, now_s)
+        if step.event.what == "rolling back" and self._trial:  # what was learned since is of the plan that failed
+            self.record.kept_share = self._trial.kept_share
         event, self.running = step.event, step.plan
         if self.known.problem.aim.at_expected_rate:
             self._relief.set_best(None)  # the best plan was for other devices
@@ -149,8 +146,7 @@ class Controller:
             back = event.what == "rolling back"
             self.record.complete(event, "rolled back" if back else "rolled out", took_s, now_s)
             chosen = not (back or self.pinned or event.forced)  # a forced plan does less, which is no mistake
-            kept_share = self.record.kept_share(event.before)
-            self._trial = Trial(event.number, event.before, kept_share) if chosen else None
+            self._trial = Trial(event.number, event.before, self.record.kept_share) if chosen else None
             self.window.start(now_s)
 
     def failed(self, step: NextStep, reason: str, now_s: float, blameless: bool = False) -> None:
@@ -360,7 +356,7 @@ class Controller:
         except UserError as error:
             return NextStep(None, replace(event, why=f"{reason}no plan is possible: {error}"))
         running = snapshot.running
-        short = shortfall(self.running, running.goodput_per_s, self.known.corrections, running.kept_share)
+        short = shortfall(self.running, running.goodput_per_s, self.known.corrections, self.record.kept_share)
         why = "; ".join(filter(None, (reason + verdict.why, short)))
         event = replace(event, why=why, gain_promised=verdict.gain)
         if not is_idle(observed) and self._should_peek(verdict, snapshot.cost_model, now_s):

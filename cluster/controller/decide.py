@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import sqrt
 
 from isobatch.cluster.controller.config import Patience
-from isobatch.cluster.controller.record import TrackRecord
 from isobatch.cluster.controller.sentences import milliseconds, nearly_all_in_time, rate
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer import Objective, Plan, Problem, Score
@@ -47,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The cost model's score of a plan, and the share of such promises that plans have kept so far."""
+    """The cost model's score of a plan, and the share of such promises that plans keep under load."""
 
     plan: Plan
     score: Score
@@ -92,22 +91,6 @@ def plan_change(before: Plan, after: Plan) -> PlanChange:
     has, wants = before.devices(), after.devices()
     starts = sum(max(0, count - has.get(kind, 0)) for kind, count in wants.items())
     return PlanChange(starts, sum(wants.values()))
-
-
-def expected_best(
-    best: Plan, running: Expectation, record: TrackRecord, score: Callable[[Plan], Score], objective: Objective,
-    counts: Mapping[str, int],
-) -> Expectation:  # fmt: skip
-    """The planner's best plan, or a plan that ran recently and kept a larger share of its promise.
-
-    A plan that never ran is expected to keep the same share as others did, unless the running plan falls short because
-    it is late, which the new plan would not be.
-    """
-    not_late = is_late(running.score, objective) and best.unpromised not in record.plans
-    candidates = [Expectation(best, score(best), 1.0 if not_late else record.kept_share(best))]
-    known = (plan for plan in record.plans if not lost_devices(plan, counts))
-    candidates += [Expectation(plan, score(plan), record.kept_share(plan)) for plan in known]
-    return max(candidates, key=lambda each: each.goodput_per_s)
 
 
 def weigh(
@@ -179,13 +162,9 @@ def lost_devices(plan: Plan, counts: Mapping[str, int]) -> str:
     return ", ".join(f"{lost} of {plan.devices()[kind]} {kind} are gone" for kind, lost in gone.items() if lost > 0)
 
 
-def is_late(score: Score, objective: Objective) -> bool:
-    """Whether a plan uses more than half of the slack: using less is no reason to change."""
-    return objective.slo_s is not None and score.latency_s > objective.slo_s * (1 - objective.slack / 2)
-
-
 def _late_text(score: Score, objective: Objective) -> str:
-    if not (is_late(score, objective) and objective.slo_s):
+    """Answers that may use more than half of the slack, as text."""
+    if objective.slo_s is None or score.latency_s <= objective.slo_s * (1 - objective.slack / 2):
         return ""
     taken = f"{milliseconds(score.latency_s)} of an SLO of {milliseconds(objective.slo_s)}"
     return f"answers of the running plan may take {taken}; "
@@ -208,7 +187,7 @@ class Demand:
     peak_per_s: float
 
     def for_rate(self, reserve: float, kept_share: float) -> float:
-        """The goodput that a plan must promise, if it keeps the same share of it as the running plan."""
+        """The goodput that a plan must promise, if plans keep this share of it."""
         wanted = min(SURGE * self.expected_per_s, max(self.high_per_s, (1 + reserve) * self.expected_per_s))
         return max(wanted, LEAST_PER_S) / max(kept_share, LEAST_KEPT)
 
@@ -345,8 +324,8 @@ class TrialResult:
 class Trial:
     """Judges whether the new plan answers as many inputs in time as the previous plan would have, of the same arrivals.
 
-    The estimate for the previous plan is the cost model's present score, times `kept_share`, the share of its promise
-    that it kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. `number` is that
+    The estimate for the previous plan is the cost model's present score, times `kept_share`, the share of such promises
+    that was kept while it ran. So neither harder inputs nor a quieter hour count against the new plan. `number` is that
     of the event that records the change.
     """
 

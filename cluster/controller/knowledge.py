@@ -68,8 +68,8 @@ class Knowledge:
         return self.cost_model().score(plan).goodput_per_s
 
     def sustains_per_s(self, plan: Plan) -> float:
-        """The goodput by the cost model, times the share of such promises that the plan kept under load."""
-        return self.promises_per_s(plan) * self.record.kept_share(plan)
+        """The goodput by the cost model, times the share of it that plans reach under load."""
+        return self.promises_per_s(plan) * self.record.kept_share
 
     def learn(
         self, window: CurrentWindow, running: Plan, ramps: Collection[int], latest: Observed | None = None

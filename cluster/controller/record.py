@@ -16,8 +16,8 @@ from isobatch.optimizer.plan import Plan
 from isobatch.profiles.journal import Journal
 
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
-KEEP_PLANS = 4  # plans whose kept share is remembered: older measurements are of other inputs
 NEWEST = 0.5  # the weight of the newest value in a running average
+AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a single look may be of one burst
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
@@ -136,11 +136,15 @@ class Events:
 
 
 class TrackRecord:
-    """What past events say about plans: the kept shares of promises, barred plans, and how long a start takes."""
+    """What past events say: the kept share of promises, barred plans, and how long a start takes.
+
+    `kept_share` is the share of the cost model's goodput that plans reach under load. It is one for all plans, because
+    it differs more from burst to burst than from plan to plan. A plan with a fault of its own fails its trial.
+    """
 
     def __init__(self, events: Events, patience: Patience) -> None:
         self.events, self._patience = events, patience
-        self._kept_shares: dict[Plan, float] = {}  # of the promises of the latest plans
+        self.kept_share = 1.0
         self.start_s = patience.start_s  # the duration of a roll-out in which replicas start
         self.barred = Barred()
         for event in events.all:
@@ -192,39 +196,27 @@ class TrackRecord:
         if event and gain is not None:
             self.events.add(replace(event, gain_seen=gain))
 
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The latest plans that ran and were measured."""
-        return tuple(self._kept_shares)
-
-    def kept_share(self, plan: Plan) -> float:
-        """The share of its promised goodput that a plan reached; for a plan that never ran, the mean of the others."""
-        known = self._kept_shares.values()
-        return self._kept_shares.get(plan.unpromised, sum(known) / len(known) if known else 1.0)
-
     def add_window(self, looks: Sequence[Observed], plan: Plan, sustained_per_s: float) -> None:
-        """Compare a window, look by look, with the goodput that its plan promised.
+        """Compare a window, look by look, with the goodput of its plan by the cost model.
 
-        While inputs are refused, the answers are all that the plan sustains. With fewer inputs, the window shows only
-        that the plan sustains these.
+        While inputs are refused, the answers are all that the plan sustains. The longer that lasts, the more it counts.
+        With fewer inputs, the window shows only that the plan sustains these.
         """
-        total, known = merged(looks), self._kept_shares.get(plan.unpromised)
+        total, known = merged(looks), self.kept_share
         expected_per_s = min(total.arrivals_per_s, sustained_per_s)
         if expected_per_s * total.seconds < LEAST_INPUTS:
             return
         if full := overloaded(looks, plan):
-            share = sum(look.in_time for look in full) / sum(look.seconds for look in full) / sustained_per_s
+            seconds = sum(look.seconds for look in full)
+            share = sum(look.in_time for look in full) / seconds / sustained_per_s
+            share = known + seconds / (seconds + AS_KNOWN_S) * (share - known)
         elif total.in_time >= NEARLY_ALL * total.arrivals:
-            share = max(1.0 if known is None else known, total.goodput_per_s / sustained_per_s)
+            share = max(known, total.goodput_per_s / sustained_per_s)
         elif total.launches:  # inputs are late for another reason, such as a client that does not wait
             return
         else:  # applications that write texts report no launches
-            share = total.goodput_per_s / expected_per_s
-            share = share if known is None else known + NEWEST * (share - known)
-        self._kept_shares.pop(plan.unpromised, None)
-        self._kept_shares[plan.unpromised] = min(MOST_KEPT, share)
-        for oldest in list(self._kept_shares)[:-KEEP_PLANS]:
-            del self._kept_shares[oldest]
+            share = known + NEWEST * (total.goodput_per_s / expected_per_s - known)
+        self.kept_share = min(MOST_KEPT, share)
 
     def _learn(self, event: Event) -> None:
         if event.what == "rolled out" and event.starts and event.took_s is not None:

@@ -25,7 +25,7 @@ class PlanStatus(Schema):
     played_in_time: float | None = Field(description="The share of all inputs.")
     sustains_per_s: float = Field(description="Estimated goodput, by measured launches and by the answers under load.")
     shortfall: str | None = Field(description="Why that is less than was promised, as text.")
-    kept: float = Field(description="The share of its promised goodput that the plan reaches.")
+    kept: float = Field(description="The share of the estimated goodput that plans reach under load.")
 
 
 class WindowStatus(Schema):

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
@@ -182,24 +182,8 @@ def _log(application: str, event: Event) -> None:
     )
 
 
-class LoopOwner(Protocol):
-    """The part of the service that the HTTP API uses. `loop` is None until the application runs."""
-
-    name: str  # of the application
-    key: bytes | None
-    hosts: tuple[str, ...]
-    loop: ControlLoop | None
-    waits_for: str
-    promise: str  # the most that the exits of the network may lose
-    earlier: Sequence[Earlier]  # the latest first
-
-    async def run(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class _Api(Api):
-    service: LoopOwner
+    service: "ControllerService"
 
     def refusal(self, scope: Scope) -> RefusedError | None:
         self.key = self.service.key
@@ -208,7 +192,7 @@ class _Api(Api):
         return super().refusal(scope)
 
 
-def create_api(service: LoopOwner) -> FastAPI:
+def create_api(service: ControllerService) -> FastAPI:
     """Paths below the route prefix of the controller's application."""
 
     @asynccontextmanager
@@ -225,7 +209,7 @@ def create_api(service: LoopOwner) -> FastAPI:
     return api
 
 
-def _routes(service: LoopOwner) -> APIRouter:
+def _routes(service: ControllerService) -> APIRouter:
     routes = APIRouter()
 
     def loop() -> ControlLoop:

@@ -14,7 +14,6 @@ from isobatch.cluster.controller.decide import (
     Verdict,
     chance_gain,
     demand,
-    expected_best,
     is_idle,
     latency_terms,
     lost_devices,
@@ -61,9 +60,10 @@ class Snapshot:
 
     @cached_property
     def most(self) -> Expectation:
-        """The plan of most goodput on these devices."""
-        best, record = self.problem.best(*self._now), self.known.record
-        return expected_best(best, self.running, record, self.cost_model.score, self.problem.objective, self.counts)
+        """The plan of most goodput on these devices; the planner's may be worse than the running one by its `gap`."""
+        best = self._expected(self.problem.best(*self._now))
+        stays = not lost_devices(self.plan, self.counts) and self.running.goodput_per_s >= best.goodput_per_s
+        return self.running if stays else best
 
     def decide(self, forced: bool = False) -> tuple[Plan, Verdict]:
         """The plan that the running plan is compared with, and whether it should run."""
@@ -126,7 +126,7 @@ class Snapshot:
     def _for_value(self) -> tuple[Expectation, Verdict]:
         """The best plan by the goal, or the plan of most goodput on the same devices, which costs no more."""
         aim, reserve = self.problem.aim, self.problem.reserve
-        wanted_per_s = self._demand.for_rate(reserve, self.running.kept_share)
+        wanted_per_s = self._demand.for_rate(reserve, self.known.record.kept_share)
         better = self._expected(self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now))
         if aim.at_given_goodput:
             survival, corrections, counts = self._now
@@ -151,13 +151,10 @@ class Snapshot:
         return quick_terms(self._demand, self.most, self.problem.objective.slo_s or 0.0, self.patience.notice)
 
     def _quick(self, terms: QuickTerms) -> Expectation | None:
-        """The quickest plan that sustains enough; None where the plan of most goodput cannot be replaced.
-
-        It is expected to keep the same share of its promise as the running plan.
-        """
+        """The quickest plan that sustains enough; None where the plan of most goodput cannot be replaced."""
         if terms.needed_per_s >= self.most.goodput_per_s or terms.answer_s(self.most) < terms.least_saved_s:
             return None
-        quick = self.problem.sustaining(terms.needed_per_s / max(self.running.kept_share, 1e-3), *self._now)
+        quick = self.problem.sustaining(terms.needed_per_s / max(self.known.record.kept_share, 1e-3), *self._now)
         return self._expected(quick) if quick else None
 
     @property
@@ -165,7 +162,7 @@ class Snapshot:
         return self.known.estimate.carried, self.known.corrections, self.counts
 
     def _expected(self, plan: Plan) -> Expectation:
-        return Expectation(plan, self.cost_model.score(plan), self.known.record.kept_share(plan))
+        return Expectation(plan, self.cost_model.score(plan), self.known.record.kept_share)
 
     def _unless_objected(self, plan: Plan, verdict: Verdict, forced: bool) -> Verdict:
         if forced or not verdict.moves or verdict.must:

@@ -65,7 +65,7 @@ def _plan(controller: Controller) -> dict[str, Any]:
     promise, writes = controller.running.promise, writes_texts(controller.running)
     goodput, simulated = (promise.goodput_per_s, promise.simulated) if promise else (None, None)
     sustains_per_s = controller.known.sustains_per_s(controller.running)
-    kept_share = controller.record.kept_share(controller.running)
+    kept_share = controller.record.kept_share
     return {
         "summary": summary(controller.running),
         "devices": controller.running.devices(),
@@ -121,28 +121,23 @@ EVERY_S = 1.0  # Ray exports a gauge only if it was set since the last export
 
 
 async def export(loop: Callable[[], ControlLoop | None]) -> None:
-    """Export until cancelled; works only inside a replica of Serve."""
+    """Export until cancelled, inside a replica of Serve. A failure is logged once, and the next export is tried."""
     from ray.serve import metrics
 
-    await keep_exporting(MetricSeries(CONTROLLER, metrics), loop, EVERY_S)
-
-
-async def keep_exporting(series: MetricSeries, loop: Callable[[], ControlLoop | None], every_s: float) -> None:
-    """An export that fails is logged once, and the next one is tried."""
-    failed = False
+    series, failed = MetricSeries(CONTROLLER, metrics), False
     while True:
         try:
             if running := loop():
-                await asyncio.to_thread(export_once, series, running)  # which may simulate texts
+                await asyncio.to_thread(_export_once, series, running)  # which may simulate texts
             failed = False
         except Exception as error:
             if not failed:
                 log.warning("the metrics of the controller could not be exported: %s", error, exc_info=True)
             failed = True
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(EVERY_S)
 
 
-def export_once(series: MetricSeries, loop: ControlLoop) -> None:
+def _export_once(series: MetricSeries, loop: ControlLoop) -> None:
     controller = loop.controller
     series.total("isobatch_controller_looks", loop.spent.looks + loop.spent.windows)
     for what, count in list(loop.decided.items()):  # the loop decides meanwhile

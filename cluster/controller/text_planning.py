@@ -10,12 +10,13 @@ from isobatch.cluster.simulator.text_choice import plan_on_all, sustains
 from isobatch.deployments.decoding.config import OFF, DecoderConfig
 from isobatch.deployments.decoding.scheduler import DEEP_SHARE
 from isobatch.deployments.front.observed import Observed
+from isobatch.deployments.planning import device
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.plan import DecodingTerms, Split
 from isobatch.optimizer.text_paces import DecodingGoal
 from isobatch.optimizer.text_plans import exits_of, on_terms, terms_of, with_terms
-from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.devices import Device
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile
 
@@ -149,5 +150,5 @@ def text_problem(config: DecoderConfig, profile: DecoderProfile, running: Plan) 
     exits = exits_of(running)
     exits = config.exits if exits == OFF else exits
     goal = DecodingGoal(terms.ttft_s, terms.tpot_s, exits=exits, kv_megabytes_of=held)
-    devices = fleet(",".join(f"{kind}={count}" for kind, count in running.devices().items()))
+    devices = tuple(device(kind, count) for kind, count in running.devices().items())
     return DecoderPlanningProblem(profile.for_exits(exits), devices, goal, running)

@@ -171,12 +171,16 @@ class Driver:
         self._set_alarm(now_s)
 
     async def close(self) -> None:
-        """Returns when no request waits any more."""
+        """Returns when no request waits any more. Launches of inputs that nobody waits for are given up."""
         while self._requests:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
         for ending in self.dispatcher.endings():
             self._report(ending)
+        while self._flights:  # until then a turn of the event loop may begin others
+            for flight in self._flights:
+                flight.cancel()
+            await asyncio.wait(self._flights)
         if self._alarm:
             self._alarm.cancel()
         await self._workers.close()

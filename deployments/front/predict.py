@@ -12,10 +12,9 @@ from starlette.types import Receive, Scope, Send
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
 from isobatch.deployments.front.service import Content, Service
-from isobatch.deployments.tasks import Task
+from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
 
 _JSON = b"application/json"
-ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
 
 encode = msgspec.json.Encoder().encode
 
@@ -113,24 +112,11 @@ def request_in(content: object) -> OwnRequest:
     if len(content) > 2:
         raise RefusedError(400, "'scores' and 'top_k' both say how many labels to list: give one of them")
     scores, top = content.get("scores"), content.get("top_k")
-    if "top_k" in content and not _is_count(top):
+    if "top_k" in content and not is_count(top):
         raise RefusedError(400, f"'top_k' is {shown(top)}: it must be a whole number of at least 1")
-    if "scores" in content and not (scores in (ALL, WINNER) or _is_count(scores)):
-        raise RefusedError(400, f"'scores' is {shown(scores)}: it must be 'all', 'winner' or a number of labels")
+    if "scores" in content and not are_scores(scores):
+        raise RefusedError(400, f"'scores' is {shown(scores)}: {SCORES}")
     return OwnRequest(content["inputs"], top if "top_k" in content else scores)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def top_of(scores: str | int, labels: int) -> int:
-    """How many labels an answer lists besides the winner.
-
-    >>> top_of("winner", 3), top_of("all", 3), top_of(2, 3), top_of(9, 3)
-    (0, 3, 2, 3)
-    """
-    return {ALL: labels, WINNER: 0}[scores] if isinstance(scores, str) else min(scores, labels)
 
 
 def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int = 0) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class ServedNetwork:
         return ServedNetwork(here, AskedServer(here.url, case.slo_ms))
 
     async def follow(self, system: PlannedSystem) -> None:
-        await RunningApplication(NAME).apply(system.plan)
+        await RunningApplication(NAME).roll_out(system.plan)
         await self.server.ask(WARMS_UP * system.promised_per_s, WARMS_UP_S)
 
     async def sustained_per_s(self, system: PlannedSystem, seconds: float, seed: int) -> float:

@@ -98,7 +98,7 @@ class ServedBert:
         return await asyncio.to_thread(_asked, f"{self.here.base}/controller/{what}", data)
 
     async def roll_out(self, plan: Plan) -> None:
-        await RunningApplication(NAME).apply(plan)
+        await RunningApplication(NAME).roll_out(plan)
 
     async def stays(self, plan: Plan) -> None:
         """From now on the controller only watches, and this plan runs."""

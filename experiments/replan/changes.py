@@ -58,7 +58,7 @@ async def under_load(url: str, changes: int) -> tuple[LoadRecord, list[Change]]:
 
 async def _change(requests: LoadGenerator, what: str, plan: Plan) -> Change:
     began_s = requests.now_s()
-    moved = await RunningApplication(NAME).apply(plan)
+    moved = await RunningApplication(NAME).roll_out(plan)
     change = Change(what, began_s, requests.now_s(), moved.missing_s)
     console.print(f"{what}: {change.seconds:.2f} s")
     await asyncio.sleep(CALM_S)

@@ -9,8 +9,8 @@ import numpy as np
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.counts import together
 from isobatch.deployments.front.open_inference.schemas import BYTES
-from isobatch.deployments.front.predict import WINNER
 from isobatch.deployments.front.service import Service
+from isobatch.deployments.tasks import WINNER
 
 VERSION = "1"
 Tensors = Mapping[str, tuple[str, Sequence[int]]]  # kind and shape, by name

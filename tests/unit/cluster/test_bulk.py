@@ -131,7 +131,7 @@ def test_the_answers_of_another_run_are_not_continued(here: Path, change: tuple[
         (("--out", "a.csv"), "give either --model DIRECTORY, which answers here, or --url of a server"),
         (("--model", "my-bert", "--out", "a.txt"), "its suffix must be one of .csv, .jsonl, .parquet"),
         (("--model", "my-bert", "--out", "others.csv"), "others.csv exists: --force replaces it"),
-        (("--model", "my-bert", "--out", "a.csv", "--scores", "0"), "--scores '0' must be winner, all, or a number"),
+        (("--model", "my-bert", "--out", "a.csv", "--scores", "0"), "--scores is '0': it must be 'all', 'winner' or"),
         (("--model", "nowhere/there/is", "--out", "a.csv"), "no such directory"),
         (("--url", "http://127.0.0.1:1", "--out", "a.csv"), "nobody answers at http://127.0.0.1:1"),
         (("--model", "my-bert", "--out", "nowhere/a.csv"), "cannot write nowhere/a.csv"),

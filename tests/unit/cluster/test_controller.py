@@ -228,7 +228,7 @@ def test_longer_texts_are_planned_for_by_the_times_of_longer_texts():
         texts = Observed(
             120.0 * number, 120.0, 1000, 1000, left, arrived_weight=100_000, in_time_weight=100_000, exit_weights=left
         )
-        controller.close_window(texts, 120.0 * (number + 1))
+        controller.look(texts, 120.0 * (number + 1))
     assert controller.known.estimate.inputs_per_text == pytest.approx(5.0, rel=0.05)
     now = controller.known.cost_model().facts
     assert (before.length, now.length) == (20, 20)

@@ -15,7 +15,7 @@ from isobatch.optimizer.plan import Placement, Plan, Split, read_plan
 from isobatch.profiles.datasheet import datasheet_table, distilbert
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, save
+from isobatch.profiles.files import Profile, load, save
 from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8, (0, 1, 2, 3, 4)),)),), slo_s=0.1)
@@ -56,6 +56,15 @@ def test_each_step_is_a_mechanism_more_and_the_last_one_is_the_plan(files: tuple
     assert "What would bring more" in words
     assert re.search(r"one more v100: \+[45]\d%", words)
     assert (tmp_path / "plan-steps.png").exists()
+
+
+def test_a_kind_that_the_catalogue_lacks_is_explained_by_its_own_times(files: tuple[Path, Path]) -> None:
+    plan, profile = files
+    known = load(profile)
+    save(replace(known, tables=tuple(replace(each, kind="mine") for each in known.tables)), profile)
+    placement = replace(PLAN.placements[0], kind="mine")
+    plan.write_text(replace(PLAN, placements=(placement,)).to_json())
+    assert "one more mine" in run(plan, "--profile", profile, "--picture", "")
 
 
 def test_packing_is_a_step_where_texts_have_lengths() -> None:

@@ -151,6 +151,22 @@ def test_a_client_that_goes_away_is_not_computed(monkeypatch: pytest.MonkeyPatch
     assert play(scene) == 16
 
 
+def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = waiting_toys(monkeypatch, lambda batch: True)
+
+    async def scene(rig: Rig) -> None:
+        gone = asyncio.ensure_future(rig.ask(*[[3, 1]] * 12))
+        while not rig.driver.dispatcher.inside:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its launches are sent
+        gone.cancel()
+        await rig.driver.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        end.set()
+
+    play(scene)
+
+
 class Flaky:
     """Workers of which one breaks every launch."""
 

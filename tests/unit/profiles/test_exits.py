@@ -29,6 +29,12 @@ def test_survivors_are_those_that_are_counted_with_only_these_ramps_open(
     assert all(low <= high + 1e-9 for low, high in zip(planned, counted, strict=True)), "and tells who else would leave"
 
 
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.sets(st.integers(0, 7)))
+def test_without_a_table_a_plan_is_rated_by_the_survival_of_all_ramps(shares: list[float], ramps: set[int]) -> None:
+    survival = (1.0, *sorted(shares, reverse=True))
+    assert ExitProfile(survival).planning_survival(ramps) == survival, "whichever ramps it opens"
+
+
 def test_other_inputs_than_those_of_the_table_are_told_by_what_was_counted_of_them() -> None:
     sure = ((0,), 0.5), ((1,), 0.25), ((), 0.25)
     assert ExitProfile((1.0, 0.8, 0.2), sure=sure).survival_with({1}) == pytest.approx((1.0, 1.0, 0.6))
