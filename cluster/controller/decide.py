@@ -100,8 +100,8 @@ def weigh(
     """Change for more goodput.
 
     `changes` counts the recent changes: from the third on, each doubles the gain that the next one must promise, so
-    that plans do not change without end. `in_time`: nearly all inputs are answered in time, so that a change gains
-    headroom only, which must be more than `chance` could pretend.
+    that plans do not change without end. The gain must be more than `chance` could pretend. `in_time`: nearly all
+    inputs are answered in time, so that a change gains headroom only.
     """
     if lost := lost_devices(running.plan, counts):
         return Verdict(True, f"{lost}: the best plan for the remaining devices", must=True)
@@ -112,7 +112,7 @@ def weigh(
     change = plan_change(running.plan, better.plan)
     lost_share = change.lost_share(start_s, patience.hold_windows * patience.replan_every_s)
     times = (HEADROOM if in_time else 1) if change.starts else (1 if in_time else URGENT)
-    needed = max(required_gain(times * patience.least_gain, changes) + lost_share, chance if in_time else 0.0)
+    needed = max(required_gain(times * patience.least_gain, changes) + lost_share, chance)
     moves = gain >= needed
     compared = (
         f"another plan sustains {rate(better.goodput_per_s)}, {gain:.1%} more than the running plan "

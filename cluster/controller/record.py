@@ -248,9 +248,10 @@ class Barred:
         self._times: dict[object, int] = {}
 
     def bar(self, plan: Plan, now_s: float, seconds: float) -> None:
-        """Bar a plan and those like it, each time for twice as long."""
+        """Bar a plan and those like it: each time, and for each other plan that is barred now, for twice as long."""
         shape = _shape(plan)
-        self._until_s[shape] = now_s + seconds * 2 ** self._times.get(shape, 0)
+        others = sum(until_s > now_s for other, until_s in self._until_s.items() if other != shape)
+        self._until_s[shape] = now_s + seconds * 2 ** (self._times.get(shape, 0) + others)
         self._times[shape] = self._times.get(shape, 0) + 1
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:

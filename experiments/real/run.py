@@ -180,5 +180,6 @@ def figures_of(
         "replica_idle_share": median(each.idle_share for each in nearly),
         "wall_over_processor": median(each.wall_over_processor for each in nearly),
         "launches_over_tables": median(each.launches_over_tables for each in nearly),
+        "alone_over_tables": median(each.alone_over_tables for each in nearly),
         "in_time_at_90_percent": median(each.in_time for each in nearly),
     }

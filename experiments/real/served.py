@@ -16,7 +16,7 @@ from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.plan_choice import LIMITS, best_simulated
 from isobatch.cluster.simulator.sustained import sustained_per_s
-from isobatch.deployments.front.observed import LaunchShape
+from isobatch.deployments.front.observed import LaunchShape, LaunchTimes
 from isobatch.optimizer import Objective, Plan, Problem
 from isobatch.optimizer.model.work import work
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline
@@ -32,6 +32,7 @@ KEPT = 0.98  # of the requests in time: then a rate is sustained
 LOW, HIGH, STEPS = 0.5, 1.2, 5  # of what a plan promises
 WARMS_UP, WARMS_UP_S = 0.7, 5.0  # of what it promises
 NEARLY = 0.9  # of what it promises: how full launches are there, and how much its replica does
+ALONE = 0.3  # of what it promises, in requests of a whole batch: launches of the same size without a rush beside them
 REPLICA = "ServeReplica:live."  # in the command line of a replica
 
 
@@ -54,6 +55,12 @@ class PlannedSystem:
             reach = found.survivors
         return 0.0
 
+    def over_tables(self, launches: Mapping[LaunchShape, LaunchTimes]) -> float:
+        """What launches of this plan took, over what the tables say of launches of their sizes."""
+        known = {shape: took for shape, took in launches.items() if self.expected_s(shape)}
+        expected_s = sum(took.times * self.expected_s(shape) for shape, took in known.items())
+        return sum(took.seconds for took in known.values()) / expected_s
+
 
 @dataclass(frozen=True)
 class Nearly:
@@ -64,6 +71,7 @@ class Nearly:
     wall_over_processor: float  # of launches, without the time in which they waited for a core
     in_time: float
     launches_over_tables: float  # what they took, over what the tables say of launches of these sizes
+    alone_over_tables: float  # the same, while whole batches come one by one
 
 
 @dataclass(frozen=True)
@@ -126,10 +134,13 @@ class AskedServer:
                 high_per_s = rate_per_s
         return best
 
-    async def ask(self, per_s: float, seconds: float, seed: int = 0) -> LoadRecord:
-        bodies = [json.dumps({"inputs": [text] if self.is_listed else text}).encode() for text in profiled_texts()]
-        generator = LoadGenerator(self.url, bodies)
-        return await generator.at(arrivals("poisson", per_s, seconds, seed), patience_s=2 * self.slo_ms / 1e3)
+    async def ask(self, per_s: float, seconds: float, seed: int = 0, at_once: int = 1) -> LoadRecord:
+        """`per_s` and `at_once` count texts; requests of several come evenly."""
+        texts, process = profiled_texts(), "poisson" if at_once == 1 else "uniform"
+        groups = [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
+        bodies = [json.dumps({"inputs": group if self.is_listed else group[0]}).encode() for group in groups]
+        due_s = arrivals(process, per_s / at_once, seconds, seed)
+        return await LoadGenerator(self.url, bodies).at(due_s, patience_s=2 * self.slo_ms / 1e3)
 
 
 @dataclass(frozen=True)
@@ -165,14 +176,16 @@ class ServedNetwork:
         spent, seen = clock.spent(), await application.observe(devices=False)
         fills = filled(before, stats_at(self.here.base)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
-        known = {shape: took for shape, took in seen.launches.items() if system.expected_s(shape)}
-        expected_s = sum(took.times * system.expected_s(shape) for shape, took in known.items())
+        at_once = system.plan.pipelines[0].splits[0].batch_size
+        await self.server.ask(ALONE * system.promised_per_s, seconds, at_once=at_once)
+        alone = await application.observe(devices=False)
         return Nearly(
             min(fills[:-1] or fills),
             1 - busy_s / spent.wall_s,
             (busy_s - spent.waited_s) / spent.processor_s,
             summary(record, self.server.slo_ms).good_share,
-            sum(took.seconds for took in known.values()) / expected_s,
+            system.over_tables(seen.launches),
+            system.over_tables(alone.launches),
         )
 
 

@@ -94,10 +94,15 @@ def lost_share(mine: float, theirs: float) -> float:
 def is_harm(arrived: float, mine: float, theirs: float) -> bool:
     """Whether one answers over 2 % less than the other, and by more than two standard errors of such shares.
 
-    >>> is_harm(1000, 1000, 1000), is_harm(1000, 900, 1000), is_harm(10, 8, 9)
-    (False, True, False)
+    No more than what came counts: the rest are answers to inputs of the window before, which ended late by chance.
+
+    >>> is_harm(1000, 1000, 1000), is_harm(1000, 900, 1000), is_harm(10, 8, 9), is_harm(27, 30, 31)
+    (False, True, False, False)
+    >>> is_harm(1546, 1462, 1518)
+    True
     """
-    shares = [min(1.0, each / max(arrived, 1.0)) for each in (mine, theirs)]
+    mine, theirs = min(mine, arrived), min(theirs, arrived)
+    shares = [each / max(arrived, 1.0) for each in (mine, theirs)]
     error = float(np.sqrt(arrived * sum(share * (1 - share) for share in shares)))
     return theirs - mine > HARM * theirs + ERRORS * error
 
