@@ -30,12 +30,12 @@ def json_at(
             return json.load(reply)
     except HTTPError:
         raise
-    except HTTPException:
-        raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
     except OSError as error:
         cause = getattr(error, "reason", error)
         reason = getattr(cause, "strerror", None) or cause
         raise UserError(f"nobody answers at {url} ({reason}): does 'isobatch serve' run there?") from None
+    except HTTPException:
+        raise UserError(f"the server at {url} does not speak HTTP/1.1: is that the port of gRPC?") from None
     except ValueError as error:
         raise UserError(f"{url} does not answer in JSON: {error}") from None
 

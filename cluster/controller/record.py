@@ -18,6 +18,7 @@ from isobatch.profiles.journal import Journal
 KEEP_EVENTS = 1000  # decisions of 33 hours, at one in a window of two minutes
 NEWEST = 0.5  # the weight of the newest value in a running average
 AS_KNOWN_S = 20.0  # seconds of overload that count as much as all before: a single look may be of one burst
+MOST_DOUBLINGS = 6  # of the time for which a plan is barred: from half an hour to 32 hours
 LEAST_INPUTS = 50  # expected inputs of a window, without which it says nothing about the kept share
 MOST_KEPT = 1.2  # the largest kept share of a promise: more is chance
 WORKING = 0.8  # the share of the time that devices work: with less, inputs are refused for another reason than load
@@ -251,7 +252,7 @@ class Barred:
         """Bar a plan and those like it: each time, and for each other plan that is barred now, for twice as long."""
         shape = _shape(plan)
         others = sum(until_s > now_s for other, until_s in self._until_s.items() if other != shape)
-        self._until_s[shape] = now_s + seconds * 2 ** (self._times.get(shape, 0) + others)
+        self._until_s[shape] = now_s + seconds * 2 ** min(self._times.get(shape, 0) + others, MOST_DOUBLINGS)
         self._times[shape] = self._times.get(shape, 0) + 1
 
     def until_s(self, plan: Plan, now_s: float) -> float | None:

@@ -86,7 +86,8 @@ class Snapshot:
     def relieve_by(self, plan: Plan) -> Verdict:
         """While inputs are refused: whether this plan sustains enough more to run now."""
         better = self._expected(plan)
-        gain, needed = better.gain_over(self.running), required_gain(self.patience.least_gain, self._changes)
+        gain = better.gain_over(self.running)
+        needed = max(required_gain(self.patience.least_gain, self._changes), self._chance)
         sustains = f"another plan sustains {rate(better.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"
         moves = gain >= needed and not self.known.record.barred.until_s(plan, self.now_s)
         return Verdict(moves, f"{self.observed.refused:,} inputs were refused: {sustains}", gain)
@@ -109,13 +110,18 @@ class Snapshot:
     def _changes(self) -> int:
         return self.known.record.changes(self.now_s)
 
+    @property
+    def _chance(self) -> float:
+        """The gain that chance could pretend; 0 while so few inputs were answered that no change is allowed."""
+        enough = self.known.estimate.recent_answers >= self.patience.enough_inputs
+        return chance_gain(self.observed) if enough else 0.0
+
     @cached_property
     def _for_goodput(self) -> Verdict:
-        enough = self.patience.enough_inputs
         return weigh(
             self.running, self.most, self.problem.objective, self.patience, changes=self._changes,
             start_s=self.known.record.start_s, counts=self.counts, in_time=nearly_all_in_time(self.observed),
-            chance=chance_gain(self.observed) if self.known.estimate.recent_answers >= enough else 0.0,
+            chance=self._chance,
         )  # fmt: skip
 
     def _for_answers(self) -> tuple[Expectation, Verdict]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from isobatch.cluster.client import json_at, stats_at
-from isobatch.profiles.errors import UserError, read_text
+from isobatch.profiles.errors import UserError
 
 MADE_UP = 256  # images; fewer if they are large
 MOST_VALUES = 500_000  # of all made-up images together
@@ -47,7 +47,10 @@ def bodies_of(values: Iterable[Any]) -> list[bytes]:
 
 
 def bodies_in(path: Path) -> list[bytes]:
-    lines = [line.strip().encode() for line in read_text(path).splitlines() if line.strip()]
+    try:
+        lines = [line for each in path.read_bytes().splitlines() if (line := each.strip())]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if not lines:
         raise UserError(f"{path} is empty: it needs a JSON body per line")
     return lines

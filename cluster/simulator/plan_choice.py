@@ -160,8 +160,8 @@ class BestSoFar:
     def choose(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
         """Choose with other inputs: the first plan stays if it sustains more of them than the best plan.
 
-        A rival that sustains more replaces the best plan, as does an earlier best plan, which may have lost by chance,
-        and a plan with fewer splits that sustains nearly as much.
+        A rival that sustains more replaces the best plan, as does an earlier best plan, which may have lost by chance.
+        In the end a plan with fewer splits is taken if it sustains nearly as much.
         """
         first, best = replace(planned, promise=None), self.best
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
@@ -171,13 +171,24 @@ class BestSoFar:
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
         passed = [plan for plan in reversed(self._passed) if plan != first]
-        for rival in chain(passed[:PASSED], rivals):
+        others = [*passed[:PASSED], *rivals]
+        for rival in others:
             if self.effort.out_of_time():
                 break
-            least_per_s = after_per_s / (1 + LEAST_GAIN) if num_splits(rival) < num_splits(best) else after_per_s
-            if rival not in (first, best) and (rival_per_s := self._rate_above(rival, least_per_s)):
+            if rival not in (first, best) and (rival_per_s := self._rate_above(rival, after_per_s)):
                 best, after_per_s = rival, rival_per_s
+        best, after_per_s = self._simplest(best, after_per_s, [first, *others])
         return self._promised(best, planned, before_per_s, after_per_s)
+
+    def _simplest(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
+        """The plan with the fewest splits than which the best one is not clearly better, and what it sustains."""
+        enough_per_s = rate_per_s / (1 + LEAST_GAIN) / (1 + STEP)
+        for other in sorted(others, key=num_splits):
+            if num_splits(other) >= num_splits(best) or self.effort.out_of_time():
+                break
+            if other_per_s := self._rate_above(other, enough_per_s):
+                return other, other_per_s
+        return best, rate_per_s
 
     def _promised(self, best: Plan, planned: Plan, before_per_s: float, after_per_s: float) -> SimulatedChoice:
         """The promise is the geometric mean of the rates with the inputs that chose the plan and with still others.

@@ -16,7 +16,7 @@ from isobatch.profiles.datasheet import datasheet_table, distilbert
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
-from tests.helpers.simulated_fleet import BLOCKS, FAST, TWO
+from tests.helpers.simulated_fleet import FAST, TWO
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8, (0, 1, 2, 3, 4)),)),), slo_s=0.1)
 
@@ -70,7 +70,7 @@ def test_a_kind_that_the_catalogue_lacks_is_explained_by_its_own_times(files: tu
 def test_packing_is_a_step_where_texts_have_lengths() -> None:
     steps = list(explained.steps(TWO, FAST, Objective(slo_s=0.05, max_batch=8), padded=FAST))
     assert [each.mechanism for each in steps][2] == explained.PACKING
-    assert all(each.plan is None or each.plan.num_blocks == BLOCKS for each in steps)
+    assert all(each.goodput_per_s > 0 for each in steps)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
 DRIVER = """
 import contextlib, dataclasses, functools, io, json, sys
 import isobatch.cluster.commands.deploy, isobatch.cluster.commands.serve
-import isobatch.cluster.cascades.contenders, isobatch.cluster.commands.up, isobatch.cluster.simulator.explained
+import isobatch.cluster.cascades, isobatch.cluster.commands.up, isobatch.cluster.simulator.explained
 from isobatch.cluster.simulator import plan_choice
 from isobatch.cluster.cli import main
 from isobatch.cluster.serving.serve_file import serve_file
@@ -36,7 +36,7 @@ isobatch.cluster.commands.up.PROFILE_BUDGET_S = 0.1
 hasty = {"inputs": 300, "slos": 2, "last_inputs": 500, "last_slos": 2, "most": 2000, "cell": 20}
 for module, name in ((plan_choice, "DEFAULT_EFFORT"), (isobatch.cluster.simulator.explained, "EFFORT")):
     setattr(module, name, dataclasses.replace(getattr(module, name), **hasty))
-isobatch.cluster.cascades.contenders.best_simulated = functools.partial(
+isobatch.cluster.cascades.best_simulated = functools.partial(
     plan_choice.best_simulated, effort=plan_choice.DEFAULT_EFFORT
 )
 ended = []
