@@ -25,7 +25,7 @@ LLM_DEMO_NAME = "llm-demo"
 _BUILT_IN = {DEMO_NAME: DEMO, LLM_DEMO_NAME: "isobatch.deployments.demo:llm_demo_directory"}
 LOADER = "isobatch.deployments.models:load_served"
 # How import paths began before 0.1.0, when each folder was a package: files that were written then have them.
-_BEFORE = re.compile(r"(deployments\.((\w+\.)?app|exits|models)|cluster\.controller\.app)[.:]")
+_BEFORE = re.compile(r"(deployments\.(app|decoding\.app|exits|models)|cluster\.controller\.app)[.:]")
 
 
 def function_at(path: str) -> Callable[..., Any]:

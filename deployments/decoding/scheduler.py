@@ -158,6 +158,9 @@ class ReplicaFull(Exception):  # noqa: N818 (a usual answer, which some callers 
 
     retry_after_s: float
 
+    def __reduce__(self) -> tuple[type["ReplicaFull"], tuple[float]]:
+        return ReplicaFull, (self.retry_after_s,)
+
 
 def _power(size: int) -> int:
     """The size class: pieces in one class differ by at most about four times in their rows or their context.

@@ -112,7 +112,10 @@ class Api(FastAPI):
         self._with_cors = CORSMiddleware(self._handle, allow_origins=pages, **_CORS) if pages else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._with_cors or self._handle)(scope, receive, send)
+        if self._with_cors and dict(scope.get("headers", ())).get(b"origin", b"").decode("latin-1") in self.pages:
+            await self._with_cors(scope, receive, send)
+        else:
+            await self._handle(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

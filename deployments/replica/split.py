@@ -1,7 +1,7 @@
 """Runs an order on a replica: a batch runs from its cursor to the stop, and inputs leave at ramps on the way."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,9 +35,7 @@ class SplitReplica:
         yielded too.
         """
         started_s = time.perf_counter()
-        states = [self._state(part) if isinstance(part, Share) else part for part in order.parts]
-        batches = list(_unpacked(states))
-        batch = batches[0] if len(batches) == 1 else self._model.merge(batches)
+        batch = self._joined(order.parts)
         # The kind of each input, which may be changed; None: all are plain.
         kinds = np.frombuffer(order.kinds, np.uint8).copy() if any(order.kinds) else None
         rows = np.arange(len(batch))
@@ -81,6 +79,11 @@ class SplitReplica:
         plain = row_kinds == RowKind.PLAIN
         kinds[exits.rows[answered]] = RowKind.SHADOW
         return exits.at(np.flatnonzero(plain | answered)), plain
+
+    def _joined(self, parts: Sequence[Packed | Share]) -> Batch:
+        """The inputs of all parts in one batch. The parts are freed when this returns."""
+        batches = list(_unpacked([self._state(part) if isinstance(part, Share) else part for part in parts]))
+        return batches[0] if len(batches) == 1 else self._model.merge(batches)
 
     def _state(self, share: Share) -> State:
         state = self.holdings.get(share.claim.key)
