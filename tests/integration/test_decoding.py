@@ -60,7 +60,7 @@ def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first, other = (
         Plan(
             (Placement(kind, 1, splits, local=True),),
-            decoding=DecodingTerms("recompute", 256, 256, ttft_s=1.0, tpot_s=0.2, tokens_per_s=share),
+            decoding=DecodingTerms("recompute", 256, 256, ttft_s=5.0, tpot_s=0.2, tokens_per_s=share),
         )
         for kind, share in (("cpu", 200.0), ("t4", 100.0))
     )
@@ -247,13 +247,13 @@ def test_a_cut_moves_while_texts_are_written_and_all_are_right(client: Any, deco
         before = loop.run(leader.plan())
         assert eventually(lambda: ask(decoder, "GET", "/stats")[1]["residents"])
         for block in 10 * (3, 1):
-            assert isinstance(loop.run(leader.apply(cut_behind(block, before))), Moved)
+            assert isinstance(loop.run(leader.roll_out(cut_behind(block, before))), Moved)
             assert ask(decoder, "GET", "/stats")[1]["ramps"] == [block]
             so_far = len(found)
             assert eventually(lambda so_far=so_far: len(found) > so_far)
             if met_half_written(found):
                 break
-        assert isinstance(loop.run(leader.apply(before)), Moved)
+        assert isinstance(loop.run(leader.roll_out(before)), Moved)
     assert met_half_written(found), "no cut has moved in the middle of a text"
     assert texts_of(found) == len(found) // len(written) * written
 
