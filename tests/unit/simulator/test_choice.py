@@ -7,6 +7,7 @@ import pytest
 
 from isobatch.cluster.simulator.plan_choice import (
     LONG_EFFORT,
+    BestSoFar,
     SimulationEffort,
     best_simulated,
     why_not_simulated,
@@ -145,3 +146,14 @@ def test_a_plan_on_a_plateau_gives_way_to_plain_batches() -> None:
     stuck = Plan((Placement("fast", 4, (Split(0, 1, 1, (0,)), Split(1, BLOCKS, 1))),))
     found = best_simulated(stuck, FAST, TIGHT, lambda *_: None, replace(HASTY, most=9_000))
     assert found.gain > 0.1
+
+
+@pytest.mark.parametrize(("survival", "splits"), [((1.0, 0.9, 0.8, 0.7), 1), ((1.0, 0.5, 0.25, 0.2), 2)])
+def test_two_splits_are_chosen_only_where_they_sustain_clearly_more(survival: tuple[float, ...], splits: int) -> None:
+    """They sustain 2 % more than one, or 24 %."""
+    problem = replace(facts(fast=1), survival=survival)
+    one = Plan((Placement("fast", 1, (Split(0, BLOCKS, 8, (0, 1, 2)),)),))
+    two = Plan((Placement("fast", 1, (Split(0, 2, 8, (0, 1)), Split(2, BLOCKS, 8, (2,))), local=True),))
+    chosen = BestSoFar(problem, 0.1, two, HASTY).choose(two, [one])
+    assert len(chosen.plan.splits) == splits
+    assert chosen.before_per_s > 0.97 * chosen.after_per_s
