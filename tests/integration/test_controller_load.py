@@ -72,7 +72,7 @@ def test_a_small_plan_that_refuses_inputs_makes_room_at_once(served: str, run: R
     run(RunningApplication("toy").roll_out(QUICK))
     assert eventually(lambda: status(served)["plan"]["summary"] == summary(QUICK), 20.0)
     began_s = time.time()
-    record = asked(run, served, 250.0, 6.0)
+    record = asked(run, served, 150.0, 6.0)
     refused_s = record.ended_s[record.status == 503]
     assert len(refused_s), "the small plan has no room for so many"
     (moved, *_) = [event for event in status(served)["events"] if event["what"] == "rolled out"]
