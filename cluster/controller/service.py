@@ -187,9 +187,10 @@ class _Api(Api):
 
     def refusal(self, scope: Scope) -> RefusedError | None:
         self.key = self.service.key
-        if self.service.loop is None and path_below(scope) not in EXPLAINING:
-            return super().refusal(scope) or RefusedError(503, f"the controller waits for {self.service.waits_for}")
-        return super().refusal(scope)
+        refused = super().refusal(scope)
+        if not refused and self.service.loop is None and path_below(scope) not in EXPLAINING:
+            return RefusedError(503, f"the controller waits for {self.service.waits_for}")
+        return refused
 
 
 def create_api(service: ControllerService) -> FastAPI:
