@@ -142,10 +142,9 @@ def _promise(result: PlanResult) -> Table:
     table = Table("promise", "value", show_header=False, title="promise")
     counted = f" (an input is {result.facts.length} tokens)" if result.facts.length else ""
     if simulated := result.simulated:
-        tried = f"{max(0.0, simulated.gain):+.1%} after {simulated.tried} other plans"
-        others = tried if simulated.tried else "no other was promising"
         cell = f", {simulated.cell}" if simulated.cell else ""
-        table.add_row("goodput, as simulated", f"{simulated.after_per_s:,.0f} per second{counted}, {others}{cell}")
+        goodput = f"{simulated.after_per_s:,.0f} per second{counted}, {simulated.comparison}{cell}"
+        table.add_row("goodput, as simulated", goodput)
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")

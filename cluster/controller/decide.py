@@ -46,15 +46,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The cost model's score of a plan, and the share of such promises that plans keep under load."""
+    """The cost model's score of a plan, and the goodput that is expected of the plan under load."""
 
     plan: Plan
     score: Score
-    kept_share: float
-
-    @property
-    def goodput_per_s(self) -> float:
-        return self.score.goodput_per_s * self.kept_share
+    goodput_per_s: float
 
     def value(self, aim: Goal) -> float:
         """The value of a goal: the smaller, the better."""

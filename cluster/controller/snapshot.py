@@ -168,7 +168,8 @@ class Snapshot:
         return self.known.estimate.carried, self.known.corrections, self.counts
 
     def _expected(self, plan: Plan) -> Expectation:
-        return Expectation(plan, self.cost_model.score(plan), self.known.record.kept_share)
+        score = self.cost_model.score(plan)
+        return Expectation(plan, score, score.goodput_per_s * self.known.record.kept_share)
 
     def _unless_objected(self, plan: Plan, verdict: Verdict, forced: bool) -> Verdict:
         if forced or not verdict.moves or verdict.must:

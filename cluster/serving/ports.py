@@ -13,14 +13,6 @@ OTHER_PORTS = range(20_000, 30_000)
 SHARED = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)  # another process may then bind a reserved port
 
 
-def free_port(preferred: int, host: str = "127.0.0.1") -> int:
-    """The preferred port if it is free, otherwise any free one."""
-    if preferred and is_free(host, preferred):
-        return preferred
-    with held_ports(1, host) as (port,):
-        return port
-
-
 def is_free(host: str, port: int) -> bool:
     try:
         check_port(host, port, "")

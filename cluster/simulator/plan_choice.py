@@ -95,10 +95,19 @@ class SimulatedChoice:
     after_per_s: float
     tried: int
     cell: CellError | None = None
+    simpler: bool = False  # whether another plan sustains more, but so little that this one with fewer splits is taken
 
     @property
     def gain(self) -> float:
         return self.after_per_s / self.before_per_s - 1 if self.before_per_s else 0.0
+
+    @property
+    def comparison(self) -> str:
+        """The plan beside the others that were simulated, as text."""
+        after = f" after {self.tried} other plans" if self.tried else ""
+        if self.simpler:
+            return f"the simplest within {LEAST_GAIN:.0%} of the best{after}"
+        return f"{max(0.0, self.gain):+.1%}{after}" if after else "no other was promising"
 
 
 @dataclass
@@ -177,8 +186,8 @@ class BestSoFar:
                 break
             if rival not in (first, best) and (rival_per_s := self._rate_above(rival, after_per_s)):
                 best, after_per_s = rival, rival_per_s
-        best, after_per_s = self._simplest(best, after_per_s, [first, *others])
-        return self._promised(best, planned, before_per_s, after_per_s)
+        simplest, after_per_s = self._simplest(best, after_per_s, [first, *others])
+        return replace(self._promised(simplest, planned, before_per_s, after_per_s), simpler=simplest != best)
 
     def _simplest(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
         """The plan with the fewest splits than which the best one is not clearly better, and what it sustains."""

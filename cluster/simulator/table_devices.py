@@ -1,6 +1,5 @@
 """Simulated devices. They compute from tables and links how long a launch takes, and at which block inputs leave."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -70,25 +69,25 @@ class TableDevices:
         """
         free = {kind: self._of_kind(kind, used, benched) for kind, used in plan.devices().items()}
         before = {each: self._posts[group].placement.splits for group, all_ in self._groups.items() for each in all_}
-        posts = []
-        for pipeline, placement in ((each, placement) for each in plan.pipelines for placement in each.placements):
-            # Where splits take turns, a replica waits for the front's next order; host costs simulate that wait.
-            waits = placement.local and len(placement.splits) > 1 and not self._host
-            posts.append(_Post(pipeline, placement, turn_s=self.facts.turn_s(placement.kind) if waits else 0.0))
-        left = Counter(post.placement.kind for post in posts)
+        posts = [self._post(pipeline, placement) for pipeline in plan.pipelines for placement in pipeline.placements]
         names = group_names(plan, self.facts)
         self._posts = dict(zip(names, posts, strict=True))
         self._groups = dict.fromkeys(names, ())
-        for name, post in zip(names, posts, strict=True):
-            kind = post.placement.kind
-            left[kind] -= 1
-            here = tuple(islice(free[kind], post.placement.replicas if left[kind] else None))
+        last_of_kind = {post.placement.kind: number for number, post in enumerate(posts)}
+        for number, (name, post) in enumerate(zip(names, posts, strict=True)):
+            kind, splits = post.placement.kind, post.placement.splits
+            here = tuple(islice(free[kind], None if number == last_of_kind[kind] else post.placement.replicas))
             self._groups[name] += here
             for replica in here:
                 free_s = self._free_s.setdefault(replica, 0.0)
-                if now_s and before.get(replica) != post.placement.splits:
+                if now_s and before.get(replica) != splits:
                     self._free_s[replica] = max(free_s, now_s) + load_s
         self._largest = max(split.batch_size for each in placements_of(plan) for split in each.splits)
+
+    def _post(self, pipeline: Plan, placement: Placement) -> _Post:
+        """Where splits take turns, a replica waits for the front's next order; host costs simulate that wait."""
+        waits = placement.local and len(placement.splits) > 1 and not self._host
+        return _Post(pipeline, placement, turn_s=self.facts.turn_s(placement.kind) if waits else 0.0)
 
     def _of_kind(self, kind: str, used: int, benched: Collection[str]) -> Iterator[str]:
         """The replicas of a kind that a plan uses, benched ones last."""

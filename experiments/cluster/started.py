@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from experiments.shared.live import kill_node
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.cluster.serving.processes import bound_to_us, descendants
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +31,13 @@ class Started:
 
     def __init__(self, folder: Path, kinds: Mapping[str, int] | None = None, idle_s: float = 6.0) -> None:
         self._folder, self._started = folder, list[subprocess.Popen[bytes]]()
-        self.port, self.http_port, self.dashboard_port = (free_port(0) for _ in range(3))
+        self.port, self.http_port, self.dashboard_port = (free_port() for _ in range(3))
         self.address = f"{HEAD}:{self.port}"
         self.plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
         self.plain |= bound_to_us(folder) | {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")}
         # The usual ports may be another's on this machine.
         ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
-        self.prepared = self.plain | self._environment() | {name: str(free_port(0)) for name in ports}
+        self.prepared = self.plain | self._environment() | {name: str(free_port()) for name in ports}
         self._rents = ["--autoscaling-config", str(self._cloud(kinds, idle_s))] if kinds else []
 
     def _environment(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Started:
         where = ["--address", self.address]
         if address == HEAD:
             where = ["--head", "--port", str(self.port), "--dashboard-host", HEAD, "--dashboard-port"]
-            where += [str(self.dashboard_port), "--ray-client-server-port", str(free_port(0)), *self._rents]
+            where += [str(self.dashboard_port), "--ray-client-server-port", str(free_port()), *self._rents]
         words = ["--block", "--node-ip-address", address, "--num-cpus", str(cpus), "--resources", json.dumps(devices)]
         words += ["--object-store-memory", str(STORE_BYTES), "--min-worker-port", "0", "--max-worker-port", "0"]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *words]

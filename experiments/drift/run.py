@@ -9,6 +9,7 @@ from rich.progress import Progress, track
 
 from experiments.drift.plot import draw
 from experiments.drift.suite import SUITE, Suite
+from experiments.shared.gains import baseline_plan
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.rehearsal import Replanned, replan
@@ -16,7 +17,7 @@ from isobatch.cluster.load.workloads import Floats, Ints, arrivals
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.optimizer import Plan, Problem
-from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS
 
 PICTURE = Path(__file__).parents[2] / "docs" / "drift.png"
 STEADY_S = 20.0  # enough for a plan that stays, since its goodput is steady while the mix is

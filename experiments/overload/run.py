@@ -24,10 +24,10 @@ from rich.console import Console
 from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
 from experiments.serve import measures, servers
+from experiments.shared.ports import free_port
 from isobatch.cluster.load.generator import Floats, LoadRecord
 from isobatch.cluster.load.http_connection import run_noting_polls
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.cluster.serving.ports import free_port
 from isobatch.deployments.demo.digits import demo_inputs
 
 SLO_MS = 500.0
@@ -97,7 +97,7 @@ def _overall(figures: Mapping[str, float]) -> dict[str, float]:
 @contextmanager
 def _demo(fronts: int) -> Iterator[tuple[str, int]]:
     """The demo without a controller, which would change its plan meanwhile."""
-    port = free_port(0)
+    port = free_port()
     with servers.demo({"name": "demo", "front_replicas": fronts}, grpc_port=port) as base:
         yield f"{base}/predict", port
 

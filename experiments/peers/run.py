@@ -24,10 +24,10 @@ from rich.console import Console
 from experiments.peers.network import BATCH, READY, FullNetwork
 from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.servers import isobatch, memory_mb, running
+from experiments.shared.ports import free_port
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.cluster.serving.ports import free_port
 
 SLO_MS = 200.0
 CLIENTS = (16, 64, 256)
@@ -157,7 +157,7 @@ def _served(workload: PeerWorkload, system: Peer, folder: Path) -> Iterator[str]
 @contextmanager
 def running_peer(peer: Peer, folder: str, exits_dtype: str = "") -> Iterator[str]:
     """A peer that serves this network; with its exits, if a precision is given."""
-    port = free_port(0)
+    port = free_port()
     options = [folder, str(port), *([exits_dtype] if exits_dtype else [])]
     with running([python(peer), "-m", f"experiments.peers.{peer.name}_peer", *options], READY):
         yield f"http://127.0.0.1:{port}/predict"

@@ -12,11 +12,12 @@ import numpy as np
 from experiments.promise.audited import RecordedDevices
 from experiments.promise.plans import fleet_of
 from experiments.promise.tried import drawn
+from experiments.shared.gains import baseline_plan
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.simulation import Simulation, World
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
-from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline_plan, no_later
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, no_later
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 

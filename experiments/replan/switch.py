@@ -20,6 +20,7 @@ from rich.console import Console
 
 from experiments.drift.plot import COLOURS
 from experiments.drift.suite import SUITE
+from experiments.shared.gains import baseline_plan
 from experiments.shared.live import NAME, Live, application, controller
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.record import Event, Events
@@ -27,7 +28,7 @@ from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import Floats, arrivals, exit_blocks
 from isobatch.deployments.planning import summary
 from isobatch.optimizer import Plan, Problem
-from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, baseline_plan
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import problem
 from isobatch.profiles.devices import links_between

@@ -17,8 +17,8 @@ from uuid import uuid4
 
 from experiments.serve.fleet import serve_file
 from experiments.serve.ray_default import READY
+from experiments.shared.ports import free_port
 from isobatch.cluster.serving.local import ROOT
-from isobatch.cluster.serving.ports import free_port
 from isobatch.deployments.ray_settings import SETTINGS
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
@@ -32,7 +32,7 @@ SAID = 2000  # how many of the last letters of its log are shown if a server doe
 @contextmanager
 def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str] = _NONE) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
-    port = free_port(0)
+    port = free_port()
     command = [sys.executable, "-m", "isobatch.cluster.cli", "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
     with running(command, "ready at", environment=environment):
@@ -84,7 +84,7 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **settings: object) -> I
 @contextmanager
 def ray_default() -> Iterator[str]:
     """Plain Ray Serve with `@serve.batch`, with none of our settings but the fair share of the processor."""
-    port = free_port(0)
+    port = free_port()
     with running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
         yield f"http://127.0.0.1:{port}/predict"
 
@@ -96,7 +96,7 @@ def litserve_python() -> str | None:
 
 @contextmanager
 def litserve(python: str) -> Iterator[str]:
-    port = free_port(0)
+    port = free_port()
     stage = Path(__file__).with_name("litserve_stage.py")
     with running([python, str(stage), str(port)], READY):
         yield f"http://127.0.0.1:{port}/predict"

@@ -29,6 +29,13 @@ EXPERIMENTS = Path(__file__).parents[1]
 DOCS = EXPERIMENTS.parent / "docs"
 
 
+def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
+    plan = baseline(name, facts, objective).plan
+    if plan is None:
+        raise UserError(f"{name}: no batch size keeps these limits")
+    return plan
+
+
 @dataclass(frozen=True)
 class PaperFigure:
     """One figure of the paper: the parameters, and what the paper says."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from experiments.shared.ports import free_port
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import LocalRay, local_ray
-from isobatch.cluster.serving.ports import free_port
 from isobatch.cluster.serving.processes import descendants
 from isobatch.deployments.ray_facts import serve_client
 from isobatch.deployments.replica.virtual import FAULTS
@@ -64,7 +64,7 @@ class Live:
 @contextmanager
 def bare(host: str = "127.0.0.1") -> Iterator[Live]:
     """A Ray and a Serve that serves nothing yet; `host` must be 0.0.0.0 where nodes have other addresses."""
-    before, port = dict(os.environ), free_port(8610)
+    before, port = dict(os.environ), free_port()
     os.environ.pop("RAY_ADDRESS", None)
     with TemporaryDirectory() as faults:
         os.environ[FAULTS] = faults

@@ -14,12 +14,12 @@ from experiments.fidelity import run as fidelity
 from experiments.heterogeneous.run import FIGURE as MIXED
 from experiments.homogeneous.run import FIGURE as ONE_KIND
 from experiments.shared import gains
-from experiments.shared.gains import PaperFigure
+from experiments.shared.gains import PaperFigure, baseline_plan
 from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline_plan
+from isobatch.optimizer.pipelines.baselines import NO_EXITS
 from isobatch.profiles.exits import ExitProfile
 
 BATCH = 8

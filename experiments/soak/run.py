@@ -25,11 +25,11 @@ from experiments.chaos.faults import FAULTS
 from experiments.chaos.suite import DEVICES, START
 from experiments.replan.suite import BATCH, FAST, profile
 from experiments.shared.live import NAME, Live, application, bare, controller
+from experiments.shared.ports import free_port
 from experiments.soak.traffic import DEADLINE_MS, OUTCOMES, Traffic
 from experiments.soak.watch import Life, Watch
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.decide import served_alike
-from isobatch.cluster.serving.ports import free_port
 from isobatch.optimizer.plan import Plan
 
 REQUESTS, MINUTES = 10_000_000, 60.0
@@ -62,7 +62,7 @@ def measure(requests: int = REQUESTS, minutes: int = 0) -> dict[str, float]:
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[Live, int]]:
     """The application, and the port of its gRPC."""
-    grpc_port = free_port(0)
+    grpc_port = free_port()
     with bare() as here:
         beside = controller(folder, devices=DEVICES, max_batch=BATCH, slo_ms=DEADLINE_MS, **PATIENCE)
         fields = {"slo_ms": DEADLINE_MS, "front_replicas": 2, "grpc_port": grpc_port, "name": NAME}

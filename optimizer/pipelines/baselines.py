@@ -48,14 +48,6 @@ def baseline(name: str, facts: Problem, objective: Objective) -> Baseline:
     return Baseline(name, plan, evaluate(plan, facts, objective) if plan else None)
 
 
-def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
-    """The plan of a baseline. Raise UserError where it has none."""
-    plan = baseline(name, facts, objective).plan
-    if plan is None:
-        raise UserError(f"{name}: no batch size keeps these limits")
-    return plan
-
-
 def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objective:
     """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
     if stock.score is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.cluster.serving.processes import bound_to_us, descendants
 from tests.fuzz.attack import rss_mib
 from tests.fuzz.cases import PREDICT, as_json
@@ -97,7 +97,7 @@ def _address(told: str) -> tuple[str, int]:
 @contextmanager
 def live_server(folder: Path) -> Iterator[Live]:
     """The toy network as a graph of two splits, on a Ray of its own; nothing is left of it."""
-    port, grpc_port = free_port(0), free_port(0)
+    port, grpc_port = free_port(), free_port()
     served = application(
         folder, cut_at(2), "tests.fuzz.served:load", model=str(folder), name="toy", max_body_bytes=MOST_BYTES
     )

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import uvicorn
 
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Service
@@ -64,7 +64,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _live(self) -> None:
-        port = free_port(0)
+        port = free_port()
         told = {"model": "/models/toy", "loader": "tests.fuzz.served:load", "slo_ms": 60_000}
         config = AppConfig.model_validate(told | {"grpc_port": port, "max_body_bytes": MOST_BYTES})
         self.api = create_api(Service(config, time.perf_counter))

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.http import create_api
@@ -108,7 +108,7 @@ def behind_proxies(
         patch.setattr(grpc_proxy, "KEEP_ALIVE_S", REQUEST_S)
         patch.setattr(bodies, "MOST_ARRIVING", ARRIVING)
         patch.setattr(bodies, "READ_WITHIN_S", READ_S)
-        port, locked = free_port(0), free_port(0)
+        port, locked = free_port(), free_port()
         bases = [stack.enter_context(in_a_thread(make(*each))) for each in ((port, None), (locked, "KEY_OF_THE_TEST"))]
         front, locked_front = (int(base.rpartition(":")[2]) for base in bases)
         proxy = haproxy(folder, front=front, prefix="/", within_s=REQUEST_S, connections=CONNECTIONS)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from experiments.demos.sums import tokenizer
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from tests.fuzz import cases
@@ -25,7 +25,7 @@ PATHS = {"/v1/completions": cases.COMPLETION, "/v1/chat/completions": CHAT}
 def world() -> Iterator[World]:
     made = World(decoder(), tokenizer())
     made.front.config = CONFIG.model_copy(
-        update={"grpc_port": free_port(0), "max_body_bytes": 2**16, "max_tokens": 8, "max_prompts": 4}
+        update={"grpc_port": free_port(), "max_body_bytes": 2**16, "max_tokens": 8, "max_prompts": 4}
     )
     yield made
     made.loop.end()

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.open_inference.rpc import serving
@@ -45,7 +45,7 @@ class Client:
 
 def play(scene: Callable[[Client], Awaitable[Any]], **config: Any) -> Any:
     async def act() -> Any:
-        port = free_port(0)
+        port = free_port()
         told = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load", "grpc_port": port} | config
         service = Service(AppConfig.model_validate(told), time.perf_counter)
         await service.open()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.shared.ports import free_port
 from isobatch.cluster.serving import haproxy as haproxy_module
 from isobatch.cluster.serving.haproxy import ready, write_script
-from isobatch.cluster.serving.ports import free_port, is_free
+from isobatch.cluster.serving.ports import is_free
 from isobatch.deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S
 
 CONFIGURATION = """global
@@ -50,7 +51,7 @@ def haproxy(
 
     `fronts`: the ports of several fronts, whose health is checked.
     """
-    port = free_port(0)
+    port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         told = {"QUEUED_MS": queued_ms, "QUEUED": queued, "REQUEST_S": within_s or REQUEST_S}
         for name, value in told.items():
@@ -58,12 +59,12 @@ def haproxy(
         script = write_script(folder, (), connections)
     if not starts:
         ready(folder)
-    front = front or free_port(0)
+    front = front or free_port()
     lines = [f"    server front-{each} 127.0.0.1:{each} check" for each in fronts]
     servers = "\n".join([CHECKS, *lines] if fronts else [f"    server front 127.0.0.1:{front}"])
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
     config.parent.mkdir(exist_ok=True)
-    places = {"port": port, "servers": servers, "fallback": free_port(0) if fronts else front}
+    places = {"port": port, "servers": servers, "fallback": free_port() if fronts else front}
     config.write_text(CONFIGURATION.format(**places, uses=uses, folder=folder, prefix=prefix, connections=connections))
     subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:

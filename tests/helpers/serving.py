@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.cluster.serving.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], s
 
     It ends with whoever runs the tests, even if that is killed.
     """
-    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port(0)
+    mark, port = f"ISOBATCH_TEST={uuid.uuid4().hex}", free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment |= dict([mark.split("=")]) | {"TMPDIR": str(temporary(folder)), "RAY_TMPDIR": "/tmp"}
     temporary(folder).mkdir()

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from experiments.shared.ports import free_port
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import LocalRay, local_ray
-from isobatch.cluster.serving.ports import free_port, held_ports
+from isobatch.cluster.serving.ports import held_ports
 from isobatch.deployments.replica.virtual import FAULTS
 from isobatch.optimizer.plan import Plan
 from tests.helpers.toy_graph import application, cut_at
@@ -100,7 +101,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small graph of two splits, as a Serve file declares it; `graph` is where it runs."""
     folder = tmp_path_factory.mktemp("graph") / "toy"
     folder.mkdir()
-    return application(folder, cut_at(2), model=str(folder), grpc_port=free_port(0))
+    return application(folder, cut_at(2), model=str(folder), grpc_port=free_port())
 
 
 @pytest.fixture

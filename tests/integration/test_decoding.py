@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.shared.ports import free_port
 from isobatch.cluster.controller.application import RunningApplication
-from isobatch.cluster.serving.ports import free_port
 from isobatch.deployments.decoding.config import FRONT
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
@@ -35,7 +35,7 @@ PROMPTS = [prompt_of(*pair) for pair in PAIRS]
 
 @pytest.fixture(scope="module")
 def grpc_port() -> int:
-    return free_port(0)
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
+from experiments.shared.ports import free_port
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands import doctor
-from isobatch.cluster.serving.ports import free_port
 from tests.helpers.asking import eventually
 
 
@@ -26,7 +26,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port(0)  # none that systems give to whoever asks
+    port = free_port()  # none that systems give to whoever asks
     with socket.create_server(("127.0.0.1", port)):
         monkeypatch.setattr(doctor, "PORTS", {port: "--port"})
         assert found("ports").wrong == f"{port} is taken (--port names another)"

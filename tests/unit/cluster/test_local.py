@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.shared.ports import free_port
 from isobatch.cluster import cli
 from isobatch.cluster.serving import ports
 from isobatch.cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
-from isobatch.cluster.serving.ports import check_port, free_port, held_ports, is_free
+from isobatch.cluster.serving.ports import check_port, held_ports, is_free
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
 
@@ -28,19 +29,18 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_ray_that_is_not_there_is_told_at_once() -> None:
-    place = f"127.0.0.77:{free_port(0, '127.0.0.77')}"
+    place = f"127.0.0.77:{free_port('127.0.0.77')}"
     with pytest.raises(UserError, match=f"no Ray can be reached at {place} .nobody listens there."), attached(place):
         pass
 
 
-def test_a_taken_port_is_named_and_another_is_found() -> None:
+def test_a_taken_port_is_named() -> None:
     host = "127.0.0.77"  # where no other test listens, and from which none connects
-    with socket.create_server((host, free_port(0, host))) as taken:
+    with socket.create_server((host, free_port(host))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port} of 127\.0\.0\.77 cannot be used.*--port"):
             check_place(host, port)
-        assert free_port(port, host) != port
-    assert eventually(lambda: free_port(port, host) == port)  # a process that is just being started still holds it
+    assert eventually(lambda: is_free(host, port))  # a process that is just being started still holds it
     check_place(host, port)
 
 
@@ -58,8 +58,8 @@ def test_a_held_port_is_given_to_nobody_else_but_whoever_is_told_can_listen_ther
                 client.connect((host, port))
                 client.close()  # before its server, whose side would keep the port for a minute
                 server.accept()[0].close()
-                assert free_port(0, host) == port + 1
-        assert free_port(0, host) == port + 1
+                assert free_port(host) == port + 1
+        assert free_port(host) == port + 1
     monkeypatch.setattr(ports, "OTHER_PORTS", [port])
     with held_ports(1, host) as again:
         assert again == [port]
@@ -95,7 +95,7 @@ def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
 ) -> None:
     assert running_cluster() is None
     (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", free_port(0))) as gcs:
+    with socket.create_server(("127.0.0.1", free_port())) as gcs:
         address = f"127.0.0.1:{gcs.getsockname()[1]}"
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         assert running_cluster() == address
@@ -171,7 +171,7 @@ assert own.wait() == 0
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_ports_are_looked_for_at_addresses_of_ipv6_too() -> None:
-    with socket.create_server(("::1", free_port(0, "::1")), family=socket.AF_INET6) as taken:
+    with socket.create_server(("::1", free_port("::1")), family=socket.AF_INET6) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} of ::1 cannot be used .Address already in use"):
             check_port("::1", port, "--grpc-port")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.demos.sums import tokenizer
-from isobatch.cluster.serving.ports import free_port
+from experiments.shared.ports import free_port
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.front.open_inference.messages import message
 from tests.helpers.decoder_world import CONFIG, World
@@ -25,7 +25,7 @@ NINE = {"max_tokens": 9}
 @pytest.fixture
 def world() -> Iterator[World]:
     made = World(decoder(), tokenizer())
-    made.front.config = CONFIG.model_copy(update={"grpc_port": free_port(0)})
+    made.front.config = CONFIG.model_copy(update={"grpc_port": free_port()})
     yield made
     made.loop.end()
 

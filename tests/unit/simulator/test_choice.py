@@ -156,4 +156,5 @@ def test_two_splits_are_chosen_only_where_they_sustain_clearly_more(survival: tu
     two = Plan((Placement("fast", 1, (Split(0, 2, 8, (0, 1)), Split(2, BLOCKS, 8, (2,))), local=True),))
     chosen = BestSoFar(problem, 0.1, two, HASTY).choose(two, [one])
     assert len(chosen.plan.splits) == splits
+    assert (chosen.comparison == "the simplest within 5% of the best") == (splits == 1)
     assert chosen.before_per_s > 0.97 * chosen.after_per_s

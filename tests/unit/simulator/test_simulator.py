@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bound.problems import playable
+from experiments.shared.gains import baseline_plan
 from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
 from isobatch.cluster.simulator.simulation import Simulation, World, simulate
 from isobatch.cluster.simulator.sustained import run, sustained_per_s
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import NO_EXITS, PLANNERS, baseline_plan
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, PLANNERS
 from isobatch.optimizer.pipelines.shortfalls import oracle_per_s
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.optimizer.search.exact import search
