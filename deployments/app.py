@@ -17,7 +17,7 @@ from ray.serve.config import RequestRouterConfig
 from isobatch.deployments.cluster_checks import check_cluster
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.deployer import Deployer
-from isobatch.deployments.deployer.steps import DEPLOYER
+from isobatch.deployments.deployer.steps import DEPLOYER, FRONT
 from isobatch.deployments.front import router, shortcut
 from isobatch.deployments.front.api import limit_http
 from isobatch.deployments.front.driver import Driver
@@ -67,7 +67,7 @@ def build(config: AppConfig) -> Application:
     deployer = _deployer(config) if config.planned else None
     options = {"num_cpus": 1, "num_gpus": 1 if config.device.startswith("cuda") and not deployer else 0}
     front = serve.deployment(
-        name="front",
+        name=FRONT,
         num_replicas=config.front_replicas,
         # If there is room, a new front starts beside the one that it replaces, which answers until then. Serve rounds
         # one percent up to one replica.

@@ -13,7 +13,9 @@ from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_pa
 from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError, first_wrong
+from isobatch.profiles.evidence import EVIDENCE
 from isobatch.profiles.latency import MOST_BATCH
+from isobatch.profiles.promise import RULES
 
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
 
@@ -132,6 +134,11 @@ class ServedConfig(BaseModel):
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="The largest body of a request (413 beyond).")
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
     log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
+
+    @property
+    def deciding_files(self) -> list[Path]:
+        """The files that a controller's decisions depend on."""
+        return [Path(path) for path in (self.plan, self.profile) if path]
 
 
 class AppConfig(ServedConfig):
@@ -314,6 +321,11 @@ class AppConfig(ServedConfig):
         if self.backend == VIRTUAL or (self.model is None and self.loader != LOADER):
             return None
         return Path(self.model or str(function_at(DEMO)()))
+
+    @property
+    def deciding_files(self) -> list[Path]:
+        prepared = [self.prepared_folder / name for name in (RULES, EVIDENCE)] if self.prepared_folder else []
+        return [*super().deciding_files, *prepared]
 
     @property
     def planned(self) -> bool:

@@ -26,6 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 KINDS = ("integration", "unit", "perf", "fuzz")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """A long value is named by its length: the names of tests are sent to the processes that run them."""
+    return f"{argname} of {len(val)}" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (kind := _kind(item)) in KINDS:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.decoding.config import FRONT, DecoderConfig
-from isobatch.deployments.deployer.steps import DEPLOYER, Moved, Undone
+from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.deployer.steps import DEPLOYER, FRONT, Moved, Undone
 from isobatch.deployments.front.observed import Observed, merged, since
 from isobatch.optimizer.plan import Plan
 
@@ -104,11 +103,11 @@ class RunningApplication:
         self._benched = {name: kind for each in now.values() for name, kind in each.benched}
         return replace(observed, devices=without(self.inventory(), self._benched)) if devices else observed
 
-    async def config(self) -> AppConfig | DecoderConfig:
-        config: AppConfig | DecoderConfig = await self._deployer.config.remote()
+    async def config(self) -> ServedConfig:
+        config: ServedConfig = await self._deployer.config.remote()
         return config
 
-    async def is_as(self, config: AppConfig | DecoderConfig) -> bool:
+    async def is_as(self, config: ServedConfig) -> bool:
         """Whether this configuration is still deployed. It is gone where another deployment leads the application."""
         try:
             return await self.config() == config

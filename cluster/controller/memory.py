@@ -8,7 +8,6 @@ or another Ray begins with an empty folder. The name of a deployment is the time
 import fcntl
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,12 +21,9 @@ from uuid import uuid4
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.record import Event, Events
 from isobatch.deployments import ray_facts
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.folders import cache_directory
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.evidence import EVIDENCE
-from isobatch.profiles.promise import RULES
 from isobatch.profiles.windows import History
 
 KEEP = 5  # ended deployments whose folders are kept
@@ -49,28 +45,15 @@ def deployment_of(application: str, configuration: str, now_s: float) -> str:
     return str(known["deployment"])
 
 
-def configuration_of(config: ControllerConfig, app_config: AppConfig | DecoderConfig) -> str:
+def configuration_of(config: ControllerConfig, app_config: ServedConfig) -> str:
     """A hash of the configurations of application and controller, and of the files that they name.
 
     Weights are not read, because the profile has their hash.
     """
     configurations = [app_config.model_dump_json(), config.model_dump_json(exclude=_WITHOUT_EFFECT)]
-    contents = [path.read_bytes() if path.is_file() else b"" for path in _files(app_config)]
+    contents = [path.read_bytes() if path.is_file() else b"" for path in app_config.deciding_files]
     parts = [*(each.encode() for each in configurations), *contents]
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()
-
-
-def _files(app_config: AppConfig | DecoderConfig) -> Iterator[Path]:
-    """The files of the configuration that decisions depend on."""
-    if app_config.plan:
-        yield Path(app_config.plan)
-    if isinstance(app_config, DecoderConfig):
-        yield from (app_config.profile_path, Path(app_config.model) / RULES)
-        return
-    if app_config.profile:
-        yield Path(app_config.profile)
-    if app_config.prepared_folder:
-        yield from (app_config.prepared_folder / RULES, app_config.prepared_folder / EVIDENCE)
 
 
 @dataclass(frozen=True)

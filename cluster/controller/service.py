@@ -25,8 +25,7 @@ from isobatch.cluster.controller.record import Event
 from isobatch.cluster.controller.schemas import ControllerStatus, EventStatus, PausedStatus
 from isobatch.cluster.controller.status import brief, export, status_of
 from isobatch.cluster.controller.text_planning import text_problem
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api
 from isobatch.deployments.front.headers import key_in, path_below
@@ -40,7 +39,6 @@ from isobatch.deployments.serve_process import join_serves_log
 from isobatch.optimizer import Plan
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.promise import NOTHING, agreement_in, promise_in, thresholds_in
-from isobatch.profiles.text_profile import load_text_profile
 
 RETRY_S = 1.0  # between two tries to reach the application
 _REFUSALS = 401, 500, 503
@@ -88,11 +86,10 @@ class ControllerService:
         self._stays = partial(deployed.is_as, app_config)
         memory = await asyncio.to_thread(self._memory_for, app_config)
         await deployed.observe()  # counts until now may be of hours and do not belong to the first window
-        if isinstance(app_config, DecoderConfig):
-            pinned = await serve.get_deployment_handle(leader, name).pinned.remote()
-            problem = text_problem(app_config, load_text_profile(app_config.profile_path), running)
-            return _loop_for(problem, self.config, deployed, running, memory, pinned)
-        return self._inputs_loop(app_config, deployed, running, memory)
+        if isinstance(app_config, AppConfig):
+            return self._inputs_loop(app_config, deployed, running, memory)
+        pinned = await serve.get_deployment_handle(leader, name).pinned.remote()
+        return _loop_for(text_problem(app_config, running), self.config, deployed, running, memory, pinned)
 
     def _inputs_loop(
         self, app_config: AppConfig, deployed: RunningApplication, running: Plan, memory: Memory
@@ -117,7 +114,7 @@ class ControllerService:
         keeper = keeper_of(self.config, app_config, profile.num_blocks)
         return _loop_for(problem, self.config, deployed, running, memory, pinned, keeper, self._request)
 
-    def _memory_for(self, app_config: AppConfig | DecoderConfig) -> Memory:
+    def _memory_for(self, app_config: ServedConfig) -> Memory:
         """The memory of the present deployment. The memory of another deployment is closed."""
         name = deployment_of(self.config.application, configuration_of(self.config, app_config), time.time())
         if self._memory and self._memory.folder.name != name:

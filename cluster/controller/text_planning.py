@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.simulator.text_choice import plan_on_all, sustains
+from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.decoding.config import OFF, DecoderConfig
 from isobatch.deployments.decoding.scheduler import DEEP_SHARE
 from isobatch.deployments.front.observed import Observed
@@ -18,7 +19,7 @@ from isobatch.optimizer.text_paces import DecodingGoal
 from isobatch.optimizer.text_plans import exits_of, on_terms, terms_of, with_terms
 from isobatch.profiles.devices import Device
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile
+from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile, load_text_profile
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,10 @@ class DecoderPlanningProblem:
         return None
 
 
-def text_problem(config: DecoderConfig, profile: DecoderProfile, running: Plan) -> DecoderPlanningProblem:
+def text_problem(config: ServedConfig, running: Plan) -> DecoderPlanningProblem:
     """The problem of an application with this configuration, which runs this plan."""
-    terms = terms_of(running)
+    assert isinstance(config, DecoderConfig), "This is a bug: this network does not write texts."
+    profile, terms = load_text_profile(config.profile_path), terms_of(running)
     held = tuple((each.placements[0].kind, terms_of(each).kv_megabytes) for each in running.pipelines)
     exits = exits_of(running)
     exits = config.exits if exits == OFF else exits

@@ -1,4 +1,4 @@
-"""Load on a decoder: prompts over OpenAI's interface, each answer streamed over its own connection.
+"""Load on a network that writes texts: prompts over OpenAI's interface, each answer streamed over its own connection.
 
 The time to the first token (TTFT) counts from when a request was due. The time per output token (TPOT) is the average
 from the first token to the last.
@@ -143,7 +143,7 @@ def prompts_in(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DecodingSummary:
+class TextSummary:
     """Rates are per second, from the first request to the last token. A text is good if it began within the SLO."""
 
     requests: int
@@ -160,12 +160,12 @@ class DecodingSummary:
         return is_failure(self.outcomes)
 
 
-def summed(written: Sequence[WrittenText], slo_ms: float) -> DecodingSummary:
+def summed(written: Sequence[WrittenText], slo_ms: float) -> TextSummary:
     answered = [each for each in written if each.status == 200]
     seconds = max((each.last_s for each in answered), default=0.0)
     ttft_ms = [1e3 * each.ttft_s for each in answered]
     tpot_ms = [1e3 * each.tpot_s for each in answered if each.tokens > 1]
-    return DecodingSummary(
+    return TextSummary(
         requests=len(written),
         seconds=seconds,
         answered_per_s=len(answered) / seconds if seconds else 0.0,
@@ -177,7 +177,7 @@ def summed(written: Sequence[WrittenText], slo_ms: float) -> DecodingSummary:
     )
 
 
-def table(summary: DecodingSummary, slo_ms: float) -> Table:
+def table(summary: TextSummary, slo_ms: float) -> Table:
     rows = Table("figure", "value")
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in summary.outcomes.items())
     rows.add_row("requests", f"{summary.requests:,} ({outcomes})")

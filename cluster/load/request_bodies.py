@@ -98,7 +98,7 @@ def accepted_at(url: str, headers: Mapping[str, str]) -> AcceptedInputs:
         if status == UNAVAILABLE:
             raise UserError(f"{base} is not ready (status {status}): wait until 'isobatch serve' says so") from error
         if "tokens_per_s" in stats_at(base, headers):
-            raise UserError(f"{base} serves a decoder: --prompts FILE sends prompts") from error
+            raise UserError(f"{base} writes texts: --prompts FILE sends prompts") from error
         reason = f"status {status}" if status else "its answer has another form"
         raise UserError(
             f"{base} does not say whether its network takes texts or images ({reason}): "

@@ -16,7 +16,7 @@ from ray import serve
 from ray.serve import Application
 
 from isobatch.deployments.decoding.client_meter import ClientMeter
-from isobatch.deployments.decoding.config import FRONT, DecoderConfig
+from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
@@ -27,7 +27,7 @@ from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, Repli
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
-from isobatch.deployments.deployer.steps import Moved, Undone
+from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
 from isobatch.deployments.front.api import limit_http
 from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.headers import key_in

@@ -15,8 +15,8 @@ from isobatch.deployments.resources import gpu_options
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import MOST_BATCH
+from isobatch.profiles.promise import RULES
 
-FRONT = "front"  # the deployment of the front, which switches the replicas to another plan
 OFF = "off"
 # The default of `max_pending`. Positions that are pending when a text ends never run deep: this is more than most texts
 # have whose tokens all leave early.
@@ -139,6 +139,11 @@ class DecoderConfig(ServedConfig):
         )
         placement = Placement(kind, self.replicas, splits, local=len(splits) > 1)
         return Plan((placement,), backend="torch", dtype=self.dtype, decoding=terms)
+
+    @property
+    def deciding_files(self) -> list[Path]:
+        plan = [Path(self.plan)] if self.plan else []
+        return [*plan, self.profile_path, Path(self.model) / RULES]
 
     @property
     def profile_path(self) -> Path:

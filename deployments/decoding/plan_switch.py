@@ -12,10 +12,10 @@ from hashlib import sha256
 from time import monotonic
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.decoding.config import FRONT, DecoderConfig
+from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import splits_and_limits
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
-from isobatch.deployments.deployer.steps import Moved, Undone
+from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
 from isobatch.deployments.ray_facts import StoredPlan, stored_plan
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_plans import shares_of

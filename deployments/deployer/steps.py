@@ -9,6 +9,7 @@ from typing import Protocol
 
 from isobatch.optimizer.plan import Plan
 
+FRONT = "front"  # the deployment of fronts; of texts, it leads the replicas from plan to plan
 DEPLOYER = "deployer"  # the name of the deployer's Serve deployment
 LOOK_EVERY_S = 0.25  # each status call takes processor time that starting replicas need
 COUNT_EVERY_S = 1.0  # how often Ray is asked whether the devices exist

@@ -13,10 +13,9 @@ import pytest
 
 from experiments.shared.ports import free_port
 from isobatch.cluster.controller.application import RunningApplication
-from isobatch.deployments.decoding.config import FRONT
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
-from isobatch.deployments.deployer.steps import Moved
+from isobatch.deployments.deployer.steps import FRONT, Moved
 from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
 from isobatch.profiles.text_profile import (

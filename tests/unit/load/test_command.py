@@ -187,7 +187,7 @@ def test_a_decoder_needs_prompts(serve: Serve, load: Load, capsys: pytest.Captur
     served = serve("BYTES")
     served.decodes = True
     assert load(served.url) == 2
-    assert "serves a decoder: --prompts FILE" in capsys.readouterr().err.replace("\n", " ")
+    assert "writes texts: --prompts FILE" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_server_that_still_starts_is_reported(
