@@ -1,7 +1,7 @@
 """Resolves names that users give: built-in networks, backends, and functions by their import paths."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -61,18 +61,23 @@ def well_formed(path: str) -> str:
     return current_path(path)
 
 
-def backend_path(name: str) -> str:
-    """The import path of a backend, given by its short name or by the path itself.
+def path_of(name: str, paths: Mapping[str, str], what: str, others: str, own: str = "function") -> str:
+    """The import path of something that a user names, by its short name or by the path itself.
 
+    `what` it is, `others` that have no path, and the type of the user's `own` are named in the error.
+    """
+    if name not in paths and ":" not in name:
+        known = ", ".join((others, *paths))
+        raise UserError(f"{what} {name!r} is not known; known are: {known}, or your own as package.module:{own}")
+    return well_formed(paths.get(name, name))
+
+
+def backend_path(name: str) -> str:
+    """
     >>> backend_path("torch"), backend_path("my_package.my_module:BACKEND")
     ('isobatch.deployments.models.interface:TORCH', 'my_package.my_module:BACKEND')
     """
-    if name not in BACKENDS and ":" not in name:
-        raise UserError(
-            f"backend {name!r} is not known; known are: {', '.join((AUTO, *BACKENDS))}, "
-            "or your own as package.module:object"
-        )
-    return well_formed(BACKENDS.get(name, name))
+    return path_of(name, BACKENDS, "backend", AUTO, "object")
 
 
 def known_backend(name: str) -> str:

@@ -12,8 +12,7 @@ first, then by deadline those that are nearly as useful.
 from collections.abc import Callable, Sequence
 
 from isobatch.deployments.dispatch.batching import Ticket
-from isobatch.deployments.named import function_at, well_formed
-from isobatch.profiles.errors import UserError
+from isobatch.deployments.named import function_at, path_of
 
 QueueOrder = Callable[[Sequence[Ticket], int], list[Ticket]]
 DEADLINE = "deadline"
@@ -23,19 +22,12 @@ USEFUL = 0.5  # of the mean utility of these, what an input needs to go by deadl
 
 
 def order_path(name: str) -> str:
-    """The import path of an order by its name or by the path itself; empty for the order by deadline.
+    """The import path of an order; empty for the order by deadline.
 
     >>> order_path("deadline"), order_path("das"), order_path("my_package.my_module:shortest")
     ('', 'isobatch.deployments.dispatch.orders:das', 'my_package.my_module:shortest')
     """
-    if name == DEADLINE:
-        return ""
-    if name not in ORDERS and ":" not in name:
-        raise UserError(
-            f"order {name!r} is not known; known are: {', '.join((DEADLINE, *ORDERS))}, "
-            "or your own as package.module:function"
-        )
-    return well_formed(ORDERS.get(name, name))
+    return "" if name == DEADLINE else path_of(name, ORDERS, "order", DEADLINE)
 
 
 def order_named(name: str) -> QueueOrder | None:

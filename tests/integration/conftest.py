@@ -101,7 +101,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small graph of two splits, as a Serve file declares it; `graph` is where it runs."""
     folder = tmp_path_factory.mktemp("graph") / "toy"
     folder.mkdir()
-    return application(folder, cut_at(2), model=str(folder), grpc_port=free_port())
+    declared = application(folder, cut_at(2), model=str(folder), grpc_port=free_port())
+    return declared | {"deployments": [{"name": "front", "ray_actor_options": {"num_cpus": 0.5}}]}  # room for two
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from isobatch.deployments import ray_facts
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import Load, ask, eventually
 from tests.helpers.toy_graph import application, cut_at, fleets
+from tests.helpers.toy_model import BLOCKS
 from tests.integration.conftest import Put
 
 pytestmark = pytest.mark.beside("graph", last=2)
@@ -43,8 +45,6 @@ def test_an_application_that_is_deployed_anew_answers_all_the_while(
     graph: str, deployed: Put, toy: dict[str, Any]
 ) -> None:
     """A new front starts beside the old one: nobody waits for it. Rarely a client is cut off as the old one ends."""
-    toy = toy | {"deployments": [{"name": "front", "ray_actor_options": {"num_cpus": 0.5}}]}  # room on two cores
-    deployed(toy)
     with Load(graph, clients=4) as load:
         began_s = time.monotonic()
         deployed(toy | {"args": toy["args"] | {"slo_ms": 19_000}})
@@ -59,13 +59,22 @@ def processors() -> float:
 
 
 def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp_path: Path) -> None:
-    """The old ones end with their front; the new ones have waited for their processors, and start."""
+    """The old ones end with their front; the new ones have waited for their processors, and start.
+
+    Without a file, the plan is made at the start.
+    """
     most = 0.75 * processors()
     whole = application(tmp_path, cut_at(), cpus_per_replica=most, name="whole")
+    whole["args"] |= {"plan": None, "devices": {"cpu": 1}}
     whole["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]
     base = deployed(whole)
+    stats = ask(base, "GET", "/stats")[1]
+    assert "on 1 cpu" in stats["plan"]
+    assert (stats["splits"][0]["blocks"][0], stats["splits"][-1]["blocks"][1]) == (0, BLOCKS)
     (before,) = fleets()
     deployed(whole | {"args": whole["args"] | {"drain_s": 29.0}})
     (after,) = fleets()
     assert after != before
     assert ask(base, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"
+    with pytest.raises(UserError, match="SLO"):
+        deployed(whole | {"args": whole["args"] | {"slo_ms": 0.5}})

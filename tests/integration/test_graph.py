@@ -10,7 +10,7 @@ from isobatch.profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.scraping import check_family, scraped
 from tests.helpers.toy_graph import application, cut_at
-from tests.helpers.toy_model import BLOCKS, RAMPS, left_at
+from tests.helpers.toy_model import RAMPS, left_at
 from tests.integration.conftest import Put
 
 
@@ -46,20 +46,6 @@ def test_several_fronts_share_the_splits_and_tell_one_story(leisurely: str) -> N
         stats = ask(leisurely, "GET", "/stats")[1]
         assert stats["requests"]["answered"] == before["requests"]["answered"] + 60
         assert (len(stats["fronts"]), stats["exits"]["3"]) == (2, before["exits"]["3"] + 60)
-
-
-def test_without_a_file_the_plan_is_made_at_the_start(deployed: Put, tmp_path: Path) -> None:
-    made = application(tmp_path, cut_at(2))
-    made["args"] |= {"plan": None, "devices": {"cpu": 2}}
-    base = deployed(made)
-    assert [output["label"] for output in predict(base, [[3, 7], [0, 3]])] == [7, 3]
-    stats = ask(base, "GET", "/stats")[1]
-    planned = stats["splits"]
-    assert "on 2 cpu" in stats["plan"] or "on 1 cpu" in stats["plan"]
-    assert (planned[0]["blocks"][0], planned[-1]["blocks"][1]) == (0, BLOCKS)
-    made["args"] |= {"slo_ms": 0.5}
-    with pytest.raises(UserError, match="SLO"):
-        deployed(made)
 
 
 def test_a_split_that_cannot_load_says_why(deployed: Put, tmp_path: Path) -> None:
