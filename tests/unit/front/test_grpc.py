@@ -142,21 +142,11 @@ def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
     play(scene)
 
 
-def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The network answers nothing until this is set."""
-    end, run = threading.Event(), Toy.run
-
-    def held(*args: Any) -> Any:
-        assert end.wait(60)
-        return run(*args)
-
-    monkeypatch.setattr(Toy, "run", held)
-    return end
-
-
-def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_one_connection_that_are_worked_on_are_limited(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grpc_proxy, "CALLS", 2)
-    end, seen, answer = held_back(monkeypatch), [], Service.answer
+    seen, answer = [], Service.answer
 
     async def counted(*args: Any) -> Any:
         seen.append(args)
@@ -165,16 +155,16 @@ def test_calls_of_one_connection_that_are_worked_on_are_limited(monkeypatch: pyt
     monkeypatch.setattr(Service, "answer", counted)
 
     async def scene(client: Client) -> None:
-        end.set()
+        held.set()
         await client.ask("ModelInfer", **pairs())  # by then who asks on this connection knows the limit
-        end.clear()
+        held.clear()
         seen.clear()
         calls = [asyncio.create_task(client.ask("ModelInfer", **pairs())) for _ in range(5)]
         while len(seen) < 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         assert len(seen) == 2, "the others wait at the client"
-        end.set()
+        held.set()
         assert [labels(await call) for call in calls] == [[7, 3]] * 5
         for _ in range(40):  # none of them is refused, however soon it comes after an answer
             await asyncio.gather(*(client.ask("ServerLive") for _ in range(5)))
