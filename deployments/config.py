@@ -1,6 +1,7 @@
 """The fields under `args:` in a Serve file: those of every network, and those of one that classifies."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -11,12 +12,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
 from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
-from isobatch.optimizer.plan import read_plan
+from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts
+from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError, first_wrong
 from isobatch.profiles.evidence import EVIDENCE
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES
 
+VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
 
 
@@ -139,6 +142,23 @@ class ServedConfig(BaseModel):
     def deciding_files(self) -> list[Path]:
         """The files that a controller's decisions depend on."""
         return [Path(path) for path in (self.plan, self.profile) if path]
+
+    def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
+        """The resources of a replica on this kind of device, as `ray_actor_options`; "": there is only one kind."""
+        raise NotImplementedError
+
+    def replica_needs(self, kind: str) -> dict[str, float]:
+        """The resources that a replica on a device of this kind needs."""
+        return needs_of(self.replica_options(kind), kind)
+
+    @property
+    def front_cpus(self) -> int:
+        """The CPUs of all fronts."""
+        return 0
+
+    def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
+        """The kind, number and needs of replicas, by the plan of the file or by this one; empty: there are none."""
+        raise NotImplementedError
 
 
 class AppConfig(ServedConfig):
@@ -326,6 +346,34 @@ class AppConfig(ServedConfig):
     def deciding_files(self) -> list[Path]:
         prepared = [self.prepared_folder / name for name in (RULES, EVIDENCE)] if self.prepared_folder else []
         return [*super().deciding_files, *prepared]
+
+    def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
+        if self.backend == VIRTUAL:
+            return {"num_cpus": self.cpus_per_replica if "cpus_per_replica" in self.model_fields_set else VIRTUAL_CPUS}
+        if kind == "cpu":
+            return {"num_cpus": self.cpus_per_replica}
+        return gpu_options(kind, labelled)
+
+    def room_for(self, kind: str) -> tuple[Resources, Mapping[str, str]]:
+        """The resources and node labels that Ray's autoscaler must provide for one more replica on this kind of device.
+
+        A virtual device is requested as a resource that only its nodes declare; without it, any node would do.
+
+        >>> AppConfig().room_for("a100-80g")
+        ({'CPU': 1.0, 'GPU': 1}, {'isobatch.io/kind': 'a100-80g'})
+        """
+        options = self.replica_options(kind, labelled=True)
+        needs = {**requested_amounts(options), **({kind: 1.0} if self.backend == VIRTUAL else {})}
+        return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
+
+    @property
+    def front_cpus(self) -> int:
+        return self.front_replicas
+
+    def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
+        plan = read_plan(Path(self.plan)) if self.plan and not plan else plan
+        devices = plan.devices() if plan else {}
+        return [(kind, count, self.replica_needs(kind)) for kind, count in devices.items()]
 
     @property
     def planned(self) -> bool:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def has_room_beside(
     if config.planned and not config.plan:
         return False
     devices = _of_file(config).devices() if config.plan else {}
-    replicas = resources.needed(devices, partial(resources.replica_needs, config), nodes)
+    replicas = resources.needed(devices, config.replica_needs, nodes)
     return all(resources.first_fit([front, *replicas], free))
 
 

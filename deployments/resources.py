@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.named import VIRTUAL
 from isobatch.profiles.devices import kind_of
 
 Resources = Mapping[str, float]  # amounts by Ray's names of resources
@@ -76,24 +74,12 @@ def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
 
 # What replicas need
 
-VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
-
-
-def replica_options(config: AppConfig, kind: str, labelled: bool = False) -> dict[str, Any]:
-    """Ray's options for a replica on a device of this kind.
-
-    With `labelled` nodes, a GPU is requested by the label: Ray's autoscaler knows the labels of nodes that do not run
-    yet, and labels distinguish devices that Ray gives the same name (`a100-40g`, `a100-80g`).
-    """
-    if config.backend == VIRTUAL:
-        return {"num_cpus": config.cpus_per_replica if "cpus_per_replica" in config.model_fields_set else VIRTUAL_CPUS}
-    if kind == "cpu":
-        return {"num_cpus": config.cpus_per_replica}
-    return gpu_options(kind, labelled)
-
 
 def gpu_options(kind: str, labelled: bool) -> dict[str, Any]:
     """Ray's options for a replica on a GPU of this kind.
+
+    With `labelled` nodes, it is requested by the label: Ray's autoscaler knows the labels of nodes that do not run yet,
+    and labels distinguish devices that Ray gives the same name (`a100-40g`, `a100-80g`).
 
     >>> gpu_options("a6000", labelled=False)
     {'num_gpus': 1, 'accelerator_type': 'RTX-A6000'}
@@ -105,30 +91,14 @@ def gpu_options(kind: str, labelled: bool) -> dict[str, Any]:
     return {"num_gpus": 1, "accelerator_type": _RAY_NAMES.get(kind, kind.upper())}
 
 
-def replica_needs(config: AppConfig, kind: str) -> dict[str, float]:
-    """The resources that a replica on a device of this kind needs.
+def needs_of(options: Mapping[str, Any], kind: str) -> dict[str, float]:
+    """The resources that a replica with these options needs on a device of this kind.
 
-    >>> replica_needs(AppConfig(), "a100")
+    >>> needs_of(gpu_options("a100", labelled=False), "a100")
     {'CPU': 1.0, 'GPU': 1, 'accelerator_type:A100': 0.001}
     """
-    options = replica_options(config, kind)
-    needs = dict(requested_amounts(options))
-    if "accelerator_type" in options:
-        needs[f"{_ACCELERATOR}{kind.upper()}"] = _ACCELERATOR_AMOUNT
-    return needs
-
-
-def room_for(config: AppConfig, kind: str) -> tuple[Resources, Mapping[str, str]]:
-    """The resources and node labels that Ray's autoscaler must provide for one more replica on this kind of device.
-
-    A virtual device is requested as a resource that only its nodes declare; without it, any node would do.
-
-    >>> room_for(AppConfig(), "a100-80g")
-    ({'CPU': 1.0, 'GPU': 1}, {'isobatch.io/kind': 'a100-80g'})
-    """
-    options = replica_options(config, kind, labelled=True)
-    needs = {**requested_amounts(options), **({kind: 1.0} if config.backend == VIRTUAL else {})}
-    return {name: amount for name, amount in needs.items() if amount}, options.get("label_selector", {})
+    by_name = {f"{_ACCELERATOR}{kind.upper()}": _ACCELERATOR_AMOUNT} if "accelerator_type" in options else {}
+    return {**requested_amounts(options), **by_name}
 
 
 def requested_amounts(options: Mapping[str, Any]) -> Resources:

@@ -95,15 +95,11 @@ class ControllerService:
         self, app_config: AppConfig, deployed: RunningApplication, running: Plan, memory: Memory
     ) -> ControlLoop:
         """The loop for a classifier, which counts devices and may ask for more."""
-        from isobatch.deployments.resources import replica_needs, room_for
-
         name, profile = self.config.application, profile_of(app_config)
         self.promise = str((app_config.prepared_folder and promise_in(app_config.prepared_folder)) or NOTHING)
-        most, room = allowed(self.config, app_config, profile), partial(room_for, app_config)
+        most, room = allowed(self.config, app_config, profile), app_config.room_for
         virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
-        deployed.inventory = Inventory(
-            most, partial(replica_needs, app_config), partial(nodes_beside_others, name), virtual
-        )
+        deployed.inventory = Inventory(most, app_config.replica_needs, partial(nodes_beside_others, name), virtual)
 
         def request(devices: Mapping[str, int]) -> None:
             ask_autoscaler(name, [room(kind) for kind in devices for _ in range(devices[kind])])

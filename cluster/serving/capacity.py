@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.graph import read_graph
 from isobatch.deployments.resources import (
     Resources,
     accelerators,
     declared,
     devices_on,
-    replica_needs,
-    requested_amounts,
     total,
 )
 from isobatch.optimizer.plan import Plan, read_plan
@@ -62,21 +59,13 @@ def check_gpus(content: ServeFile, count: Callable[[], int]) -> None:
             raise UserError(_NO_GPU.format(device=config.device, owner="this machine has no GPU"))
 
 
-def _amounts(config: AppConfig | DecoderConfig, plan: Plan | None = None) -> dict[str, float]:
-    """The CPUs and GPUs of an application with its front; a decoder's front needs next to nothing.
-
-    `plan`: that of a classifier, if it is known already.
-    """
-    if isinstance(config, DecoderConfig):
-        planned = config.per_kind().items()
-        fronts, replicas = 0, [(each.replicas, requested_amounts(each.replica_options(kind))) for kind, each in planned]
-    elif config.planned:
-        devices = (plan or read_plan(Path(str(config.plan)))).devices().items()
-        fronts, replicas = config.front_replicas, [(count, replica_needs(config, kind)) for kind, count in devices]
-    else:
+def _amounts(config: ServedConfig, plan: Plan | None = None) -> dict[str, float]:
+    """The CPUs and GPUs of an application with its fronts. `plan`: its plan, if it was made already."""
+    groups = config.replica_groups(plan)
+    if not groups:  # the front computes the network
         return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
-    amounts = {name: sum(count * needs.get(name, 0.0) for count, needs in replicas) for name in _COUNTED}
-    return amounts | {"CPU": fronts + amounts["CPU"]}
+    amounts = {name: sum(count * needs.get(name, 0.0) for _, count, needs in groups) for name in _COUNTED}
+    return amounts | {"CPU": config.front_cpus + amounts["CPU"]}
 
 
 def _budgets(planned: Mapping[str, AppConfig], controllers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
@@ -120,30 +109,22 @@ def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> floa
     """The number of Ray's devices of a kind; unlimited for kinds on CPUs and for virtual ones that no node declares."""
     if declared(kind, nodes):
         return sum(node.get(kind, 0) for node in nodes)
-    return devices_on(nodes).get(kind, 0) if replica_needs(config, kind)["GPU"] else inf
+    return devices_on(nodes).get(kind, 0) if config.replica_needs(kind)["GPU"] else inf
 
 
-def _needs(config: AppConfig | DecoderConfig, has: Resources) -> dict[str, float]:
+def _needs(config: ServedConfig, has: Resources) -> dict[str, float]:
     """The resources that an application needs; raise UserError if the cluster has less, even if nothing else runs."""
-    owner, plan = f"Ray has {_as_text(has)}", None
-    if isinstance(config, DecoderConfig):
-        gpus = [kind for kind, each in config.per_kind().items() if "accelerator_type" in each.replica_options(kind)]
-        missing = [kind for kind in gpus if kind.upper() not in accelerators(has) and kind not in has]
-        on_gpu = _amounts(config)["GPU"] > 0
-    else:
-        plan = read_graph(config).plan if config.planned else None
-        kinds = plan.devices() if plan else ()
-        missing = [kind for kind in kinds if set(accelerators(replica_needs(config, kind))) - set(accelerators(has))]
-        on_gpu = config.device != "cpu" and not config.planned
+    owner = f"Ray has {_as_text(has)}"
+    plan = read_graph(config).plan if isinstance(config, AppConfig) and config.planned else None
+    groups = config.replica_groups(plan)
+    missing = [kind for kind, _, needs in groups if set(accelerators(needs)) - set(accelerators(has))]
     if missing:
         raise UserError(f"{config.plan or 'the plan'} runs on {missing[0]}; this {owner}: plan for these devices")
-    if on_gpu and not config.plan and not has.get("GPU"):
+    if config.device != "cpu" and not config.plan and not has.get("GPU"):
         raise UserError(_NO_GPU.format(device=config.device, owner=f"this {owner}"))
     needs = _amounts(config, plan)
-    if plan or isinstance(config, DecoderConfig):
-        what = config.plan or ("the plan" if plan else "the decoder")
-        for name, amount in needs.items():
-            _check_enough(what, name, amount, has.get(name, 0), owner)
+    for name, amount in needs.items() if groups else ():
+        _check_enough(config.plan or ("the plan" if plan else "the network"), name, amount, has.get(name, 0), owner)
     return needs
 
 

@@ -11,7 +11,7 @@ from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import cache_directory, content_of
-from isobatch.deployments.resources import gpu_options
+from isobatch.deployments.resources import Resources, gpu_options
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import MOST_BATCH
@@ -166,8 +166,10 @@ class DecoderConfig(ServedConfig):
         """The most requests at once. It is more than replicas admit, as they refuse with a reason."""
         return 4 * self.replicas * (self.max_residents + self.max_waiting)
 
+    def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
+        return [(kind, each.replicas, each.replica_needs(kind)) for kind, each in self.per_kind().items()]
+
     def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
-        """The resources of a replica, as `ray_actor_options`. `kind`: of its device, if there are several kinds."""
         on_gpu = self.device.startswith("cuda") and kind != "cpu"
         options: dict[str, Any] = {"num_cpus": 1 if on_gpu else self.cpus_per_replica, "num_gpus": int(on_gpu)}
         return options | gpu_options(kind, labelled) if on_gpu and kind else options

@@ -7,13 +7,12 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from ray.serve import Application
 
-from isobatch.deployments import ray_facts, resources
+from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
@@ -81,9 +80,7 @@ class Deployer:
         join_serves_log()
         self._application = ray_facts.application_name()
         self._config, self._profile = config, profile_of(config)
-        self._fleet = ServeFleet(
-            f"{self._application}.{mark_of(config)}", bind, partial(resources.replica_needs, config)
-        )
+        self._fleet = ServeFleet(f"{self._application}.{mark_of(config)}", bind, config.replica_needs)
         self._leadership = Leadership(self._application, self._fleet.prefix)
         self._fronts = Fronts()
         self._starting, self._moving = asyncio.Lock(), asyncio.Lock()

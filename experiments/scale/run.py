@@ -24,7 +24,7 @@ from isobatch.deployments.config import INSIDE_A_FRONT, AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.graph import Graph
-from isobatch.deployments.resources import Resources, replica_needs
+from isobatch.deployments.resources import Resources
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, optimize, problem
 from isobatch.profiles.devices import Device, fleet, links_between
 from isobatch.profiles.exits import ExitProfile
@@ -104,7 +104,7 @@ def inventory(devices: tuple[Device, ...]) -> Inventory:
         for _ in range(ceil(device.count / GPUS_OF_A_NODE))
     ]
     most = {device.kind: device.count for device in devices}
-    return Inventory(most, partial(replica_needs, AppConfig()), lambda: nodes)
+    return Inventory(most, AppConfig().replica_needs, lambda: nodes)
 
 
 def steered(plan: Plan, facts: Problem, question: ClassifierPlanningProblem, rate: float) -> dict[str, float]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from isobatch.deployments import ray_facts
-from isobatch.profiles.errors import UserError
 from tests.helpers.asking import Load, ask, eventually
 from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.helpers.toy_model import BLOCKS
@@ -76,5 +75,3 @@ def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp
     (after,) = fleets()
     assert after != before
     assert ask(base, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"
-    with pytest.raises(UserError, match="SLO"):
-        deployed(whole | {"args": whole["args"] | {"slo_ms": 0.5}})

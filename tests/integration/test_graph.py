@@ -52,3 +52,10 @@ def test_a_split_that_cannot_load_says_why(deployed: Put, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="no weights here") as error:
         deployed(application(tmp_path, cut_at(), "load_at_the_front_only"))
     assert "\n" not in str(error.value)
+
+
+def test_where_no_plan_keeps_the_slo_the_start_says_so(deployed: Put, tmp_path: Path) -> None:
+    impossible = application(tmp_path, cut_at())
+    impossible["args"] |= {"plan": None, "devices": {"cpu": 2}, "slo_ms": 0.5}
+    with pytest.raises(UserError, match="SLO"):
+        deployed(impossible)

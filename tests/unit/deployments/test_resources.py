@@ -6,7 +6,6 @@ from itertools import product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isobatch.deployments import resources
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.resources import Resources, first_fit
 
@@ -62,11 +61,11 @@ def test_no_node_with_room_is_skipped(needs: list[Resources], nodes: list[Resour
 
 
 def test_a_replica_requests_the_resources_of_its_kind() -> None:
-    assert resources.replica_needs(AppConfig(cpus_per_replica=2), "cpu") == {"CPU": 2.0, "GPU": 0.0}
-    assert resources.replica_needs(AppConfig(), "a100") == {"CPU": 1.0, "GPU": 1, "accelerator_type:A100": 0.001}
-    assert resources.replica_options(AppConfig(), "a100", labelled=True) == {
+    assert AppConfig(cpus_per_replica=2).replica_needs("cpu") == {"CPU": 2.0, "GPU": 0.0}
+    assert AppConfig().replica_needs("a100") == {"CPU": 1.0, "GPU": 1, "accelerator_type:A100": 0.001}
+    assert AppConfig().replica_options("a100", labelled=True) == {
         "num_gpus": 1,
         "label_selector": {"isobatch.io/kind": "a100"},
     }
     virtual = AppConfig(backend="virtual", profile="it.json")
-    assert resources.replica_needs(virtual, "a100") == {"CPU": 0.01, "GPU": 0.0}
+    assert virtual.replica_needs("a100") == {"CPU": 0.01, "GPU": 0.0}
