@@ -15,7 +15,6 @@ from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError, first_wrong
-from isobatch.profiles.evidence import EVIDENCE
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES
 
@@ -344,6 +343,8 @@ class AppConfig(ServedConfig):
 
     @property
     def deciding_files(self) -> list[Path]:
+        from isobatch.profiles.evidence import EVIDENCE  # imports scipy
+
         prepared = [self.prepared_folder / name for name in (RULES, EVIDENCE)] if self.prepared_folder else []
         return [*super().deciding_files, *prepared]
 
