@@ -143,7 +143,7 @@ def _worst(truth: Labels, full: Labels, exits: Labels) -> ScoreFigures:
 
 
 def _share(right: NDArray[np.bool_]) -> Interval:
-    """With two imagined inputs of each kind in its interval, so that it says something where all are alike."""
+    """The share of right answers. Its interval counts two more right and two more wrong ones, so it is never empty."""
     count, shrunk = len(right), (right.sum() + 2) / (len(right) + 4)
     return Interval(float(right.mean()), float(STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
 

@@ -1,4 +1,5 @@
-"""Exit policies: functions that decide who leaves at a ramp, by import path (`isobatch.deployments.exits:entropy`).
+"""Exit policies: functions that decide which inputs leave at a ramp. Their names are import paths, as in
+`isobatch.deployments.exits:entropy`.
 
 A policy gets the ramp's (calibrated) logits of a batch, the ramp's threshold, and what it remembers of each input. Its
 decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is.

@@ -73,7 +73,7 @@ class Problem:
 
     @cached_property
     def first_names(self) -> dict[str, str]:
-        """For every kind the first one that computes and sends alike, of which it is only another name."""
+        """For every kind, the first kind that computes and sends alike: the same device under another name."""
         names: dict[str, str] = {}
         for each in self.devices:
             alike = (first for first in names if names[first] == first and self._are_alike(first, each.kind))

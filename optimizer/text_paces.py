@@ -114,8 +114,8 @@ def expected_pace(facts: DecodingFacts, way: DecodingWay, projects: bool = False
     """The pace of one cycle: `way.launches` launches of the first part, and one of the deep part.
 
     A token goes on after the cut with probability p, so 1 - (1 - p)^k of the residents wait for the deep part after k
-    launches. The deep part also runs all rows that it has not seen, prompts among them, except those after which the
-    text ended. Where exits project KV (`projects`), rows of tokens that have left do not run.
+    launches. The deep part also runs all rows that it has not seen, prompts among them, unless their text has ended.
+    Where exits project KV (`projects`), rows of tokens that have left do not run.
     """
     workload, num_blocks = facts.profile.workload, facts.profile.num_blocks
     p = workload.after(way.cut - 1) if way.cut < num_blocks else 1.0

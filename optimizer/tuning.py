@@ -4,8 +4,8 @@ Which inputs leave at a ramp depends on which other ramps are open: not every in
 leaves at the next. So a plan is searched for the survival that the ramps of the last plan cause, until a plan opens
 just these ramps (`plan_for_its_ramps`).
 
-Thresholds for a plan: the loss that is allowed, as far as it is spent at ramps that the plan closes, goes to the ramps
-that it opens. Thresholds decide the survival, survival decides the plan, and the plan decides which ramps are open and
+Thresholds for a plan: the allowed loss that would be spent at ramps which the plan closes goes to the ramps which it
+opens. Thresholds decide the survival, survival decides the plan, and the plan decides which ramps are open and
 what a block costs. From the ramps that a plan opens, one is added or taken away at a time while the plan gets better.
 All this is rated on the table that may be used any number of times; the promise is tested once, for the result.
 """

@@ -54,7 +54,7 @@ LEAST_GAIN = 0.05
 
 
 def ignore(plan: Plan, rate_per_s: float, tried: int) -> None:
-    """What is called with each better plan, what it sustains, and how many other plans were tried: nothing."""
+    """Do nothing: the default for `SimulationEffort.better`, which is called with each better plan."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class BestSoFar:
         return replace(self._promised(simplest, planned, before_per_s, after_per_s), simpler=simplest != best)
 
     def _simplest(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
-        """The plan with the fewest splits than which the best one is not clearly better, and what it sustains."""
+        """The plan with the fewest splits that sustains nearly as much as the best one, and its rate."""
         enough_per_s = rate_per_s / (1 + LEAST_GAIN) / (1 + STEP)
         for other in sorted(others, key=num_splits):
             if num_splits(other) >= num_splits(best) or self.effort.out_of_time():

@@ -26,7 +26,7 @@ Chunk = tuple[Floats, Ints] | tuple[Floats, Ints, Ints]
 Chunks = Iterable[Chunk]
 CHUNK = 1 << 16  # inputs that are generated at once, so that memory stays small
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
-# Random streams of one seed: each gets a number of its own, so that a change of one leaves the others as they are.
+# Random streams of one seed, each with its own number: a change of one stream leaves the others as they are.
 TROUBLES_SEED = 1
 LENGTHS_SEED = 3
 AUDITS_SEED = 4
@@ -142,7 +142,7 @@ class Simulation:
         return count > 0
 
     def _arrive(self, count: int) -> None:
-        """Let inputs arrive. Each one's place holds its arrival time, and as its row the number of blocks it needs."""
+        """Let inputs arrive. An input's place holds its arrival time, and as `row` the number of blocks it needs."""
         times_s, weights = self._times_s[:count], self._weights[:count]
         full = self._full.random(count) < self.world.full_share
         self.tally.arrive(times_s, int(weights.sum()), int(full.sum()), int(weights[full].sum()))

@@ -96,8 +96,10 @@ def stop_tokens(folder: Path) -> frozenset[int]:
 
 
 def usual_dtype(folder: Path, device: str) -> str:
-    """The precision of a decoder if nobody says another one: that of its ramps, else that of its checkpoint where the
-    device is quick in it, else float32."""
+    """The precision of a decoder if the user names none.
+
+    It is the precision of its ramps; without ramps, that of its checkpoint if the device is quick in it, else float32.
+    """
     config = checkpoint_json(folder)
     if (folder / RULES).exists():
         return read_decoder_rules(folder / RULES).dtype

@@ -47,8 +47,10 @@ class PieceBand:
 
 
 class PagedView:
-    """What the blocks of one launch are given: the position of each row, the place of its KV, and the KV that it reads
-    of its own text (`bands`) and of its source (`sources`). Projected rows read none."""
+    """The rows of one launch, as blocks see them: the position of each row, the place of its KV, and the KV to read.
+
+    A row reads KV of its own text (`bands`) and of its source (`sources`). Projected rows read none.
+    """
 
     def __init__(
         self, kv: "PagedKv", positions: Ints, places: Ints, bands: Listed[PieceBand], sources: Listed[PieceBand]

@@ -44,12 +44,11 @@ class ReplicaState:
     preempted: int
     tokens_per_s: float
     depths: dict[int, int]  # tokens by the block after which they were known
-    launches: dict[
-        int, tuple[int, int, int]
-    ]  # for each split, by its first block: launches, sequences in them, room for sequences
+    # By the first block of each split: launches, sequences in them, room for sequences.
+    launches: dict[int, tuple[int, int, int]]
     version: int = 0  # of the plan that runs
     asked: int = 0  # positions that texts needed before their first token
-    shared: int = 0  # those of them whose KV was in pages of other texts
+    shared: int = 0  # how many of these positions were in pages of other texts already
 
 
 class DecoderReplica(ReplicaProcess):

@@ -20,8 +20,8 @@ class PagePool:
     that begins with the same tokens. While no text uses it, it stays until its place is needed: the page that was used
     least recently goes first.
 
-    `asked` counts the positions that new texts needed before their first token, and `shared` those of them that were in
-    pages of other texts.
+    `asked` counts the positions that new texts needed before their first token; `shared` counts how many of these were
+    in pages of other texts already.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,7 +31,7 @@ class PagePool:
         self._users = [0] * count  # texts that hold each page
         self._names: dict[int, bytes] = {}  # of the pages whose content may be shared
         self._pages: dict[bytes, int] = {}  # the same pages, by name
-        self._kept: dict[int, None] = {}  # those that no text uses, in the order in which they were given back
+        self._kept: dict[int, None] = {}  # shared pages without a text, in the order in which they were given back
 
     @property
     def free(self) -> int:

@@ -1,4 +1,4 @@
-"""Batching: the inputs that wait before each block, the batch that a group of replicas runs next, and on which of them.
+"""Batching: the inputs that wait before each block, the next batch of a group of replicas, and its replica.
 
 An idle replica is given whatever waits: a delay gains nothing, and a single input is as fast as a batch of one. Under
 load replicas are busy, and batches fill up meanwhile. A full batch may wait at a busy replica, so that it starts when

@@ -86,7 +86,7 @@ class Group:
         self._update()
 
     def follow(self, names: Collection[str], benched: Mapping[str, Replica] = NO_REPLICAS) -> None:
-        """Set the members. Those that stay keep their history, and so do those that were `benched` in other groups."""
+        """Set the members. A replica that stays keeps its history; so does one that was `benched` in another group."""
         for name in self.members.keys() - set(names):
             replica = self.members.pop(name)
             self._by_load[len(replica.pending_s)].pop(name)

@@ -4,8 +4,8 @@ The expected times of a new input follow from the work ahead of it. They are cor
 recent inputs left, since the computed times ignore inputs that are not yet queued, launches that vary, and a front that
 is late. The mean of these delays corrects the computed time, and their spread gives its certainty; both become small
 where everything goes as planned. Delays are measured in full launches, so that they grow and shrink with the replicas'
-speed. (If an input's own launch were the unit, a delay of a few milliseconds would be large for an input in an empty
-lane, and the same ratio would then be feared for inputs in a crowded one.)
+speed. (In units of an input's own launch, a few milliseconds are a large delay in an empty lane; the same ratio would
+then be expected in a crowded lane.)
 
 Where an input leaves is not an error: an input that leaves at the end of a launch takes many times longer than one that
 leaves at the first ramp, and the plan knows the share of both. So each exit point has its own computed time, and only

@@ -90,7 +90,7 @@ class Counts:
         self.full = self.full_weight = 0
         self.full_exits: Counter[int] = Counter()
         self.full_exit_weights: Counter[int] = Counter()
-        # Other inputs that ended before they left, by the block before which they stood.
+        # Other inputs that ended inside the network, by the block that would have been next.
         self.unfinished: Counter[int] = Counter()
         self.unfinished_weights: Counter[int] = Counter()
         self._latencies: Counter[int] = Counter()  # by `latency_bin`
@@ -225,7 +225,7 @@ class Counts:
     ) -> None:
         """A launch came back, for which the replica computed for `seconds`.
 
-        `followed_s`: the time since the launch before it came back, if it waited for that one.
+        `followed_s`: the time since the previous launch came back, if this one waited for it.
         """
         now_s, computed = self._clock(), self._computed.setdefault(replica, deque())
         computed.append((now_s - seconds, now_s))

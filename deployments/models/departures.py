@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 
 
 class Departures:
-    """What ramps decide in a launch: for each of them one column that says who leaves, and the logits of the answers.
+    """What ramps decide in a launch: for each ramp, a column with the inputs that leave, and the logits of the answers.
 
     The device puts these columns side by side, and the host reads them once. An input leaves at the first ramp that
     lets it go. Inputs at the positions `kept` stay inside even if they leave; they leave at the last such ramp.

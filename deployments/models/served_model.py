@@ -1,4 +1,4 @@
-"""What every network that our loader gives offers, and the ranges of blocks that it runs.
+"""The interface of networks that our loader makes, and the ranges of blocks that they run.
 
 Nothing is imported here that brings torch: a replica asks whether a network is a `ServedModel`. A user's own network,
 in numpy for instance, need not be one.

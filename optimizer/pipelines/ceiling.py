@@ -98,7 +98,7 @@ class Ceiling:
 
     @cached_property
     def _known(self) -> Bools:
-        """Kinds whose best pipeline is known and has one placement, so that fewer devices do no better each."""
+        """Kinds whose best pipeline is known and has one placement: with fewer devices, none would do better."""
         known: Bools = (self.alone_per_s > 0) & self._search.builder.memory.holds_any_cut
         return known
 

@@ -28,7 +28,7 @@ def promised_per_s(plan: Plan | None) -> float:
 
 @dataclass
 class Sharing:
-    """Pipelines for the most goodput, each on one kind or on two, which may be in several of them."""
+    """Pipelines for the most goodput, each on one or two kinds. Several pipelines may use devices of the same kind."""
 
     facts: Problem
     objective: Objective

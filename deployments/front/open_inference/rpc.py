@@ -179,10 +179,10 @@ def _contents(contents: Any, kind: str, count: int, texts: bool) -> NDArray[Any]
 class Places:
     """The number of requests of all streams together that run at once. Further requests are not read from the network.
 
-    gRPC's flow control keeps those at the client. The number of places is that of requests that were recently answered
-    in most of `slo_s`, so that each takes about that time. It is lower while some are refused, and at most `limit`.
-    Each stream waits for one place. The next place goes to the client with the fewest places, however many streams it
-    has; of several such clients, or streams of one client, to the one that has waited longest.
+    gRPC's flow control keeps those at the client. There are as many places as requests were recently answered in most
+    of `slo_s`, so a request takes about that time. There are fewer places while requests are refused, and at most
+    `limit`. Each stream waits for one place. The next place goes to the client with the fewest places, however many
+    streams it has; of several such clients, or streams of one client, to the one that has waited longest.
     """
 
     def __init__(self, limit: Callable[[], int], slo_s: float, clock: Callable[[], float]) -> None:
