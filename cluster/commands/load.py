@@ -55,7 +55,8 @@ def load(
         typer.Option(help="Instead: made-up texts with these numbers of tokens, one in each line, sent in turn."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="For decoders: prompts, one in each line, sent in turn; answers are streamed.")
+        Path | None,
+        typer.Option(help="For networks that write texts: prompts, one a line, sent in turn; answers are streamed."),
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -77,8 +78,8 @@ def load(
     or the demo's digits. The exit code is 1 if nothing was answered, or if a request ended in another way than with an
     answer, a refusal (503) or an expired deadline (504).
 
-    With --prompts, requests go to a decoder's /v1/completions. The report has the times to the first token and between
-    tokens, and tokens per second.
+    With --prompts, requests go to /v1/completions. The report has the times to the first token and between tokens, and
+    tokens per second.
 
     Example: [bold]isobatch load http://127.0.0.1:8000/predict --rate 200[/]
     """
