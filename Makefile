@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures release clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -23,7 +23,7 @@ serve: setup  ## serve the built-in demo model at http://127.0.0.1:8000
 	$(BIN)/isobatch serve
 
 demo: setup  ## train the built-in demo model anew (it is shipped: nothing needs this)
-	$(BIN)/python -m experiments.demos.digits
+	$(BIN)/python -m experiments.demos.digits && cp deployments/demo/demo-float32/exits.png docs/
 
 llm-demo: setup  ## train the built-in decoder anew (it is shipped: nothing needs this)
 	$(BIN)/python -m experiments.demos.sums
@@ -77,12 +77,17 @@ browser: setup  ## install what the test of the page needs: Chromium (as root, o
 pictures: browser  ## make the pictures of docs/watching.md anew, by the test that opens the page
 	ISOBATCH_PICTURES=1 $(BIN)/python -m pytest -q tests/integration/test_page.py
 
-release: setup  ## build the wheel and the source distribution in dist/, check them, and list what would be published
+docs: setup  ## build the docs as a site in build/site; a link that leads nowhere is an error
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/zensical build --strict --clean
+
+release: setup  ## build wheel, source distribution and docs, check them, and list what would be published
 	rm -rf dist build
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/twine check --strict dist/* && $(BIN)/check-wheel-contents dist/*.whl
-	@$(BIN)/python -m zipfile --list dist/*.whl && ls -l dist && echo "nothing was published: twine upload dist/* would"
+	$(MAKE) docs
+	@$(BIN)/python -m zipfile --list dist/*.whl && ls -l dist && echo "nothing was published: 'twine upload dist/*' would, and build/site is the site"
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

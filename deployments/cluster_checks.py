@@ -26,8 +26,8 @@ def check_cluster(config: AppConfig, cluster: ClusterState) -> None:
         path = getattr(config, name)
         if path and not Path(path).is_absolute():
             raise UserError(
-                f"args: {name} = {path!r} must be an absolute path, because each node reads it: write it in full, or "
-                "use `isobatch deploy`, which takes paths relative to the file's folder"
+                f"args: {name} = {path!r} must be an absolute path, because each node reads it: `isobatch deploy FILE` "
+                "takes paths relative to the file's folder, and `isobatch serve FILE --out NEW` writes absolute ones"
             )
     check_http(cluster.http_host, cluster.encrypts, cluster.nodes)
 

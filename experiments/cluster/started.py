@@ -112,21 +112,27 @@ class Started:
     def processes(self) -> list[int]:
         return [each for process in self._started for each in descendants(process.pid)]
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """A command of ours on the head."""
-        return self.python("-m", "isobatch.cluster.cli", *words)
+        return self.python("-m", "isobatch.cluster.cli", *words, folder=folder)
 
-    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]
-        return subprocess.run(command, cwd=ROOT, env=self.prepared, capture_output=True, text=True, timeout=600)
+        return subprocess.run(command, cwd=folder, env=self.prepared, capture_output=True, text=True, timeout=600)
 
 
 @contextmanager
-def started(devices: Mapping[str, int], cpus: int = 0, kinds: Mapping[str, int] | None = None) -> Iterator[Started]:
+def started(
+    devices: Mapping[str, int],
+    cpus: int = 0,
+    kinds: Mapping[str, int] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Started]:
     """A head with these devices. Everything ends with the block, and with this process if it is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ib", dir="/tmp"))  # short, as the paths of sockets must be
     (folder / "ray").mkdir()
     result = Started(folder, kinds)
+    result.prepared |= settings or {}
     try:
         for _ in range(ATTEMPTS):  # on a busy machine Ray's processes give each other up while they start
             result.start(HEAD, devices, cpus, result.prepared)

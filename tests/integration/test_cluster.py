@@ -5,12 +5,14 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments.cluster import growing
-from experiments.cluster.started import OTHER, Started, started
+from experiments.cluster.started import HEAD, OTHER, Started, started
 from isobatch.cluster.serving.serve_file import serve_file
 from tests.helpers.asking import ask, eventually
 from tests.helpers.serving import ROOT, marked, serving
@@ -72,6 +74,42 @@ def test_a_running_cluster_is_looked_at_and_deployed_onto(cluster: Started, tmp_
         replies = list(pool.map(lambda _: ask(base, "POST", "/predict", {"inputs": [{}] * 8}), range(40)))
     assert {status for status, _ in replies} == {200}
     assert kinds(base) == {"v100", "k80"}
+
+
+def test_serves_own_commands_deploy_every_file_from_another_folder(tmp_path: Path) -> None:
+    """Relative paths, which Ray cannot resolve, are refused; `isobatch serve --out` writes absolute ones."""
+    devices, at_once = (
+        {"v100": 2, "p100": 1, "k80": 4, "t4": 1},
+        {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"},
+    )
+    with started(devices, cpus=4, settings=at_once) as cluster:
+        dashboard = ("--address", f"http://{HEAD}:{cluster.dashboard_port}")
+
+        def serve(*words: str) -> str:
+            done = cluster.python("-m", "ray.serve.scripts", *words, *dashboard, folder=tmp_path)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        def states() -> set[str]:
+            return {each["status"] for each in yaml.safe_load(serve("status"))["applications"].values()}
+
+        for file, path, value in (
+            ("serve.yaml", "/predict", [[0] * 8] * 8),
+            ("demo.yaml", "/predict", [[0] * 8] * 8),
+            ("local.yaml", "/predict", {}),
+            ("two-apps.yaml", "/queries/predict", {}),
+        ):
+            words = ("--out", file, "--port", str(cluster.http_port), "--grpc-port", "0")
+            assert cluster.run("serve", str(ROOT / "cluster" / file), *words, folder=tmp_path).returncode == 0
+            serve("deploy", file)
+            assert eventually(lambda: states() == {"RUNNING"})
+            ask_it = partial(ask, f"http://127.0.0.1:{cluster.http_port}", "POST", path, {"inputs": [value]})
+            assert eventually(lambda ask_it=ask_it: ask_it()[0] == 200), file  # type: ignore[misc]
+            serve("shutdown", "-y")
+            assert eventually(lambda: not states())
+        serve("deploy", str(ROOT / "cluster" / "demo.yaml"))
+        assert eventually(lambda: "DEPLOY_FAILED" in states())
+        assert "plan = 'demo/plan.json' must be an absolute path" in serve("status")
 
 
 def test_nodes_come_as_more_is_asked_are_replaced_when_reclaimed_and_go_again() -> None:
