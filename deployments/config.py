@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
 from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
@@ -87,7 +88,9 @@ class ServedConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(
-        None, description="Directory of a checkpoint made by `isobatch prepare`; none: the demo model."
+        None,
+        description="Directory of a checkpoint made by `isobatch prepare`, a hub id, or a URL (hf://, s3://, gs://, "
+        "file://); none: the demo model.",
     )
     name: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="The model's name in answers and paths; none: its directory's name."
@@ -132,6 +135,11 @@ class ServedConfig(BaseModel):
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="The largest body of a request (413 beyond).")
     drain_s: float = Field(30.0, gt=0, description="How long a stop waits for the requests that were admitted.")
     log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
+
+    @property
+    def folder(self) -> Path:
+        """The network's directory on this node, where it is fetched first if it lies elsewhere."""
+        return local(self.model) if self.model else Path(str(function_at(DEMO)()))
 
 
 class AppConfig(ServedConfig):
@@ -255,7 +263,7 @@ class AppConfig(ServedConfig):
         if not (isinstance(fields, dict) and isinstance(fields.get("plan"), str)):
             return fields
         with suppress(UserError):
-            plan = read_plan(Path(fields["plan"]))
+            plan = read_plan(local(fields["plan"]))
             slo_ms = {"slo_ms": 1e3 * plan.slo_s} if plan.slo_s else {}
             computed = {"backend": plan.backend, "dtype": plan.dtype} if plan.backend in BACKENDS else {}
             return slo_ms | {name: value for name, value in computed.items() if value} | fields
@@ -313,7 +321,7 @@ class AppConfig(ServedConfig):
         isobatch prepares."""
         if self.backend == VIRTUAL or (self.model is None and self.loader != LOADER):
             return None
-        return Path(self.model or str(function_at(DEMO)()))
+        return self.folder
 
     @property
     def planned(self) -> bool:

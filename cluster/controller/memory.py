@@ -25,6 +25,7 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.folders import cache_directory
+from isobatch.deployments.sources import local
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE
 from isobatch.profiles.promise import RULES
@@ -63,12 +64,12 @@ def configuration_of(config: ControllerConfig, app_config: AppConfig | DecoderCo
 def _files(app_config: AppConfig | DecoderConfig) -> Iterator[Path]:
     """The files of the configuration that decisions depend on."""
     if app_config.plan:
-        yield Path(app_config.plan)
+        yield local(app_config.plan)
     if isinstance(app_config, DecoderConfig):
-        yield from (app_config.profile_path, Path(app_config.model) / RULES)
+        yield from (app_config.profile_path, app_config.folder / RULES)
         return
     if app_config.profile:
-        yield Path(app_config.profile)
+        yield local(app_config.profile)
     if app_config.prepared_folder:
         yield from (app_config.prepared_folder / RULES, app_config.prepared_folder / EVIDENCE)
 

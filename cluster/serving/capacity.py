@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
@@ -18,6 +17,7 @@ from isobatch.deployments.resources import (
     requested_amounts,
     total,
 )
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError
 
@@ -71,7 +71,7 @@ def _amounts(config: AppConfig | DecoderConfig, plan: Plan | None = None) -> dic
         planned = config.per_kind().items()
         fronts, replicas = 0, [(each.replicas, requested_amounts(each.replica_options(kind))) for kind, each in planned]
     elif config.planned:
-        devices = (plan or read_plan(Path(str(config.plan)))).devices().items()
+        devices = (plan or read_plan(local(str(config.plan)))).devices().items()
         fronts, replicas = config.front_replicas, [(count, replica_needs(config, kind)) for kind, count in devices]
     else:
         return {"CPU": 1.0, "GPU": float(config.device.startswith("cuda"))}
@@ -84,7 +84,7 @@ def _budgets(planned: Mapping[str, AppConfig], controllers: Sequence[Mapping[str
     budgets: dict[str, dict[str, int]] = {}
     for name, config in planned.items():
         granted = dict(config.devices) if isinstance(config.devices, dict) else {}
-        budgets[name] = read_plan(Path(config.plan)).devices() if config.plan else granted
+        budgets[name] = read_plan(local(config.plan)).devices() if config.plan else granted
     for arguments in controllers:
         if (budget := budgets.get(arguments.get("application", "isobatch"))) is not None:
             devices = arguments.get("devices") or {}
