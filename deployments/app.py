@@ -26,7 +26,7 @@ from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.in_process import InProcess
 from isobatch.deployments.front.metrics import export
-from isobatch.deployments.front.service import Service, directory_of
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.graph import check_depth, check_weights
 from isobatch.deployments.planning import has_room_beside
 from isobatch.deployments.ray_facts import cluster_state, free_resources, labelled, nodes
@@ -41,7 +41,7 @@ class Front:
 
     def __init__(self, config: AppConfig, deployer: Any = None) -> None:
         join_serves_log()
-        network = Follower(config, deployer, directory_of(config)) if deployer else InProcess(config)
+        network = Follower(config, deployer, str(config.folder)) if deployer else InProcess(config)
         self._config, self._network = config, network
         self._service = Service(config, time.perf_counter, network, self._opened)
         if config.grpc_port:
@@ -102,4 +102,4 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
         health_check_timeout_s=10.0,
         **process_options(config.log_format, config.drain_s),
     )(ServeReplica)
-    return split.bind(config, kind, directory_of(config))
+    return split.bind(config, kind, config.model or str(config.folder))  # each node fetches it

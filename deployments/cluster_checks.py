@@ -6,6 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.sources import is_url
 from isobatch.profiles.errors import UserError
 
 PATHS = ("model", "plan", "profile")  # the fields of a configuration that are paths
@@ -24,7 +25,7 @@ def check_cluster(config: AppConfig, cluster: ClusterState) -> None:
     """Raise UserError if fronts or replicas could never be reached, or could not read their files."""
     for name in PATHS:
         path = getattr(config, name)
-        if path and not Path(path).is_absolute():
+        if path and not is_url(path) and not Path(path).is_absolute():
             raise UserError(
                 f"args: {name} = {path!r} must be an absolute path, because each node reads it: `isobatch deploy FILE` "
                 "takes paths relative to the file's folder, and `isobatch serve FILE --out NEW` writes absolute ones"

@@ -13,6 +13,7 @@ from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
 from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
@@ -91,7 +92,9 @@ class ServedConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(
-        None, description="Directory of a checkpoint made by `isobatch prepare`; none: the demo model."
+        None,
+        description="Directory of a checkpoint made by `isobatch prepare`, a hub id, or a URL (hf://, s3://, gs://, "
+        "file://); none: the demo model.",
     )
     name: str | None = Field(
         None, pattern=r"^[\w.-]+$", description="The model's name in answers and paths; none: its directory's name."
@@ -140,7 +143,7 @@ class ServedConfig(BaseModel):
     @property
     def deciding_files(self) -> list[Path]:
         """The files that a controller's decisions depend on."""
-        return [Path(path) for path in (self.plan, self.profile) if path]
+        return [local(path) for path in (self.plan, self.profile) if path]
 
     def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
         """The resources of a replica on this kind of device, as `ray_actor_options`; "": there is only one kind."""
@@ -158,6 +161,11 @@ class ServedConfig(BaseModel):
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
         """The kind, number and needs of replicas, by the plan of the file or by this one; empty: there are none."""
         raise NotImplementedError
+
+    @property
+    def folder(self) -> Path:
+        """The network's directory on this node, where it is fetched first if it lies elsewhere."""
+        return local(self.model) if self.model else Path(str(function_at(DEMO)()))
 
 
 class AppConfig(ServedConfig):
@@ -281,7 +289,7 @@ class AppConfig(ServedConfig):
         if not (isinstance(fields, dict) and isinstance(fields.get("plan"), str)):
             return fields
         with suppress(UserError):
-            plan = read_plan(Path(fields["plan"]))
+            plan = read_plan(local(fields["plan"]))
             slo_ms = {"slo_ms": 1e3 * plan.slo_s} if plan.slo_s else {}
             computed = {"backend": plan.backend, "dtype": plan.dtype} if plan.backend in BACKENDS else {}
             return slo_ms | {name: value for name, value in computed.items() if value} | fields
@@ -339,7 +347,7 @@ class AppConfig(ServedConfig):
         isobatch prepares."""
         if self.backend == VIRTUAL or (self.model is None and self.loader != LOADER):
             return None
-        return Path(self.model or str(function_at(DEMO)()))
+        return self.folder
 
     @property
     def deciding_files(self) -> list[Path]:
@@ -372,7 +380,7 @@ class AppConfig(ServedConfig):
         return self.front_replicas
 
     def replica_groups(self, plan: Plan | None = None) -> list[tuple[str, int, Resources]]:
-        plan = read_plan(Path(self.plan)) if self.plan and not plan else plan
+        plan = read_plan(local(self.plan)) if self.plan and not plan else plan
         devices = plan.devices() if plan else {}
         return [(kind, count, self.replica_needs(kind)) for kind, count in devices.items()]
 

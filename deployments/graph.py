@@ -7,13 +7,13 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import count
 from math import inf
-from pathlib import Path
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.route import Route, named_groups, placements_of, route_of
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.named import AUTO, VIRTUAL
 from isobatch.deployments.planning import first_plan
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.optimizer.problem import Problem, problem
 from isobatch.optimizer.tuning import opened
@@ -133,9 +133,9 @@ def graph_of(
 def profile_of(config: AppConfig) -> Profile:
     """The configuration's profile, with the launch tables that its plan was made from, or those of its backend."""
     assert config.profile, "This is a bug: AppConfig asks for it."
-    profile = load(Path(config.profile))
+    profile = load(local(config.profile))
     if config.plan:
-        plan = read_plan(Path(config.plan))
+        plan = read_plan(local(config.plan))
         return profile.on(plan.backend, plan.dtype)
     return profile if config.backend in (VIRTUAL, AUTO) else profile.on(config.backend, config.dtype)
 
@@ -143,7 +143,7 @@ def profile_of(config: AppConfig) -> Profile:
 def check_depth(config: AppConfig, num_blocks: int) -> None:
     """Refuse a plan or profile of another depth. Serve would hide the reason of a later failure."""
     path, read = (config.plan, read_plan) if config.plan else (config.profile, load)
-    covered = read(Path(path or "")).num_blocks
+    covered = read(local(path or "")).num_blocks
     if covered != num_blocks:
         raise UserError(f"{path} covers {covered} blocks, the network has {num_blocks}: plan from its own profile")
 
@@ -152,7 +152,7 @@ def check_weights(config: AppConfig) -> None:
     """Refuse the profile of another network of the same depth. Its plan would run, but break its promises."""
     if not (config.profile and config.model) or config.backend == VIRTUAL:
         return
-    profile, weights = profile_of(config), weights_of(Path(config.model))
+    profile, weights = profile_of(config), weights_of(config.folder)
     if differ(profile.weights, weights):
         raise UserError(
             f"{config.profile} is of {profile.model} (weights {profile.weights}), {config.model} has other weights "
@@ -175,7 +175,7 @@ def mark_of(config: AppConfig) -> str:
     """A hash of everything that replicas depend on. If it changes, new replicas are started beside the old ones."""
     assert config.profile, "This is a bug: AppConfig asks for it."
     fields = config.model_dump_json(include=OF_REPLICAS | OF_PLANS_AND_REPLICAS)
-    return sha256(fields.encode() + Path(config.profile).read_bytes()).hexdigest()[:6]
+    return sha256(fields.encode() + local(config.profile).read_bytes()).hexdigest()[:6]
 
 
 def origin_of(config: AppConfig) -> str:
@@ -184,5 +184,5 @@ def origin_of(config: AppConfig) -> str:
     While it is the same, a restarted deployer continues with the running plan.
     """
     fields = config.model_dump_json(include=OF_PLANS | OF_PLANS_AND_REPLICAS)
-    files = [Path(path).read_bytes() for path in (config.plan, config.profile) if path]
+    files = [local(path).read_bytes() for path in (config.plan, config.profile) if path]
     return sha256(b"".join([fields.encode(), *files])).hexdigest()

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from isobatch.deployments import ray_facts, resources
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, optimize, read_plan
 from isobatch.optimizer.early_answers import check_whole
 from isobatch.optimizer.text_plans import writes_texts
@@ -68,7 +68,7 @@ def has_room_beside(
 
 
 def _of_file(config: AppConfig) -> Plan:
-    plan = read_plan(Path(config.plan or ""))
+    plan = read_plan(local(config.plan or ""))
     if config.early_budget is not None:
         check_whole(plan)
     return plan

@@ -17,7 +17,7 @@ from isobatch.profiles.errors import UserError
 @with_options(reading=ReadingOptions)
 def evaluate(
     reading: ReadingOptions,
-    model: Annotated[str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`.")],
+    model: Annotated[str, typer.Argument(help="Directory, hub id or URL of a checkpoint made by `isobatch prepare`.")],
     data: Annotated[Path, typer.Option(help=f"Inputs on which it was not prepared, labelled or not: {READS}.")],
     url: Annotated[
         str | None, typer.Option(help="Take the answers with exits from this server, which runs the same network.")

@@ -117,8 +117,8 @@ class DecoderPlanOptions(_CommonOptions):
     """The options for a decoder, a network that writes texts token by token."""
 
     model: Annotated[
-        Path | None,
-        typer.Argument(help="The directory of a decoder, or llm-demo; for other networks --profile is enough."),
+        str | None,
+        typer.Argument(help="Directory, hub id or URL of a decoder, or llm-demo; others need only --profile."),
     ] = None
     ttft_ms: Annotated[float, typer.Option(help="The time to the first token.")] = 1000.0
     tpot_ms: Annotated[float, typer.Option(help="The time from one token to the next.")] = 200.0

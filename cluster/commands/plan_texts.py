@@ -15,7 +15,7 @@ from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
 from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.ramp_rules import is_decoder
 from isobatch.deployments.folders import weights_of
-from isobatch.deployments.named import built_in
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_paces import DecodingGoal
 from isobatch.optimizer.text_plans import terms_of, tokens_per_s
@@ -33,7 +33,7 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
     if out:
         check_writable(out)
     assert options.model, "This is a bug: without a directory, a classifier is planned."
-    profile = profile_for(built_in(options.model) or options.model, options.profile).for_exits(goal.exits)
+    profile = profile_for(local(options.model), options.profile).for_exits(goal.exits)
     lines = []
     if options.observed:
         texts = observed_texts(_stats_at(options.observed), options.observed)

@@ -38,7 +38,7 @@ def predict(
     data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Inputs, labelled or not: {READS}.")],
     out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")],
     model: Annotated[
-        str | None, typer.Option(help="Directory or hub id of a checkpoint: this process answers.")
+        str | None, typer.Option(help="Directory, hub id or URL of a checkpoint: this process answers.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Address of a server that answers.")] = None,
     api_key_variable: KeyVariable = None,

@@ -32,7 +32,7 @@ MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
-    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier, or of a decoder.")]
+    model: Annotated[str, typer.Argument(help="Directory, hub id or URL (hf, s3, gs) of a classifier or a decoder.")]
     data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")]
     out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")]
     max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%"

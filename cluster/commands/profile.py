@@ -15,7 +15,7 @@ from isobatch.deployments.named import known_backend
 class _CommonOptions:
     model: Annotated[
         str,
-        typer.Argument(help="Directory or hub id of a checkpoint, prepared or not; demo, llm-demo: the built-in ones."),
+        typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo."),
     ]
     out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json")
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto"

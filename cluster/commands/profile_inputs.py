@@ -25,6 +25,7 @@ from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.prepare.sample import sampled
+from isobatch.deployments.sources import title_of
 from isobatch.profiles.devices import kind_of, known_kinds
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
@@ -48,7 +49,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     exact = load_served(model, device=options.device, dtype=weights_dtype(dtype))
     weights = weights_of(source)
     if before:
-        before.check_same(Path(model).name, exact.num_blocks, weights)
+        before.check_same(title_of(model), exact.num_blocks, weights)
     kind = options.kind or kind_of(device_name(str(exact.device)))
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
@@ -75,7 +76,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     exits, by_tokens = (each and with_sure(each, source, exact.ramps.rules) for each in (exits, by_tokens))
     notes = (*(str(each) for each in measured), *exit_notes)
     tables = (*(each.table for each in measured), *derived)
-    new = Profile(Path(model).name, tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
+    new = Profile(title_of(model), tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
     with locked(out):  # another command may have added a profile meanwhile
         save(load(out).joined_by(new) if out.exists() else new, out)
     draw(new, out.with_suffix(".png"))

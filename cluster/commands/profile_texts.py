@@ -18,6 +18,7 @@ from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.named import built_in
+from isobatch.deployments.sources import title_of
 from isobatch.profiles.devices import kind_of, known_kinds
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import device_name
@@ -40,7 +41,7 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
     console, kinds = Console(soft_wrap=True, markup=False), known_kinds(options.devices)
     check_decoder(source)
     weights, paths = weights_of(source), (options.out, cached_profile(source))
-    name = source.name if built_in(options.model) else Path(options.model).name
+    name = source.name if built_in(options.model) else title_of(options.model)
     device = str(resolve_device(options.device))
     dtype = options.dtype or usual_dtype(source, device)
     model = load_decoder(source, device, dtype)

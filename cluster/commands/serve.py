@@ -21,6 +21,7 @@ from rich.text import Text
 
 from isobatch.cluster.client import stats_at
 from isobatch.cluster.commands import check_writable, key_headers
+from isobatch.deployments.sources import local
 
 if TYPE_CHECKING:
     from isobatch.cluster.serving.local import LocalRay
@@ -34,9 +35,10 @@ INTERRUPTED = 130  # the exit code after Ctrl-C
 
 def serve(
     target: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
-            help="A model's directory, a Serve file (*.yaml) or llm-demo, a built-in decoder; none: the built-in demo."
+            help="A model's directory, hub id or URL (hf://, s3://, gs://, file://), a Serve file (*.yaml), or "
+            "llm-demo, a built-in decoder; none: the built-in demo."
         ),
     ] = None,
     host: Annotated[
@@ -74,6 +76,8 @@ def serve(
 
     Example: [bold]isobatch serve my-bert-ee --plan plan.json --profile profile.json[/], then
     curl -d '{"inputs": ["a good film", "a dull film"]}' http://127.0.0.1:8000/predict
+
+    Example: [bold]isobatch serve s3://models/my-bert-ee[/]
     """
     from isobatch.cluster.serving.ports import is_free
     from isobatch.cluster.serving.serve_file import serve_file, with_grpc
@@ -247,7 +251,8 @@ def example(content: dict[str, Any]) -> tuple[str, str] | None:
         return f"{prefix_of(decoding[0])}/v1/completions", json.dumps(body)
     if not (classifying := classifiers(content)):
         return None
-    value = example_of((classifying[0].get("args") or {}).get("model")).value
+    model = (classifying[0].get("args") or {}).get("model")
+    value = example_of(model and local(model)).value
     if value is None:
         return None
     return f"{prefix_of(classifying[0])}/predict", json.dumps({"inputs": [value]}, separators=(",", ":"))

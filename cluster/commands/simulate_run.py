@@ -30,6 +30,7 @@ from isobatch.deployments.config import AppConfig, checked, parse
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import read_plan
 from isobatch.optimizer.text_plans import exits_of
 from isobatch.optimizer.tuning import opened
@@ -194,8 +195,8 @@ def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[d
     config = checked(DecoderConfig, _only(applications, "decoders")["args"])
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
-    source, plan = Path(config.model), read_plan(Path(config.plan))
-    profile = profile_for(source, Path(config.profile) if config.profile else None).for_exits(exits_of(plan))
+    source, plan = config.folder, read_plan(local(config.plan))
+    profile = profile_for(source, local(config.profile) if config.profile else None).for_exits(exits_of(plan))
     texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")

@@ -20,6 +20,7 @@ from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import READS, called
 from isobatch.deployments.folders import PLAN, PROFILE
+from isobatch.deployments.sources import name_of
 from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError, read_json
 from isobatch.profiles.promise import RULES
@@ -41,7 +42,7 @@ class _Step:
 
 
 def up(
-    model: Annotated[str, typer.Argument(help="Directory or hub id of a Hugging Face classifier.")],
+    model: Annotated[str, typer.Argument(help="Directory, hub id or URL of a Hugging Face classifier.")],
     data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")],
     slo_ms: Annotated[float, typer.Option(help="The deadline of every answer.")],
     out: Annotated[
@@ -69,12 +70,12 @@ def up(
         raise UserError(f"{data}: no such file")
     if is_decoder(checkpoint.locate(model)):
         raise UserError(f"{model}: is a decoder: isobatch up is for classifiers")
-    folder = out or Path(f"{Path(model).name}-up")
+    folder = out or Path(f"{name_of(model)}-up")
     console = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
     steps = _steps(model, data, folder, slo_ms, devices, max_accuracy_loss, max_rows)
     _make(steps, folder, console.print)
     console.print(f"{len(steps) + 1}/{len(steps) + 1} serve: isobatch serve {folder}")
-    serve(target=folder, port=port)
+    serve(target=str(folder), port=port)
 
 
 def _steps(

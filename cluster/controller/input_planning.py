@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.corrections import Corrections
@@ -11,6 +10,7 @@ from isobatch.cluster.controller.peeks import with_all_ramps
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.planning import device, usable
+from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, Problem, Score, evaluate, optimize, problem, read_plan
 from isobatch.optimizer.goals import GOALS, Goal
 from isobatch.profiles.devices import Device, links_between
@@ -171,4 +171,4 @@ def _first_devices(config: ControllerConfig, app_config: AppConfig, profile: Pro
     if config.devices or app_config.plan is None:
         limited = app_config.model_copy(update={"devices": config.devices}) if config.devices else app_config
         return {each.kind: each.count for each in usable(limited, profile)}
-    return read_plan(Path(app_config.plan)).devices()
+    return read_plan(local(app_config.plan)).devices()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
@@ -15,6 +14,7 @@ from isobatch.deployments.resources import (
     devices_on,
     total,
 )
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError
 
@@ -73,7 +73,7 @@ def _budgets(planned: Mapping[str, AppConfig], controllers: Sequence[Mapping[str
     budgets: dict[str, dict[str, int]] = {}
     for name, config in planned.items():
         granted = dict(config.devices) if isinstance(config.devices, dict) else {}
-        budgets[name] = read_plan(Path(config.plan)).devices() if config.plan else granted
+        budgets[name] = read_plan(local(config.plan)).devices() if config.plan else granted
     for arguments in controllers:
         if (budget := budgets.get(arguments.get("application", "isobatch"))) is not None:
             devices = arguments.get("devices") or {}

@@ -17,6 +17,7 @@ from isobatch.cluster.serving.serve_file import ServeFile, classifiers, config_o
 from isobatch.deployments.cluster_checks import PATHS
 from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.resources import KIND
+from isobatch.deployments.sources import is_url, local
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError
 
@@ -65,7 +66,7 @@ def objects(content: ServeFile, place: KubernetesPlace) -> list[dict[str, Any]]:
 def files(content: ServeFile) -> dict[str, str]:
     """What the image must have below /models: the path there of each file and folder here."""
     paths = [getattr(config, name) for config in _configs(content) for name in PATHS]
-    here = {path: str(MODELS / Path(path).name) for path in dict.fromkeys(filter(None, paths))}
+    here = {path: str(MODELS / Path(path).name) for path in dict.fromkeys(paths) if path and not is_url(path)}
     if doubled := [there for there, count in Counter(here.values()).items() if count > 1]:
         both = " and ".join(path for path, there in here.items() if there == doubled[0])
         raise UserError(f"{both} would both be {doubled[0]} in the image: give them different names")
@@ -90,7 +91,7 @@ def _devices(configs: Sequence[ServedConfig]) -> Counter[str]:
         if isinstance(granted, dict):
             devices.update(granted)
         elif config.plan:
-            devices.update(read_plan(Path(config.plan)).devices())
+            devices.update(read_plan(local(config.plan)).devices())
         else:
             raise UserError(f"{config.name or 'an application'} has neither plan: nor devices: which nodes is it for?")
     return devices
@@ -103,7 +104,7 @@ def _inside(content: ServeFile) -> ServeFile:
     inside["http_options"] |= {"host": "0.0.0.0"}
     for application in served(inside):
         given = application["args"]
-        moved = {name: there[given[name]] for name in PATHS if given.get(name)}
+        moved = {name: there[given[name]] for name in PATHS if given.get(name) in there}
         application["args"] = given | moved | {"api_key_variable": KEY_VARIABLE}
     for application in classifiers(inside):
         application["args"].setdefault("ports", "24000-24099")

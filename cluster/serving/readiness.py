@@ -14,6 +14,7 @@ from isobatch.deployments.cluster_checks import PATHS, check_http
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.ray_facts import each_node, serve_client
 from isobatch.deployments.ray_settings import NODE_SETTINGS, PROXY_PROGRAM
+from isobatch.deployments.sources import is_url, local
 from isobatch.profiles.errors import UserError
 
 CODE = ("profiles", "optimizer", "deployments", "cluster")  # isobatch's packages
@@ -26,6 +27,7 @@ class NodeNeeds:
     files: Sequence[str]
     variables: Sequence[str]
     ports: Sequence[int]
+    models: Sequence[str] = ()  # URLs
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class NodeHas:
     unset: Sequence[str] = ()
     taken: Sequence[int] = ()
     no_proxy: str = ""  # why HAProxy cannot run there
+    unfetched: str = ""  # why a model cannot be fetched there
 
 
 def check_nodes(content: ServeFile) -> None:
@@ -57,10 +60,11 @@ def check_nodes(content: ServeFile) -> None:
 
 def needs_of(content: ServeFile) -> NodeNeeds:
     configs = [config_of(application) for application in served(content)]
-    files = [path for config in configs for name in PATHS if (path := getattr(config, name))]
+    files = [path for config in configs for name in PATHS if (path := getattr(config, name)) and not is_url(path)]
+    models = [config.model for config in configs if config.model and is_url(config.model)]
     variables = [config.api_key_variable for config in configs if config.api_key_variable]
     ports = [int(content["http_options"]["port"]), *(port for _, port in grpc_addresses(content))]
-    return NodeNeeds(files, variables, [] if serve_client() else ports)
+    return NodeNeeds(files, variables, [] if serve_client() else ports, models)
 
 
 def look(needs: NodeNeeds) -> NodeHas:
@@ -74,6 +78,7 @@ def look(needs: NodeNeeds) -> NodeHas:
         [name for name in needs.variables if not os.environ.get(name)],
         [port for port in needs.ports if not is_free("0.0.0.0", port)],
         "" if os.access(program, os.X_OK) else f"{PROXY_PROGRAM} is {program!r}",
+        next(filter(None, map(_unfetched, needs.models)), ""),
     )
 
 
@@ -85,6 +90,8 @@ def missing(own: NodeHas, other: NodeHas) -> Iterator[str]:
             yield f"{name} is {other.versions.get(name)} there and {own_version} here: install the same everywhere"
     if other.code != own.code:
         yield "isobatch itself is another version there: install the same everywhere"
+    if other.unfetched:
+        yield other.unfetched
     for path, own_hash in own.files.items():
         if not other.files.get(path):
             yield f"{path} is not there: copy it to the same path on every node, or to a shared volume"
@@ -103,6 +110,15 @@ def _unprepared(other: NodeHas) -> Iterator[str]:
         yield f"the environment variable {name} is not set there: set it before Ray starts"
     for port in other.taken:
         yield f"port {port} is taken there: end the program that listens on it, or choose another port"
+
+
+def _unfetched(model: str) -> str:
+    """Fetch a model to this node; why it cannot be, or ""."""
+    try:
+        local(model)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _code() -> str:

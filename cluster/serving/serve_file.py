@@ -17,6 +17,7 @@ from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
 from isobatch.deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, function_at
+from isobatch.deployments.sources import is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_one_label
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError, read_text
@@ -56,21 +57,13 @@ class _Http(BaseModel):
     port: int = Field(8000, ge=1, le=65535)
 
 
-def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
-    """The Serve file for a directory, a YAML file, or the built-in demo (None). `overrides` are added to `args:`.
+def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFile:
+    """The Serve file for a model's place, a YAML file, or the built-in demo (None). `overrides` are added to `args:`.
 
     Relative paths in a YAML file are relative to its folder. `demo` is the built-in network and `llm-demo` the built-in
     decoder, unless a directory has that name.
     """
-    if target and not target.exists() and target == Path(LLM_DEMO_NAME):
-        target, overrides = built_in(target), {"name": LLM_DEMO_NAME} | overrides
-    elif target and not target.exists() and target == Path(DEMO_NAME):
-        target = None
-    if target and target.is_dir() and not overrides.keys() & {"plan", "profile", "device"}:
-        overrides = _own_plan(target) | overrides
-    if target is None and not overrides:
-        target = ROOT / "cluster" / "demo.yaml"
-    content, root = _content(target, planned="plan" in overrides)
+    content, root, overrides = _content(target, overrides)
     for application in content["applications"]:
         _set_import_path(application)
     for application in classifiers(content):
@@ -88,31 +81,71 @@ def serve_file(target: Path | None, overrides: dict[str, Any]) -> ServeFile:
     return content
 
 
-def _own_plan(folder: Path) -> dict[str, str]:
-    """The plan and the profile that `isobatch tune` and `isobatch up` put into a model's directory."""
-    files = {"plan": folder / PLAN, "profile": folder / PROFILE}
-    there = all(path.is_file() for path in files.values()) and not is_decoder(folder)
-    return {name: str(path.resolve()) for name, path in files.items()} if there else {}
+def _content(target: str | Path | None, overrides: dict[str, Any]) -> tuple[ServeFile, Path, dict[str, Any]]:
+    """The content of a file, or an application for a model; the folder for relative paths; and what `args:` gets."""
+    if target and not Path(target).exists() and str(target) == LLM_DEMO_NAME:
+        target, overrides = built_in(target), {"name": LLM_DEMO_NAME} | overrides
+    elif target and not Path(target).exists() and str(target) == DEMO_NAME:
+        target = None
+    if target is None and not overrides:
+        target = ROOT / "cluster" / "demo.yaml"
+    model = _model(target, overrides) if target else None
+    if target and not model:
+        return _read(Path(target)), Path(target).resolve().parent, overrides
+    if model and not overrides.keys() & {"plan", "profile", "device"}:
+        overrides = _own_plan(model) | overrides
+    return _made_for(model, planned="plan" in overrides), Path(), overrides
 
 
-def _content(target: Path | None, planned: bool) -> tuple[ServeFile, Path]:
-    """The content of a file, or an application for a directory or the demo; and the folder for relative paths.
-
-    `planned`: a plan is given. A classifier with a plan gets a controller, which adapts the plan.
-    """
-    if target is not None and not target.exists():
+def _model(target: str | Path, files: dict[str, Any]) -> str | None:
+    """A model's directory, or its pinned URL; None: the target is a file. `files`: its plan and profile, if given."""
+    path = Path(target)
+    if path.is_dir():
+        return str(path.resolve())
+    if path.exists():
+        return None
+    is_id = "/" in str(target) and path.suffix not in (".yaml", ".yml") and remote_of(str(target))
+    if not is_url(str(target)) and not is_id:
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
-    if target is not None and not target.is_dir():
-        return _read(target), target.resolve().parent
-    model = {"model": str(target.resolve())} if target else {}
-    if target and is_decoder(target):
-        return {"applications": [{"name": NAME, "import_path": DECODER, "args": model}]}, Path()
-    served = {"name": NAME, "import_path": APPLICATION, "args": model}
+    return _pinned(str(target), Path(), files)
+
+
+def _pinned(model: str, root: Path, files: dict[str, Any]) -> str:
+    """A model's absolute path, or its URL with a revision: that of its plan or profile, or the one that is there now.
+
+    A relative path is relative to `root`, and a hub id without a slash needs hf:// before it.
+    """
+    here = root / model
+    if not is_url(model) and ("/" not in model or here.exists() or not remote_of(model)):
+        return str(here.resolve())
+    remote = remote_of(model)
+    for name in ("plan", "profile"):
+        if remote and not remote.revision and isinstance(file := files.get(name), str):
+            made_for = checkpoint_json(root, file).get("model") if not is_url(file) else None
+            known = remote_of(made_for) if isinstance(made_for, str) and is_url(made_for) else None
+            if known and known.url == remote.url:
+                return str(known)
+    return pinned(model)
+
+
+def _own_plan(model: str) -> dict[str, str]:
+    """The plan and the profile that `isobatch tune` and `isobatch up` put into a model's directory."""
+    folder = local(model)
+    there = all((folder / name).is_file() for name in (PLAN, PROFILE)) and not is_decoder(folder)
+    return {"plan": f"{model}/{PLAN}", "profile": f"{model}/{PROFILE}"} if there else {}
+
+
+def _made_for(model: str | None, planned: bool) -> ServeFile:
+    """An application for a model or the demo. `planned`: it has a plan, so a classifier gets a controller, too."""
+    arguments = {"model": model} if model else {}
+    if model and is_decoder(local(model)):
+        return {"applications": [{"name": NAME, "import_path": DECODER, "args": arguments}]}
+    served = {"name": NAME, "import_path": APPLICATION, "args": arguments}
     if not planned:
-        return {"applications": [served]}, Path()
-    served |= {"route_prefix": "/", "args": model | {"replan": True}}
+        return {"applications": [served]}
+    served |= {"route_prefix": "/", "args": arguments | {"replan": True}}
     controller = {"name": "controller", "import_path": CONTROLLER, "route_prefix": "/controller"}
-    return {"applications": [served, controller | {"args": {"application": NAME}}]}, Path()
+    return {"applications": [served, controller | {"args": {"application": NAME}}]}
 
 
 def name_of(application: dict[str, Any]) -> str:
@@ -297,7 +330,7 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
     config = config_of(application | {"args": fields})
     # A YAML file may contain numbers as texts.
     fields |= {name: getattr(config, name) for name in ("grpc_port", "grpc_host") if name in fields}
-    if config.model and not Path(config.model).is_dir():
+    if config.model and not config.folder.is_dir():
         raise UserError(f"args: model = {config.model!r}: no such directory")
     if isinstance(config, DecoderConfig):
         _check_decoder(config)
@@ -309,7 +342,7 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
 
 def _check_classifier(config: AppConfig) -> None:
     if config.model and config.loader == LOADER:
-        check_one_label(Path(config.model), checkpoint_json(Path(config.model)).get("problem_type"))
+        check_one_label(config.folder, checkpoint_json(config.folder).get("problem_type"))
     check_weights(config)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible
@@ -317,11 +350,11 @@ def _check_classifier(config: AppConfig) -> None:
 
 def _check_decoder(config: DecoderConfig) -> None:
     for planned in config.per_kind().values():
-        check_decoder(Path(config.model), planned.cuts, planned.exits == PROJECT)
+        check_decoder(config.folder, planned.cuts, planned.exits == PROJECT)
     if config.profile:
-        load_text_profile(Path(config.profile))
-    made_for = read_plan(Path(config.plan)).weights if config.plan else ""
-    if made_for and differ(made_for, weights_of(Path(config.model))):
+        load_text_profile(local(config.profile))
+    made_for = read_plan(local(config.plan)).weights if config.plan else ""
+    if made_for and differ(made_for, weights_of(config.folder)):
         raise UserError(f"{config.plan}: this plan was made for other weights than those in {config.model}")
 
 
@@ -330,7 +363,8 @@ def _with_absolute_paths(arguments: dict[str, Any], root: Path) -> dict[str, Any
     for name in PATHS:
         if isinstance(path := fields.get(name), str):
             try:
-                fields[name] = str((root / path).resolve())
+                given = _pinned(path, root, arguments) if name == "model" else path
+                fields[name] = given if is_url(given) else str((root / given).resolve())
             except ValueError as error:  # a null byte
                 raise UserError(f"args: {name} = {path!r} is not a path: {error}") from error
     return fields

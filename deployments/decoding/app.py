@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -36,6 +35,7 @@ from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from isobatch.deployments.ray_facts import ask_all, labelled, nodes, replica_name, wire_of
 from isobatch.deployments.resources import declared
 from isobatch.deployments.serve_process import join_serves_log, process_options
+from isobatch.deployments.sources import local, name_of
 from isobatch.deployments.tracing import current, tracing_here
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.optimizer.text_plans import emptiest_first
@@ -48,7 +48,7 @@ class DecoderIngress:
         self, config: DecoderConfig, first: Plan | None, origin: str, kinds: Sequence[str], *replicas: Any
     ) -> None:
         join_serves_log()
-        folder = Path(config.model)
+        folder = config.folder
         self._shape = decoder_shape(folder)
         if config.grpc_port:
             check_port(config.grpc_host, config.grpc_port)
@@ -59,7 +59,7 @@ class DecoderIngress:
         texts = TextTokens(load_tokenizer(folder), self._shape.context(config.max_context))
         rules = rules_of(folder, self._shape.num_blocks)
         self._lead = PlanSwitch(config, first, origin, rules, self._shape.num_blocks, self._versions)
-        name, stop = config.name or folder.name, stop_tokens(folder)
+        name, stop = config.name or name_of(config.model), stop_tokens(folder)
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
             config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing,
@@ -118,7 +118,7 @@ class DecoderIngress:
 
 def build(config: DecoderConfig) -> Application:
     """The application of a Serve file with `import_path: isobatch.deployments.decoding.app:build`, by its `args:`."""
-    first, pipelines = read_plan(Path(config.plan)) if config.plan else None, config.per_kind()
+    first, pipelines = read_plan(local(config.plan)) if config.plan else None, config.per_kind()
     leading, origin = next(iter(pipelines.values())), origin_of(pipelines.values())
     kinds = list(pipelines) if len(pipelines) > 1 else [""]  # a single kind of device need not be named
     decoders = [

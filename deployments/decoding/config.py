@@ -12,6 +12,7 @@ from isobatch.deployments.decoding.scheduler import DEEP_SHARE, DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import cache_directory, content_of
 from isobatch.deployments.resources import Resources, gpu_options
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import MOST_BATCH
@@ -29,7 +30,7 @@ SWITCHABLE = ("exits", "cuts", "max_residents", "deep_share", "prompt_rows")  # 
 class DecoderConfig(ServedConfig):
     """One decoder behind OpenAI's HTTP interface. Every field but the model has a default."""
 
-    model: str = Field(description="Directory of a decoder, with an exits.json if it has ramps.")
+    model: str = Field(description="Directory, hub id or URL of a decoder, with an exits.json if it has ramps.")
     exits: Literal["recompute", "project", "verified", "off"] = Field(
         "recompute",
         description="recompute: a token is the one of the first ramp that is sure. project: the same, and keys and "
@@ -89,7 +90,7 @@ class DecoderConfig(ServedConfig):
 
     def per_kind(self) -> "dict[str, DecoderConfig]":
         """The configurations by the plan, by kind of device; without a plan, this one as "", for any device."""
-        return {"": self} if self.plan is None else self.by_kind(read_plan(Path(self.plan)))
+        return {"": self} if self.plan is None else self.by_kind(read_plan(local(self.plan)))
 
     def by_kind(self, plan: Plan) -> "dict[str, DecoderConfig]":
         """The configurations by a plan, by kind of device. All have the same limit for the longest text."""
@@ -142,13 +143,13 @@ class DecoderConfig(ServedConfig):
 
     @property
     def deciding_files(self) -> list[Path]:
-        plan = [Path(self.plan)] if self.plan else []
-        return [*plan, self.profile_path, Path(self.model) / RULES]
+        plan = [local(self.plan)] if self.plan else []
+        return [*plan, self.profile_path, self.folder / RULES]
 
     @property
     def profile_path(self) -> Path:
         """The file of the profile that plans are made from."""
-        return Path(self.profile) if self.profile else cached_profile(Path(self.model))
+        return local(self.profile) if self.profile else cached_profile(self.folder)
 
     def splits(self, cuts: Sequence[int], num_blocks: int) -> Splits:
         """The splits of a network that is cut before these blocks; there are no cuts if exits are off."""

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -59,7 +58,7 @@ class DecoderReplica(ReplicaProcess):
 
     def __init__(self, config: DecoderConfig, origin: str, kind: str = "") -> None:
         super().__init__()
-        folder = Path(config.model)
+        folder = config.folder
         if config.device == "cpu":
             torch.set_num_threads(max(1, round(config.cpus_per_replica)))
         model = load_decoder(folder, config.device, config.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
-from isobatch.deployments.front.service import Service, directory_of
+from isobatch.deployments.front.service import Service
 from isobatch.deployments.named import DEMO, function_at
 
 FILES = Path(__file__).parents[1] / "page"
@@ -70,7 +70,7 @@ def _about(service: Service) -> dict[str, object]:
         "slo_ms": service.config.slo_ms,
         "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
     }
-    if directory_of(service.config) != str(function_at(DEMO)()):
+    if service.config.folder != Path(str(function_at(DEMO)())):
         return facts
     from isobatch.deployments.demo.digits import demo_inputs
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,8 +27,9 @@ from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.front.schemas import STATS_VERSION
 from isobatch.deployments.front.stats import state_of, stats_of
 from isobatch.deployments.models.encode import ImageEncoder, TextEncoder, is_picture, texts_of
-from isobatch.deployments.named import DEMO, DEMO_NAME, VIRTUAL, function_at
+from isobatch.deployments.named import DEMO_NAME, VIRTUAL
 from isobatch.deployments.replica.loading import load_front_model
+from isobatch.deployments.sources import name_of
 from isobatch.deployments.tasks import relevant_label, task_of
 from isobatch.deployments.tracing import Span, span_of_request, tracing_here
 from isobatch.deployments.transport.packed import Packed, pack
@@ -100,11 +100,6 @@ class _RequestCosts:
         self.numbers = count()
 
 
-def directory_of(config: AppConfig) -> str:
-    """The folder of the served network."""
-    return config.model or str(function_at(DEMO)())
-
-
 class Service:
     """Serves one network, which `network` runs, between `open` and `close`. `opened` is called with its driver."""
 
@@ -115,16 +110,15 @@ class Service:
         network: RunningNetwork | None = None,
         opened: Callable[[Driver], None] = lambda driver: None,
     ) -> None:
-        directory = directory_of(config)
-        self.name = config.name or (DEMO_NAME if config.model is None else Path(directory).name)
+        self.name = config.name or (DEMO_NAME if config.model is None else name_of(config.model))
         self.config = config
         self.key = key_in(config.api_key_variable)
         self.sizes = Sizes(config.most_inputs, config.max_body_bytes)
-        self._model = load_front_model(config, directory)
+        self._model = load_front_model(config, str(config.folder))
         self.labels, self.task = label_names(self._model), task_of(self._model)
         # The number of the label that says that a document is relevant; None: there is none.
         self.relevant = relevant_label(self.labels, config.relevant_label)
-        self.example = example_of(config.model)
+        self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)
         self._agreement = config.agreement or (agreement_in(promising) if promising else None)

@@ -10,7 +10,7 @@ from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS
-from isobatch.deployments.named import built_in
+from isobatch.deployments.sources import SAFE_SUFFIXES, local
 from isobatch.deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
@@ -20,18 +20,17 @@ USUAL_SIDE = 224
 # Files with a tokenizer's vocabulary. Without any of them Hugging Face makes a tokenizer that knows no word at all.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 PROCESSOR = "preprocessor_config.json"  # the file that describes an image processor
-# Suffixes of a checkpoint's files. Pickles are not among them, as loading a pickle can run code.
-SAFE_SUFFIXES = (".json", ".txt", ".safetensors", ".model", ".jinja")
 
 
 def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda folder: None) -> Path:
-    """The directory of a checkpoint: a local one, a built-in one by name, or a download by hub id, without pickles.
+    """The directory of a checkpoint: a local one, a built-in one by name, or a download by hub id or URL.
 
     `check_config` may refuse its config before anything is said about its weights.
     """
-    folder = built_in(checkpoint) or Path(checkpoint)
+    folder = local(checkpoint)
     if not folder.is_dir():
-        folder = _download(str(checkpoint))
+        problem = "is a file; give the directory of a checkpoint" if folder.is_file() else "no such directory"
+        raise UserError(f"{checkpoint}: {problem}")
     if is_cascade(folder):
         return folder
     if not (folder / "config.json").is_file():
@@ -160,19 +159,3 @@ def read_config(folder: Path) -> Any:
 def copy(folder: Path, to: Path) -> None:
     for path in files(folder):
         shutil.copyfile(path, to / path.name)
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if Path(hub_id).is_file():
-        raise UserError(f"{hub_id}: is a file; give the directory of a checkpoint")
-    if hub_id.startswith((".", "~", "/")) or hub_id.count("/") > 1:  # no hub id looks like this
-        raise UserError(f"{hub_id}: no such directory")
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=[f"*{suffix}" for suffix in SAFE_SUFFIXES]))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{hub_id}: no such directory here, and it cannot be downloaded from the hub by that name: {reason}"
-        ) from error

@@ -10,6 +10,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.graph import profile_of
 from isobatch.deployments.named import VIRTUAL, function_at
+from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel
@@ -21,7 +22,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     A replica that starts later may find that the plan's file has been removed. It does not need the file: any replica
     can run any plan, and the configuration also names the backend and the precision.
     """
-    if config.plan and not Path(config.plan).exists():
+    if config.plan and not local(config.plan).exists():
         config = config.model_copy(update={"plan": None})
     if config.backend == VIRTUAL:
         return _virtual(config, kind)
@@ -35,7 +36,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
 
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
     if config.plan:
-        make_ready(model, directory, planned_block_ranges(model, read_plan(Path(config.plan)), kind))
+        make_ready(model, directory, planned_block_ranges(model, read_plan(local(config.plan)), kind))
     if config.profile:
         table = profile_of(config).table(kind)
         warn_of_other_backend(table, backend_of(model))
@@ -62,7 +63,7 @@ def weights_in(config: AppConfig, directory: str) -> str:
     if config.backend != VIRTUAL:
         return content_of(Path(directory))
     assert config.profile, "This is a bug: AppConfig asks for it."
-    return sha256(Path(config.profile).read_bytes()).hexdigest()[:16]
+    return sha256(local(config.profile).read_bytes()).hexdigest()[:16]
 
 
 def _load(config: AppConfig, directory: str, device: str) -> SplitModel:

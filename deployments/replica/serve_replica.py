@@ -13,6 +13,7 @@ from isobatch.deployments.replica.loading import load_model, weights_in
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.serve_process import ReplicaProcess
+from isobatch.deployments.sources import local
 from isobatch.deployments.tracing import part_of
 from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
@@ -29,6 +30,7 @@ class ServeReplica(ReplicaProcess):
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
         super().__init__()
+        directory = str(local(directory))  # on this node
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)

@@ -27,6 +27,7 @@ SET = "RAY_SERVE_ENABLE_HA_PROXY"
         (replace(HERE, files={"/models/plan.json": "b2"}), "/models/plan.json has another content there"),
         (replace(HERE, unset=["KEY"]), "the environment variable KEY is not set there"),
         (replace(HERE, taken=[8000]), "port 8000 is taken there"),
+        (replace(HERE, unfetched="s3://a/b: needs the extra [s3]"), "s3://a/b: needs the extra [s3]"),
     ],
 )
 def test_each_thing_that_is_missing_is_one_sentence(there: NodeHas, sentence: str) -> None:
@@ -59,10 +60,10 @@ def test_a_look_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_of_a_decoder_all_that_it_reads_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "serve_client", lambda: None)
     monkeypatch.setenv("KEY", "k")
-    files = {name: str(tmp_path / name) for name in ("model", "plan", "profile")}
+    files = {name: str(tmp_path / name) for name in ("plan", "profile")} | {"model": "s3://models/it"}
     told = {"import_path": DECODER, "args": files | {"api_key_variable": "KEY", "grpc_port": 9001}}
     wanted = readiness.needs_of({"applications": [told], "http_options": {"port": 8000}})
-    assert wanted == NodeNeeds(list(files.values()), ["KEY"], [8000, 9001])
+    assert wanted == NodeNeeds([files["plan"], files["profile"]], ["KEY"], [8000, 9001], ["s3://models/it"])
 
 
 def test_a_node_that_cannot_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ FINE = AppConfig(model="/models/it")
 @pytest.mark.parametrize("around", [ClusterState("127.0.0.1", False, ONE), ClusterState("0.0.0.0", False, TWO)])
 def test_clusters_that_can_be_reached_are_accepted(around: ClusterState) -> None:
     check_cluster(FINE, around)
+    check_cluster(AppConfig(model="s3://models/it"), around)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
