@@ -78,11 +78,8 @@ def test_a_running_cluster_is_looked_at_and_deployed_onto(cluster: Started, tmp_
 
 def test_serves_own_commands_deploy_every_file_from_another_folder(tmp_path: Path) -> None:
     """Relative paths, which Ray cannot resolve, are refused; `isobatch serve --out` writes absolute ones."""
-    devices, at_once = (
-        {"v100": 2, "p100": 1, "k80": 4, "t4": 1},
-        {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"},
-    )
-    with started(devices, cpus=4, settings=at_once) as cluster:
+    at_once = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"}
+    with started({"v100": 2, "p100": 1, "k80": 4, "t4": 1}, cpus=4, settings=at_once) as cluster:
         dashboard = ("--address", f"http://{HEAD}:{cluster.dashboard_port}")
 
         def serve(*words: str) -> str:
@@ -92,6 +89,10 @@ def test_serves_own_commands_deploy_every_file_from_another_folder(tmp_path: Pat
 
         def states() -> set[str]:
             return {each["status"] for each in yaml.safe_load(serve("status"))["applications"].values()}
+
+        def answers(path: str, value: object) -> bool:
+            base = f"http://127.0.0.1:{cluster.http_port}"
+            return ask(base, "POST", path, {"inputs": [value]})[0] == 200
 
         for file, path, value in (
             ("serve.yaml", "/predict", [[0] * 8] * 8),
@@ -103,8 +104,7 @@ def test_serves_own_commands_deploy_every_file_from_another_folder(tmp_path: Pat
             assert cluster.run("serve", str(ROOT / "cluster" / file), *words, folder=tmp_path).returncode == 0
             serve("deploy", file)
             assert eventually(lambda: states() == {"RUNNING"})
-            ask_it = partial(ask, f"http://127.0.0.1:{cluster.http_port}", "POST", path, {"inputs": [value]})
-            assert eventually(lambda ask_it=ask_it: ask_it()[0] == 200), file  # type: ignore[misc]
+            assert eventually(partial(answers, path, value)), file
             serve("shutdown", "-y")
             assert eventually(lambda: not states())
         serve("deploy", str(ROOT / "cluster" / "demo.yaml"))
