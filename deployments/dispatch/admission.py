@@ -67,18 +67,18 @@ class Admission:
         alone = alone_risk(lane, expected, left_s, weight)
         lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
         tolerated = self._tolerated(lane, alone)
+        allowed = self._allowed_risk(tolerated)
+        risk = expected.late(left_s)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
-        if latest_s > left_s:
-            late_s = self._needed_s(expected, tolerated) - left_s
-            if late_s > 0 and (lane.busy or others or lane.alone_s(weight) > left_s):
-                return Refusal("the deadline cannot be met with what is ahead", late_s)
+        if latest_s > left_s and risk > allowed and (lane.busy or others or lane.alone_s(weight) > left_s):
+            late_s = max(0.0, expected.needed_s(allowed) - left_s)
+            return Refusal("the deadline cannot be met with what is ahead", late_s)
         full_late_s = expected.latest_end_s - left_s if full else 0.0
         if full_late_s > 0 and (lane.busy or others or lane.alone_until_s(weight)[-1] > left_s):
             return Refusal("the deadline cannot be met by the full network", full_late_s)
         if inside + others >= limits.backlog:
             return Refusal(f"the backlog of {limits.backlog} inputs is full", latest_s)
-        risk = expected.late(left_s)
         self._late -= LATE_RATE * self._late
         self._add(tolerated - risk)
         return risk
@@ -90,7 +90,8 @@ class Admission:
 
     def needed_s(self, lane: Lane, expected: ExpectedTimes, left_s: float, weight: int = 1) -> float:
         """The time that an input needs to be admitted to this lane, if it has about `left_s`."""
-        return self._needed_s(expected, self._tolerated(lane, alone_risk(lane, expected, left_s, weight)))
+        tolerated = self._tolerated(lane, alone_risk(lane, expected, left_s, weight))
+        return expected.needed_s(self._allowed_risk(tolerated))
 
     def _tolerated(self, lane: Lane, alone: float) -> float:
         """The share of a lane's inputs that may be late, of those that are late with probability `alone` if alone.
@@ -101,12 +102,12 @@ class Admission:
         spare = OVER_ROOM * lane.room_left * max(0.0, 1.0 - self._late / TOO_LATE)
         return max(MAX_LATE, min(MOST_RISK, max(unavoidable, spare)))
 
-    def _needed_s(self, expected: ExpectedTimes, tolerated: float) -> float:
-        """The time that an input needs. The tolerated share may always be late, even if more than that were late.
+    def _allowed_risk(self, tolerated: float) -> float:
+        """The highest risk that is admitted. The tolerated share may always be late, even if more than that were late.
 
         Otherwise a rush would be followed by a time in which all inputs are refused until the lanes are almost empty.
         """
-        return expected.needed_s(max(tolerated, min(MOST_RISK, self._may_be_late)))
+        return max(tolerated, min(MOST_RISK, self._may_be_late))
 
     def _add(self, inputs: float) -> None:
         self._may_be_late = max(-MOST_SAVED_INPUTS, min(MOST_SAVED_INPUTS, self._may_be_late + inputs))

@@ -295,9 +295,11 @@ class Lane:
 def _launch_weight(queues: StageQueues, weight: int, fills_up: bool) -> int:
     """The weight of an input's launch, if it joins the inputs that wait for this stage now.
 
-    `fills_up`: the input waits for so long that others fill the launch.
+    `fills_up`: the input waits, so that others join the launch until it is as full as recent ones.
     """
-    stage, beside = queues.stage, queues.stage.room if fills_up else queues.waiting
+    stage, beside = queues.stage, queues.waiting
+    if fills_up:
+        beside = max(beside, round(queues.fill * stage.room))
     if stage.local and stage.start:
         beside //= max(1, len(queues.group.members))
     if stage.length is None:  # a fast path for the last line with `weight` 1, since every request comes here

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from isobatch.cluster.load.workloads import arrivals, exit_blocks
@@ -32,15 +32,11 @@ def lanes(draw: st.DrawFn) -> tuple[Problem, Plan]:
     survival = [1.0]
     for _ in range(blocks - 1):
         survival.append(survival[-1] * draw(st.sampled_from((1.0, 0.7, 0.4))))
-    kinds = [f"kind{number}" for number in range(draw(st.integers(1, 3)))]
+    kinds = range(draw(st.integers(1, 3)))
     slowness, times_by_8 = st.sampled_from((1.0, 2.0, 4.0)), st.sampled_from((1.0, 2.0, 6.0))
-    tables = tuple(table(kind, blocks, draw(slowness), draw(times_by_8)) for kind in kinds)
+    tables = [(draw(slowness), draw(times_by_8)) for _ in kinds]
     batches, counts, cuts = st.sampled_from((4, 1, 2, 8)), st.integers(1, 3), st.integers(0, blocks - 1)
-    drawn = [(kind, draw(batches), draw(counts), draw(cuts)) for kind in kinds]
-    devices = tuple(Device(kind, replicas + bool(cut), 10**9, 1.0) for kind, _, replicas, cut in drawn)
-    links = {(a, b): Link(a, b, 1e9, 0.0002) for a in kinds for b in kinds}
-    facts = Problem(tuple(survival), tables, devices, links)
-    return facts, joined([lane(facts, *each) for each in drawn])
+    return side_by_side(tuple(survival), tables, [(draw(batches), draw(counts), draw(cuts)) for _ in kinds])
 
 
 def table(kind: str, blocks: int, slowness: float, times_by_8: float) -> LatencyTable:
@@ -57,6 +53,24 @@ def lane(facts: Problem, kind: str, batch: int, replicas: int, cut: int) -> Plan
     return Plan(tuple(Placement(kind, count, (split,)) for count, split in zip(counts, splits, strict=True)))
 
 
+def side_by_side(
+    survival: tuple[float, ...], slow_and_times: list[tuple[float, float]], drawn: list[tuple[int, int, int]]
+) -> tuple[Problem, Plan]:
+    """Lanes of one kind each. `slow_and_times`: for `table`; `drawn`: the batch, replicas and cut of each lane."""
+    kinds = [f"kind{number}" for number in range(len(drawn))]
+    tables = tuple(table(kind, len(survival), *each) for kind, each in zip(kinds, slow_and_times, strict=True))
+    devices = tuple(Device(kind, each[1] + bool(each[2]), 10**9, 1.0) for kind, each in zip(kinds, drawn, strict=True))
+    links = {(a, b): Link(a, b, 1e9, 0.0002) for a in kinds for b in kinds}
+    facts = Problem(survival, tables, devices, links)
+    return facts, joined([lane(facts, kind, *each) for kind, each in zip(kinds, drawn, strict=True)])
+
+
+# Inputs wait for less than a launch, and launches are far from full.
+NEVER_FULL = side_by_side((1.0,), [(4.0, 6.0), (2.0, 6.0), (4.0, 6.0)], [(8, 2, 0), (8, 3, 0), (8, 2, 0)])
+# Half of the inputs leave at the first exit point, so the risk there decides.
+HALF_LEAVE = side_by_side((1.0, 0.7, 0.49), [(2.0, 6.0), (4.0, 2.0), (2.0, 6.0)], [(8, 3, 2), (1, 1, 1), (8, 3, 0)])
+
+
 def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> Report:
     seconds = INPUTS / rate
     times_s = arrivals("poisson", rate, seconds, seed)
@@ -65,6 +79,8 @@ def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> R
 
 
 @given(lanes(), st.sampled_from((1.2, 1.6, 2.5, 4.0)), st.sampled_from((1.0, 0.5, 0.7, 0.85, 1.2)))
+@example(NEVER_FULL, 1.6, 0.5)
+@example(HALF_LEAVE, 2.5, 0.7)
 @settings(max_examples=8, deadline=None)
 def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], slo_times: float, load: float) -> None:
     """`slo_times`: the SLO as a multiple of the latency of an input that is alone in the slowest lane."""
