@@ -32,7 +32,8 @@ SUMS = "SHA256SUMS"  # beside a bucket's files in the cache: their hashes, which
 _NAME = re.compile(r"(level-\d+/)?[\w+ -][\w.+ -]*")  # of a file, in the model's folder or in that of a cascade's level
 _PINNED = re.compile(r"(hf|s3|gs)://(.+)@([0-9a-f]{16}|[0-9a-f]{40})(?:/([\w.-]+))?")
 _BUCKET = re.compile(r"(s3|gs)://(.+)()()")
-_HUB = re.compile(r"(?:(hf)://)?(?!\.)([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?()")
+_HUB = re.compile(r"(?!\.)([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?()")
+_HUB_URL = re.compile(f"(hf)://{_HUB.pattern}")
 _FORMS = "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///DIRECTORY"
 _PART_BYTES = 8 * 2**20  # of one download; several run at once
 _AT_ONCE = 8
@@ -63,28 +64,32 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def remote_of(model: str | Path) -> Remote | None:
-    """The model that a URL names, or a hub id that is no directory here; None: a directory here.
+def as_url(model: str) -> str:
+    """A hub id as a URL; a URL, a built-in name, or a path stays as it is.
 
-    >>> remote_of("me/my-bert@v1")
+    >>> as_url("me/my-bert@v1"), as_url("./my-bert")
+    ('hf://me/my-bert@v1', './my-bert')
+    """
+    is_path = is_url(model) or Path(model).exists() or built_in(model) or not _HUB.fullmatch(model)
+    return model if is_path else f"hf://{model}"
+
+
+def remote_of(model: str | Path) -> Remote | None:
+    """The model that a URL names; None: a directory here.
+
+    >>> remote_of("hf://me/my-bert@v1")
     Remote(scheme='hf', place='me/my-bert', revision='v1', file='')
     >>> remote_of("s3://models/my-bert@0123456789abcdef/plan.json").file
     'plan.json'
     """
     text = str(model)
-    if text.startswith("file://") or (not is_url(text) and _is_here(model)):
+    if not is_url(text) or text.startswith("file://"):
         return None
-    for form in (_PINNED, _BUCKET, _HUB):
+    for form in (_PINNED, _BUCKET, _HUB_URL):
         if parts := form.fullmatch(text.rstrip("/")):
             scheme, place, revision, file = parts.groups()
-            return Remote(scheme or "hf", place.rstrip("/"), revision or "", file or "")
-    if is_url(text):
-        raise UserError(f"{text}: is not the URL of a model; write {_FORMS}")
-    return None
-
-
-def _is_here(model: str | Path) -> bool:
-    return isinstance(model, Path) or Path(model).exists() or built_in(model) is not None
+            return Remote(scheme, place.rstrip("/"), revision or "", file or "")
+    raise UserError(f"{text}: is not the URL of a model; write {_FORMS}")
 
 
 def name_of(model: str) -> str:
@@ -93,11 +98,11 @@ def name_of(model: str) -> str:
     >>> name_of("s3://models/my-bert@0123456789abcdef"), name_of("runs/my-bert")
     ('my-bert', 'my-bert')
     """
-    return Path(remote.place if (remote := remote_of(model)) else model).name
+    return Path(remote.place if (remote := remote_of(as_url(model))) else model).name
 
 
 def local(model: str | Path) -> Path:
-    """The directory or file on this node. What lies elsewhere is fetched, unless it is here already."""
+    """The directory or file on this node. What a URL names is fetched, unless it is here already."""
     if remote := remote_of(model):
         return fetched(replace(remote, file=""))[0] / remote.file
     text = str(model)
@@ -111,7 +116,7 @@ def local(model: str | Path) -> Path:
 
 def pinned(model: str) -> str:
     """The same model with the revision that is there now, as a URL; a directory here stays as it is."""
-    if remote := remote_of(model):
+    if remote := remote_of(as_url(model)):
         return str(replace(remote, revision=fetched(replace(remote, file=""))[1]))
     return str(local(model)) if is_url(model) else model
 

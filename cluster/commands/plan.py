@@ -118,7 +118,7 @@ class DecoderPlanOptions(_CommonOptions):
 
     model: Annotated[
         str | None,
-        typer.Argument(help="Directory, hub id or URL of a decoder, or llm-demo; others need only --profile."),
+        typer.Argument(help="Directory or URL of a decoder, or llm-demo; others need only --profile."),
     ] = None
     ttft_ms: Annotated[float, typer.Option(help="The time to the first token.")] = 1000.0
     tpot_ms: Annotated[float, typer.Option(help="The time from one token to the next.")] = 200.0

@@ -17,7 +17,7 @@ from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
 from isobatch.deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, function_at
-from isobatch.deployments.sources import is_url, local, pinned, remote_of
+from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_one_label
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError, read_text
@@ -104,7 +104,7 @@ def _model(target: str | Path, files: dict[str, Any]) -> str | None:
         return str(path.resolve())
     if path.exists():
         return None
-    is_id = "/" in str(target) and path.suffix not in (".yaml", ".yml") and remote_of(str(target))
+    is_id = "/" in str(target) and path.suffix not in (".yaml", ".yml") and is_url(as_url(str(target)))
     if not is_url(str(target)) and not is_id:
         raise UserError(f"{target}: no such directory or file; give a model's directory or a Serve file (*.yaml)")
     return _pinned(str(target), Path(), files)
@@ -116,9 +116,9 @@ def _pinned(model: str, root: Path, files: dict[str, Any]) -> str:
     A relative path is relative to `root`, and a hub id without a slash needs hf:// before it.
     """
     here = root / model
-    if not is_url(model) and ("/" not in model or here.exists() or not remote_of(model)):
+    if not is_url(model) and ("/" not in model or here.exists() or not is_url(as_url(model))):
         return str(here.resolve())
-    remote = remote_of(model)
+    remote = remote_of(as_url(model))
     for name in ("plan", "profile"):
         if remote and not remote.revision and isinstance(file := files.get(name), str):
             made_for = checkpoint_json(root, file).get("model") if not is_url(file) else None

@@ -10,7 +10,7 @@ from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS
-from isobatch.deployments.sources import SAFE_SUFFIXES, local
+from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
 from isobatch.deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
@@ -27,7 +27,7 @@ def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda
 
     `check_config` may refuse its config before anything is said about its weights.
     """
-    folder = local(checkpoint)
+    folder = local(as_url(checkpoint) if isinstance(checkpoint, str) else checkpoint)
     if not folder.is_dir():
         problem = "is a file; give the directory of a checkpoint" if folder.is_file() else "no such directory"
         raise UserError(f"{checkpoint}: {problem}")

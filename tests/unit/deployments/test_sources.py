@@ -234,7 +234,7 @@ from isobatch.deployments.sources import local, pinned
 from isobatch.profiles.errors import UserError
 for model in sys.argv[1:]:
     try:
-        print(pinned(model), *sorted(path.name for path in local(model).iterdir()))
+        print(pinned(model), *sorted(path.name for path in local(pinned(model)).iterdir()))
     except UserError as error:
         print(error)
 """
