@@ -205,15 +205,20 @@ async def _survival(served: ServedBert) -> Sequence[float]:
 
 
 async def _bursts(served: ServedBert, timing: Timing) -> dict[str, float]:
-    """Calm, then both bursts, the other one first in every other round; then both on the plan of most goodput."""
+    """Calm, then both bursts under the controller, and both on the plan of most goodput.
+
+    Every other round has the opposite order of both: a burst that comes second finds a front that has just learned.
+    """
     steered, stayed = {name: list[Burst]() for name in TIMES}, {name: list[Burst]() for name in TIMES}
     for number in range(timing.rounds):
-        order = list(TIMES)[:: 1 if number % 2 == 0 else -1]
+        order = 1 if number % 2 == 0 else -1
         await served.ask(served.calm_per_s, timing.calm_s)
-        for result in (steered, stayed):
+        for result in (steered, stayed)[::order]:
             if result is stayed:
                 await served.stays(served.most)
-            for name in order:
+            else:
+                await served.steered()
+            for name in list(TIMES)[::order]:
                 result[name].append(await served.burst(TIMES[name], timing.burst_s))
                 await served.ask(served.calm_per_s, REST_S)
         await served.steered()
