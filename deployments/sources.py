@@ -196,16 +196,16 @@ class _Files:
         import fsspec
 
         system = fsspec.filesystem(remote.scheme, use_listings_cache=False, skip_instance_cache=True)
-        found: dict[str, dict[str, Any]] = system.find(remote.place, detail=True)
-        names = {path: path.removeprefix(remote.place).lstrip("/") for path in found}
-        if remote.place in found:
+        entries: dict[str, dict[str, Any]] = system.find(remote.place, detail=True)
+        names = {path: path.removeprefix(remote.place).lstrip("/") for path in entries}
+        if remote.place in entries:
             raise UserError(f"{remote.url}: is a file; give the folder of a model")
         if wrong := next((path for path, name in names.items() if ".." in name.split("/")), None):
             raise UserError(f"{remote.url}: {wrong!r} would be outside of its folder: nothing is fetched")
         sizes, seen = dict[str, int](), []
         for path, name in sorted(names.items()):
             if _NAME.fullmatch(name) and name.endswith(_WANTED):
-                entry = found[path]
+                entry = entries[path]
                 sizes[name] = int(entry["size"])
                 seen.append((name, sizes[name], entry.get("ETag") or entry.get("md5Hash") or entry.get("etag")))
         if not sizes:
