@@ -17,6 +17,7 @@ from ray.serve.config import RequestRouterConfig
 from isobatch.deployments.cluster_checks import check_cluster
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.deployer import Deployer
+from isobatch.deployments.deployer.fleet import delete_left
 from isobatch.deployments.deployer.steps import DEPLOYER, FRONT
 from isobatch.deployments.front import router, shortcut
 from isobatch.deployments.front.api import limit_http
@@ -29,7 +30,7 @@ from isobatch.deployments.front.metrics import export
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.graph import check_depth, check_weights
 from isobatch.deployments.planning import has_room_beside
-from isobatch.deployments.ray_facts import cluster_state, free_resources, labelled, nodes
+from isobatch.deployments.ray_facts import application_name, cluster_state, free_resources, labelled, nodes
 from isobatch.deployments.ray_settings import WITHOUT_PROXY
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
 from isobatch.deployments.resources import declared, requested_amounts
@@ -52,6 +53,7 @@ class Front:
 
     def _opened(self, driver: Driver) -> None:
         self._metrics = asyncio.create_task(export(driver, lambda: self._network.promised_per_s))
+        self._tidy = None if self._config.planned else asyncio.create_task(_tidy_later(self._config.drain_s))
         limit_http(self._service, self._config.slo_ms)
         gc.freeze()  # imported modules are never freed: scanning them for garbage would take up to 0.1 s
 
@@ -59,6 +61,15 @@ class Front:
         api = create_api(self._service)
         shortcut.apply(api, api.direct)
         return api
+
+
+async def _tidy_later(drain_s: float) -> None:
+    """End the replicas of an earlier configuration, once its fronts have had time to drain.
+
+    Its deployer does this, unless it never started: then nobody else would.
+    """
+    await asyncio.sleep(2 * drain_s)
+    await asyncio.to_thread(delete_left, application_name())
 
 
 def build(config: AppConfig) -> Application:

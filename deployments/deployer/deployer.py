@@ -14,9 +14,9 @@ from ray.serve import Application
 
 from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, fleets_of
+from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, delete_left, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
-from isobatch.deployments.deployer.steps import DEPLOYER, CannotStartError, Moved, NoDevicesError, Undone, move, start
+from isobatch.deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, Undone, move, start
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
@@ -247,9 +247,7 @@ class Deployer:
         """Serve calls this when no front listens any longer: end the replicas, unless another deployer needs them."""
         with contextlib.suppress(Exception):
             memory = stored_plan(self._application)
-            if ray_facts.is_gone(self._application, DEPLOYER):
-                delete_fleets(fleets_of(self._application))
-                ray_facts.forget(self._application)
+            if delete_left(self._application):
                 self._leadership.forget()
             elif not self._leadership.of_fleet():
                 return  # the deployer that leads these replicas decides about them

@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from isobatch.deployments import ray_facts, resources
-from isobatch.deployments.deployer.steps import ReplicaStates
+from isobatch.deployments.deployer.steps import DEPLOYER, ReplicaStates
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 
 _FAILED = "DEPLOY_FAILED"
@@ -76,6 +76,15 @@ def fleets_of(application: str, but: str = "") -> list[str]:
         for name in serve.status().applications
         if ray_facts.front_of(name) == application != name and name.rpartition(".")[0] != but
     ]
+
+
+def delete_left(application: str) -> bool:
+    """Whether the application has no deployer any more. Then its replicas are deleted, and its plan is forgotten."""
+    if not ray_facts.is_gone(application, DEPLOYER):
+        return False
+    delete_fleets(fleets_of(application))
+    ray_facts.forget(application)
+    return True
 
 
 def delete_fleets(names: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from isobatch.profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.toy_graph import fleets
 from tests.helpers.toy_model import Toy
@@ -13,7 +14,7 @@ from tests.helpers.uncut import uncut
 from tests.integration.conftest import Put
 
 pytestmark = pytest.mark.beside("graph", last=3)
-UNPLANNED = {
+UNPLANNED: dict[str, Any] = {
     "name": "toy",
     "import_path": "isobatch.deployments.app:build",
     "args": {
@@ -32,11 +33,17 @@ def unplanned(deployed: Put) -> str:
     return deployed(UNPLANNED)
 
 
-def test_without_a_plan_any_more_no_split_is_left(deployed: Put, toy: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_plan_any_more_no_split_is_left(deployed: Put, toy: dict[str, Any], fails: bool) -> None:
+    """Nor if a deployment between them has failed, whose deployer never started."""
     if not fleets():  # of another application of this name
         deployed(toy)
     assert fleets()
-    base = deployed(UNPLANNED)
+    if fails:
+        with pytest.raises(UserError, match="SLO"):
+            deployed(toy | {"args": toy["args"] | {"plan": None, "devices": {"cpu": 2}, "slo_ms": 0.5}})
+        assert fleets()
+    base = deployed(UNPLANNED | {"args": UNPLANNED["args"] | {"drain_s": 1.0}})
     assert eventually(lambda: not fleets())
     assert predict(base, [[3, 7]])[0]["label"] == 7
 
