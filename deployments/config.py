@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
-from isobatch.deployments.named import BACKENDS, DEMO, LOADER, VIRTUAL, function_at, known_backend, well_formed
+from isobatch.deployments.named import BACKENDS, LOADER, VIRTUAL, demo_folder, known_backend, well_formed
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
@@ -165,7 +165,7 @@ class ServedConfig(BaseModel):
     @property
     def folder(self) -> Path:
         """The network's directory on this node, where it is fetched first if it lies elsewhere."""
-        return local(self.model) if self.model else Path(str(function_at(DEMO)()))
+        return local(self.model) if self.model else demo_folder()
 
 
 class AppConfig(ServedConfig):

@@ -43,6 +43,11 @@ def function_at(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def demo_folder() -> Path:
+    """The directory of the built-in network that is served if nothing else is named."""
+    return Path(str(function_at(DEMO)()))
+
+
 def built_in(name: str | Path) -> Path | None:
     """The directory of a built-in network, by its name; None if there is none, or if a directory has that name."""
     path = _BUILT_IN.get(str(name))

@@ -7,13 +7,7 @@ from typing import Any
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.graph import read_graph
-from isobatch.deployments.resources import (
-    Resources,
-    accelerators,
-    declared,
-    devices_on,
-    total,
-)
+from isobatch.deployments.resources import Resources, accelerators, declared, devices_on, total
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError

@@ -16,7 +16,7 @@ from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder
 from isobatch.deployments.folders import PLAN, PROFILE, checkpoint_json, weights_of
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
-from isobatch.deployments.named import DEMO, DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, function_at
+from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, demo_folder
 from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
 from isobatch.deployments.tasks import check_one_label
 from isobatch.optimizer.plan import read_plan
@@ -222,7 +222,7 @@ def with_demo(content: ServeFile) -> ServeFile:
     complete = content | {"applications": [dict(application) for application in content["applications"]]}
     for application in classifiers(complete):
         if "model" not in application["args"]:
-            application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(function_at(DEMO)())}
+            application["args"] = {"name": DEMO_NAME} | application["args"] | {"model": str(demo_folder())}
     return complete
 
 

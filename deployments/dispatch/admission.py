@@ -63,7 +63,7 @@ class Admission:
         `inside`: the number of admitted inputs that have not ended; `others`: the number of inputs of the same request
         that are admitted just before it; `full`: the input leaves at no ramp.
         """
-        left_s, latest_s = deadline_s - expected.now_s, expected.latest_s
+        left_s = deadline_s - expected.now_s
         alone = alone_risk(lane, expected, left_s, weight)
         lane.unavoidable += LEARNING_RATE * (alone - lane.unavoidable)
         tolerated = self._tolerated(lane, alone)
@@ -71,14 +71,14 @@ class Admission:
         risk = expected.late(left_s)
         # In an empty lane only the plan's times decide. Otherwise replicas that were slow for a while, so that all
         # inputs are refused, would get no launch that could show that they are fast again.
-        if latest_s > left_s and risk > allowed and (lane.busy or others or lane.alone_s(weight) > left_s):
+        if risk > allowed and (lane.busy or others or lane.alone_s(weight) > left_s):
             late_s = max(0.0, expected.needed_s(allowed) - left_s)
             return Refusal("the deadline cannot be met with what is ahead", late_s)
         full_late_s = expected.latest_end_s - left_s if full else 0.0
         if full_late_s > 0 and (lane.busy or others or lane.alone_until_s(weight)[-1] > left_s):
             return Refusal("the deadline cannot be met by the full network", full_late_s)
         if inside + others >= limits.backlog:
-            return Refusal(f"the backlog of {limits.backlog} inputs is full", latest_s)
+            return Refusal(f"the backlog of {limits.backlog} inputs is full", expected.latest_s)
         self._late -= LATE_RATE * self._late
         self._add(tolerated - risk)
         return risk

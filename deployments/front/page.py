@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 
 from isobatch.deployments.front.service import Service
-from isobatch.deployments.named import DEMO, function_at
+from isobatch.deployments.named import demo_folder
 
 FILES = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
@@ -70,7 +70,7 @@ def _about(service: Service) -> dict[str, object]:
         "slo_ms": service.config.slo_ms,
         "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
     }
-    if service.config.folder != Path(str(function_at(DEMO)())):
+    if service.config.folder != demo_folder():
         return facts
     from isobatch.deployments.demo.digits import demo_inputs
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isobatch.deployments import ray_facts
-from tests.helpers.asking import Load, ask, eventually
+from tests.helpers.asking import Load, ask, eventually, predict
 from tests.helpers.toy_graph import application, cut_at, fleets
 from tests.helpers.toy_model import BLOCKS
 from tests.integration.conftest import Put
@@ -67,6 +67,7 @@ def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp
     whole["args"] |= {"plan": None, "devices": {"cpu": 1}}
     whole["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.125}}]
     base = deployed(whole)
+    assert [output["label"] for output in predict(base, [[3, 7], [0, 3]])] == [7, 3]
     stats = ask(base, "GET", "/stats")[1]
     assert "on 1 cpu" in stats["plan"]
     assert (stats["splits"][0]["blocks"][0], stats["splits"][-1]["blocks"][1]) == (0, BLOCKS)

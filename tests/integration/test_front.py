@@ -64,6 +64,7 @@ def test_many_clients_get_their_own_answers_in_order(unplanned: str) -> None:
     ("body", "status", "sentence"),
     [
         (b"{", 400, "not JSON"),
+        (b'{"inputs": []}', 422, "is empty"),
         (b'{"inputs": [["a", 1]]}', 422, "input 0 is ['a', 1]"),
         (b'{"inputs": [%s[0, 1]]}' % (b"[0, 1]," * 50), 422, "51 inputs in one request: 50 are allowed"),
         (b" " * 100_001, 413, "100001 bytes: 100000 are allowed"),

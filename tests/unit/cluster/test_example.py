@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.commands.serve import example
-from isobatch.cluster.serving import serve_file as files
 from isobatch.cluster.serving.serve_file import serve_file, with_demo
 
 
@@ -36,7 +35,7 @@ def test_a_checkpoint_is_asked_about_what_it_reads(tmp_path: Path) -> None:
 
 
 def test_the_demo_stands_where_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "DEMO", "tempfile:gettempdir")
+    monkeypatch.setattr("isobatch.deployments.named.DEMO", "tempfile:gettempdir")
     content = serve_file(None, {"max_batch": 4})
     complete = with_demo(content)
     arguments = complete["applications"][0]["args"]
