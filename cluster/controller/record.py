@@ -261,9 +261,20 @@ class Barred:
 
 
 def _shape(plan: Plan) -> object:
-    """The properties that similar plans share: cuts on the same kinds, and batches of about the same size."""
+    """The properties that similar plans share: cuts on about as many devices of a kind, and batches of about a size.
+
+    Where two devices failed, one of them may still run alone: a node may have died while its replica started.
+    """
     return frozenset(
-        (pipeline, placement.kind, split.start, split.stop, split.ramps, split.batch_size.bit_length())
+        (
+            pipeline,
+            placement.kind,
+            placement.replicas.bit_length(),
+            split.start,
+            split.stop,
+            split.ramps,
+            split.batch_size.bit_length(),
+        )
         for pipeline, each in enumerate(plan.pipelines)
         for placement in each.placements
         for split in placement.splits

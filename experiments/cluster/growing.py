@@ -99,15 +99,16 @@ def enough(status: Status) -> bool:
 
 
 async def until(base: str, holds: Callable[[Status], bool]) -> float:
-    """When this holds of the controller's state."""
-    begun_s, status = now_s(), dict[str, Any]()
+    """When this holds of the controller's state. An error tells all decisions since this call."""
+    begun_s, decisions = now_s(), dict[int, str]()
     while now_s() - begun_s < WITHIN_S:
         with suppress(OSError):
             status = await asyncio.to_thread(_status, base)
+            decisions |= {each["number"]: f"{each['what']}: {each['why']}" for each in status["events"]}
             if holds(status):
                 return now_s()
         await asyncio.sleep(LOOK_S)
-    raise TimeoutError(json.dumps(status, indent=1))
+    raise TimeoutError("\n".join(f"{number} {decisions[number]}" for number in sorted(decisions)))
 
 
 def _status(base: str) -> Status:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,8 @@ class Started:
         self.port, self.http_port, self.dashboard_port = (free_port() for _ in range(3))
         self.address = f"{HEAD}:{self.port}"
         self.plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-        self.plain |= bound_to_us(folder) | {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")}
+        self.plain |= bound_to_us(folder) | {"RAY_TMPDIR": str(folder / "ray")}
+        self.plain |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
         # The usual ports may be another's on this machine.
         ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
         self.prepared = self.plain | self._environment() | {name: str(free_port()) for name in ports}

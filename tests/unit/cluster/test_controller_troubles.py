@@ -4,6 +4,8 @@ import asyncio
 
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.decide import served_alike
+from isobatch.cluster.controller.record import Barred
+from isobatch.optimizer import Placement, Plan, Split
 from tests.helpers.fluid_application import (
     EASY,
     HARD,
@@ -41,6 +43,15 @@ def test_a_plan_for_what_is_left_is_not_judged_by_what_all_devices_would_have_do
     lost, back = moves(run(app, loop, 1200))
     assert ("are gone" in lost.why, lost.what, back.what) == (True, "rolled out", "rolled out")
     assert loop.controller.record.barred.until_s(lost.after, app.now_s) is None
+
+
+def test_a_plan_that_fails_on_two_devices_may_still_run_on_one():
+    """A node may have died while the replica on it started: one device must be enough again when little arrives."""
+    one, two, three = (Plan((Placement("k80", count, (Split(0, 8, 4),)),)) for count in (1, 2, 3))
+    barred = Barred()
+    barred.bar(two, now_s=0.0, seconds=100.0)
+    assert [barred.until_s(plan, 99.0) for plan in (one, two, three)] == [None, 100.0, 100.0]
+    assert barred.until_s(two, 101.0) is None
 
 
 def test_a_pinned_plan_stays_and_the_reason_says_what_would_have_run():
