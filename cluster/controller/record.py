@@ -261,7 +261,7 @@ class Barred:
 
 
 def _shape(plan: Plan) -> object:
-    """The properties that similar plans share: cuts on about as many devices of a kind, and batches of about a size.
+    """The properties that similar plans share: cuts on about as many devices of a kind, about the same batch sizes.
 
     Where two devices failed, one of them may still run alone: a node may have died while its replica started.
     """

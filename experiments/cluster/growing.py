@@ -99,16 +99,16 @@ def enough(status: Status) -> bool:
 
 
 async def until(base: str, holds: Callable[[Status], bool]) -> float:
-    """When this holds of the controller's state. An error tells all decisions since this call."""
+    """When this holds of the controller's state. An error lists the controller's latest decisions."""
     begun_s, decisions = now_s(), dict[int, str]()
     while now_s() - begun_s < WITHIN_S:
         with suppress(OSError):
             status = await asyncio.to_thread(_status, base)
-            decisions |= {each["number"]: f"{each['what']}: {each['why']}" for each in status["events"]}
+            decisions |= {each["number"]: "{number} {what}: {why}".format_map(each) for each in status["events"]}
             if holds(status):
                 return now_s()
         await asyncio.sleep(LOOK_S)
-    raise TimeoutError("\n".join(f"{number} {decisions[number]}" for number in sorted(decisions)))
+    raise TimeoutError("\n".join(decisions.values()))
 
 
 def _status(base: str) -> Status:
