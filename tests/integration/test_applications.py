@@ -71,8 +71,10 @@ def test_other_replicas_replace_those_that_leave_them_no_room(deployed: Put, tmp
     stats = ask(base, "GET", "/stats")[1]
     assert "on 1 cpu" in stats["plan"]
     assert (stats["splits"][0]["blocks"][0], stats["splits"][-1]["blocks"][1]) == (0, BLOCKS)
+    assert eventually(lambda: len(fleets()) == 1), fleets()  # Serve lists those of the last deployment until they end
     (before,) = fleets()
     deployed(whole | {"args": whole["args"] | {"drain_s": 29.0}})
+    assert eventually(lambda: len(fleets()) == 1), fleets()
     (after,) = fleets()
     assert after != before
     assert ask(base, "POST", "/predict", {"inputs": [3, 7]})[1]["model"] == "whole"
