@@ -82,6 +82,8 @@ def _file() -> FileDescriptorProto:
 # A separate pool, since a client of this protocol in the same process has messages with the same names.
 _POOL = DescriptorPool()
 _POOL.Add(_file())
+# Held here, since protobuf frees a class that nothing refers to, and builds it anew for the next message.
+_CLASSES = {name: GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _MESSAGES}
 
 
 def message(name: str) -> Any:
@@ -90,7 +92,7 @@ def message(name: str) -> Any:
     >>> message("ServerLiveResponse")(live=True).SerializeToString()
     b'\\x08\\x01'
     """
-    return GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+    return _CLASSES[name]
 
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
