@@ -117,11 +117,9 @@ async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_her
     await asyncio.to_thread(fleet.scale_to, counts)
     began_s = count_s = now_s()
     until_s = began_s + patience_s
-    while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else ()):
+    while late := await _below(fleet, counts, failed_before if now_s() < began_s + STALE_S else (), only_here):
         if only_here and now_s() >= count_s:
-            if missing := await asyncio.to_thread(fleet.missing_devices, {kind: counts[kind] for kind in late}):
-                kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
-                raise NoDevicesError(f"no node has a device for {kinds}")
+            await _check_devices(fleet, {kind: counts[kind] for kind in late})
             count_s = now_s() + COUNT_EVERY_S
         if now_s() > until_s:
             running = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in late.items())
@@ -129,13 +127,21 @@ async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_her
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str]) -> dict[str, int]:
+async def _check_devices(fleet: Fleet, counts: ReplicaCounts) -> None:
+    if missing := await asyncio.to_thread(fleet.missing_devices, counts):
+        kinds = ", ".join(f"{count} of {counts[kind]} {kind}" for kind, count in missing.items())
+        raise NoDevicesError(f"no node has a device for {kinds}")
+
+
+async def _below(fleet: Fleet, counts: ReplicaCounts, excused: Collection[str], only_here: bool) -> dict[str, int]:
     """The number of running replicas of each kind that has too few. For kinds in `excused`, failures are ignored."""
     if not counts:
         return {}
     states = await asyncio.to_thread(fleet.states)
     for kind in counts:
         if kind in states and states[kind].failed and kind not in excused:
+            if only_here:  # a replica also fails when its node vanishes, for which the plan is not to blame
+                await _check_devices(fleet, counts)
             raise CannotStartError(states[kind].failed)
     running = {kind: states[kind].running if kind in states else 0 for kind in counts}
     return {kind: running[kind] for kind, count in counts.items() if running[kind] < count}

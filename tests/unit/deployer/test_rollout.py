@@ -126,6 +126,12 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps.asyncio, "sleep", pass_s)
 
 
+def test_a_replica_that_fails_as_its_node_vanishes_does_not_blame_the_plan() -> None:
+    fleet = CountedFleet({"a": 4}, broken=frozenset("b"), gone=frozenset("b"))
+    with pytest.raises(NoDevicesError, match="no node has a device for 2 of 2 b"):
+        moved(fleet, devices(a=4), devices(a=4, b=2))
+
+
 @pytest.mark.parametrize("room", [100, 5], ids=["beside", "freed first"])
 def test_a_node_that_vanishes_in_a_roll_out_is_not_waited_for(room: int) -> None:
     fleet = CountedFleet({"a": 4}, room=room, gone=frozenset("b"))
