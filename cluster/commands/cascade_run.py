@@ -25,7 +25,7 @@ from isobatch.deployments.models.ramps import ExitRules, Ramps
 from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, candidate, write_cascade
 from isobatch.deployments.prepare.pipeline import check_free
 from isobatch.deployments.prepare.sample import Sample, draw
-from isobatch.deployments.progress import show
+from isobatch.deployments.progress import busy, show
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import save
@@ -65,7 +65,7 @@ def run(options: "CascadeOptions") -> None:
     terms = ComparisonTerms(truth, shape, sample.parts.test, policy, metric, max_loss, options.confidence)
     trial = _trial(console, options, candidates, sample, terms, kinds)
     chosen = _chosen(console, trial, options.levels)
-    with console.status("simulating plans"):
+    with busy("simulating plans"):
         taken = trial.with_simulated_plan(chosen)
     notes: dict[str, str | int | float] = {"data": data.name, "rows": len(sample), "seed": options.seed}
     _write(console, options.out, taken, policy, notes, options.force)
@@ -115,7 +115,8 @@ def _trial(
     torch.set_num_threads(options.threads)
     recorded, names = sample.values[:LENGTH_ROWS], [kind.kind for kind in kinds]
     timing = (recorded, names, options.device, options.budget, options.largest)
-    timed, notes = zip(*(timed_candidate(each, *timing) for each in candidates), strict=True)
+    with busy("timing the networks"):
+        timed, notes = zip(*(timed_candidate(each, *timing) for each in candidates), strict=True)
     for note in chain.from_iterable(notes):
         console.print(note, highlight=False)
     tested = [sample.values[row] for row in sample.parts.test]
@@ -130,7 +131,8 @@ def _chosen(console: Console, trial: Tryout, levels: int) -> Contender:
     rate = RATE_SHARE * (last.goodput_per_s or max(row.goodput_per_s for row in rows) or 1.0)
     latencies = [trial.latency(row, rate) for row in show(rows, "simulating")]
     console.print(table(rows, latencies, rate))
-    return trial.tested(rows, combinations)
+    with busy("testing the best"):
+        return trial.tested(rows, combinations)
 
 
 def _write(

@@ -18,6 +18,7 @@ from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models.backends import warn_of_ramp_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.named import built_in
+from isobatch.deployments.progress import busy
 from isobatch.deployments.sources import title_of
 from isobatch.profiles.devices import kind_of, known_kinds
 from isobatch.profiles.errors import UserError
@@ -83,9 +84,9 @@ def _measured_table(
     kind = options.kind or kind_of(called)
     if warning := uncatalogued(kind):
         console.print(warning, highlight=False)
-    with console.status("timing launches"):
+    with busy("timing launches"):
         prices = launch_prices.measured(model, workload, options.budget)
-    with console.status("timing the front"):
+    with busy("timing the front"):
         front_s = front_costs.front_s_per_token(source, anatomy.shape)
     return DecodingTable(
         kind,
