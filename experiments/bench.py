@@ -1,7 +1,8 @@
 """Run one benchmark: `python -m experiments.bench NAME` measures the claim in `experiments/NAME/run.py`.
 
 A claim is a folder with `run.py`, whose `measure()` returns its figures by name. Here they are printed as a table and
-written to `experiments/results/NAME.json` with the machine and the date, so that every quoted number has a command.
+written to `experiments/results/NAME.json` with the machine, the date and the commit, so that every quoted number has a
+command.
 
 A part of one is run by naming what is smaller, as `measure()` calls it: `python -m experiments.bench replan changes=6`.
 Its figures are printed, not kept.
@@ -11,9 +12,12 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
@@ -27,34 +31,71 @@ from experiments.shared import version as version_of
 from experiments.shared.results_page import EXPERIMENTS, RESULTS
 from isobatch.profiles.errors import UserError
 
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnni": "avx512_vnni", "avx2": "avx2"}
+
 
 def claims() -> list[str]:
     """The names that can be measured."""
     return sorted(path.parent.name for path in EXPERIMENTS.glob("*/run.py"))
 
 
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    packages = {name: version(name) for name in ("numpy", "torch", "ray")}
-    return {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version(), **packages}
-
-
-def _processor() -> str:
+def processor(cpuinfo: Path = CPUINFO) -> str:
     """Its model, where Linux tells; its architecture elsewhere."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
 
 
-def write(name: str, figures: Mapping[str, float], folder: Path = RESULTS) -> Path:
-    """Keep the figures beside the machine, the date and the code that they belong to."""
+def processor_flags(cpuinfo: Path = CPUINFO) -> list[str]:
+    """Those flags of the processor that make launches of many inputs cheap."""
+    with suppress(OSError):
+        has = set(cpuinfo.read_text().split())
+        return [name for name, flag in FLAGS.items() if flag in has]
+    return []
+
+
+def commit_of_tree(root: Path = EXPERIMENTS.parent) -> str:
+    """The commit that was measured, with a plus if files differ from it; empty outside of git."""
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", str(root), *asked], capture_output=True, text=True, check=True).stdout.strip()
+            for asked in (["rev-parse", "--short=8", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("+" if changes else "")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What figures were measured on, and when. `load`: how many programs wanted a core in the minute before."""
+
+    load: float = field(default_factory=lambda: round(os.getloadavg()[0], 2))
+    commit: str = field(default_factory=commit_of_tree)
+    began_s: float = field(default_factory=time.monotonic)
+
+    def fields(self) -> dict[str, object]:
+        """As they are kept, when the measurement ends."""
+        machine = {"processor": processor(), "flags": processor_flags(), "cores": os.cpu_count(), "load": self.load}
+        packages = {name: version(name) for name in ("numpy", "torch", "ray")}
+        return {
+            "machine": {**machine, "python": platform.python_version(), **packages},
+            "date": datetime.now(UTC).date().isoformat(),
+            "commit": self.commit,
+            "seconds": round(time.monotonic() - self.began_s),
+        }
+
+
+def write(name: str, figures: Mapping[str, float], conditions: Conditions, folder: Path = RESULTS) -> Path:
+    """Keep the figures beside their conditions and the code that they belong to."""
     path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     rounded = {figure: float(f"{value:.5g}") for figure, value in figures.items()}
     code = " ".join(f"{module}={mark}" for module, mark in version_of.code_of(name).items())
-    result = {"figures": rounded, "machine": machine(), "date": datetime.now(UTC).date().isoformat(), "code": code}
+    result = {"figures": rounded, **conditions.fields(), "code": code}
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
 
@@ -88,6 +129,7 @@ def main(arguments: list[str]) -> int:
         usage = "python -m experiments.bench NAME [WHAT=SMALLER ...], with NAME one of"
         print(f"usage: {usage}: {', '.join(claims())}", file=sys.stderr)
         return 2
+    conditions = Conditions()
     try:
         figures = import_module(f"experiments.{name}.run").measure(**smaller(parts))
     except UserError as error:
@@ -98,7 +140,7 @@ def main(arguments: list[str]) -> int:
     if parts:
         print(f"not written to {RESULTS.name}/{name}.json: {' '.join(parts)} makes this a part of the benchmark")
         return 0
-    console.print(f"written to {write(name, figures)}")
+    console.print(f"written to {write(name, figures, conditions)}")
     results_page.write()
     return 0
 

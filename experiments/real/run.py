@@ -39,7 +39,6 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
     "recorded": lambda case: replace(case, survival=elasticbert_survival(SIX_LAYERS, PATIENCE)),
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
-FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "vnni": "avx512_vnni", "avx2": "avx2"}  # of /proc/cpuinfo
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
 console = Console(stderr=True, width=140)
 
@@ -64,7 +63,7 @@ def measure(
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
-    figures = cpu_flags()
+    figures = dict[str, float]()
     for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, seconds):
         found = _kept(part, f"{slo_ms} {rounds} {seconds}", bool(again))
         figures |= {f"{name}{part.suffix}": value for name, value in found.items()}
@@ -101,12 +100,6 @@ def _kept(part: RealPart, options: str, again: bool) -> dict[str, float]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures))
     return figures
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, float]:
-    """Whether this processor has what makes launches of many inputs cheap."""
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return {f"has_{name}": float(flag in flags) for name, flag in FLAGS.items()}
 
 
 def over_peers(figures: Mapping[str, float]) -> dict[str, float]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import write
+from experiments.bench import Conditions, write
 from tests.fuzz.attack import COUNTS, LONG
 from tests.fuzz.live import Live, live_server
 from tests.fuzz.served import Served
 
-BEGAN_S = time.perf_counter()
+CONDITIONS = Conditions()
 KEPT = "ISOBATCH_FUZZ_KEPT" in os.environ
 
 
@@ -63,4 +63,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     if KEPT and not exitstatus:
         figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}
         figures["honest_wrong"] = sum(n for of, n in figures.items() if of.startswith("honest") and "wrong" in of)
-        write("fuzz", {"cases": float(cases), "minutes": (time.perf_counter() - BEGAN_S) / 60} | figures)
+        write("fuzz", {"cases": float(cases), "minutes": (time.monotonic() - CONDITIONS.began_s) / 60} | figures, CONDITIONS)
