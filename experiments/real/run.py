@@ -7,10 +7,13 @@ are kept when it ends, so that an interrupted run goes on with the next part.
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -77,10 +80,10 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
             yield RealPart(f"live {dtype}", f"_{dtype}", partial(_live, replace(case, dtype=dtype), rounds, seconds))
-    for name, changed in OTHERS.items():
+    for name in OTHERS:
         if name in wanted:
             suffix = f"_{name}_{first.dtype}"
-            yield RealPart(f"{name} {first.dtype}", suffix, partial(_other, changed, first, few, seconds))
+            yield RealPart(f"{name} {first.dtype}", suffix, partial(_other, name, first, few, seconds))
     if "idle" in wanted:
         yield RealPart("idle", "", partial(idle.figures, seconds))
     if "peers" in wanted:
@@ -96,10 +99,17 @@ def _kept(part: RealPart, options: str, again: bool) -> dict[str, float]:
         found: dict[str, float] = json.loads(path.read_text())
         return found
     console.print(f"{part.name}: measuring")
-    figures = part.figures()
+    # Each part has a process of its own, since a client of Ray ends its process a minute after that Ray has ended.
+    with get_context("spawn").Pool(1, _end_cleanly) as fresh:
+        figures = fresh.apply(part.figures)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures))
     return figures
+
+
+def _end_cleanly() -> None:
+    """Let this process stop what it has started when it is told to end."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
@@ -117,9 +127,9 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _other(changed: Callable[[RealCase], RealCase], case: RealCase, rounds: int, seconds: int) -> dict[str, float]:
+def _other(name: str, case: RealCase, rounds: int, seconds: int) -> dict[str, float]:
     try:
-        return _live(changed(case), rounds, seconds)
+        return _live(OTHERS[name](case), rounds, seconds)
     except UserError as error:  # recorded exits are no part of the project
         console.print(f"[bold red]not measured[/]: {error}")
         return {"missing": 1.0}
@@ -172,6 +182,7 @@ def figures_of(
         "fill": median(each.fill for each in nearly),
         "replica_idle_share": median(each.idle_share for each in nearly),
         "wall_over_processor": median(each.wall_over_processor for each in nearly),
+        "waited_share": median(each.waited_share for each in nearly),
         "launches_over_tables": median(each.launches_over_tables for each in nearly),
         "alone_over_tables": median(each.alone_over_tables for each in nearly),
         "in_time_at_90_percent": median(each.in_time for each in nearly),

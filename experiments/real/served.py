@@ -69,6 +69,7 @@ class Nearly:
     fill: float  # the least of all splits but the last
     idle_share: float  # of the replica, between launches
     wall_over_processor: float  # of launches, without the time in which they waited for a core
+    waited_share: float  # of the time of launches: the core computed for another process
     in_time: float
     launches_over_tables: float  # what they took, over what the tables say of launches of these sizes
     alone_over_tables: float  # the same, while whole batches come one by one
@@ -183,6 +184,7 @@ class ServedNetwork:
             min(fills[:-1] or fills),
             1 - busy_s / spent.wall_s,
             (busy_s - spent.waited_s) / spent.processor_s,
+            spent.waited_s / busy_s,
             summary(record, self.server.slo_ms).good_share,
             system.over_tables(seen.launches),
             system.over_tables(alone.launches),
