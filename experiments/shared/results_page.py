@@ -56,7 +56,7 @@ def page(text: str) -> str:
 
 
 def ages() -> str:
-    """A table of when and where each claim was measured, and how much of the code that it depends on has changed since."""
+    """A table of when and where each claim was measured, and how much of the code that it needs has changed since."""
     return "\n".join(_ages())
 
 

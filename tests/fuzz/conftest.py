@@ -63,4 +63,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     if KEPT and not exitstatus:
         figures = {f"{kind}_{what}".replace(".", "_"): float(n) for (kind, what), n in sorted(COUNTS.items())}
         figures["honest_wrong"] = sum(n for of, n in figures.items() if of.startswith("honest") and "wrong" in of)
-        write("fuzz", {"cases": float(cases), "minutes": (time.monotonic() - CONDITIONS.began_s) / 60} | figures, CONDITIONS)
+        write(
+            "fuzz",
+            {"cases": float(cases), "minutes": (time.monotonic() - CONDITIONS.began_s) / 60} | figures,
+            CONDITIONS,
+        )
