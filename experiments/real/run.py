@@ -102,6 +102,8 @@ def _kept(part: RealPart, options: str, again: bool) -> dict[str, float]:
     # Each part has a process of its own, since a client of Ray ends its process a minute after that Ray has ended.
     with get_context("spawn").Pool(1, _end_cleanly) as fresh:
         figures = fresh.apply(part.figures)
+        fresh.close()
+        fresh.join()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures))
     return figures
