@@ -23,6 +23,7 @@ PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
 # Runs command lines one after the other, as `isobatch` would, and prints how each of them ended. Only what never ends
 # by itself is cut short: `serve` and `deploy` where they would need a Ray. Plans are chosen in a moment.
 DRIVER = """
+import cluster, deployments, optimizer, profiles
 import contextlib, dataclasses, functools, io, json, sys
 import isobatch.cluster.commands.deploy, isobatch.cluster.commands.serve
 import isobatch.cluster.cascades, isobatch.cluster.commands.up, isobatch.cluster.simulator.explained
@@ -52,6 +53,7 @@ for line in json.load(sys.stdin):
             code = repr(error)
     ended.append({"code": code, "said": said.getvalue()})
 ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "isobatch"]
+assert cluster.OF_OTHERS and deployments.OF_OTHERS and optimizer.OF_OTHERS and profiles.OF_OTHERS
 print(json.dumps({"ended": ended, "files": [module.__file__ for module in ours if module.__file__]}))
 """
 
@@ -74,7 +76,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `bin` of an environment that holds the wheel. A .pth file leads to the packages of others.
 
-    Python does not read the .pth files that lie there, by which the tests' own environment finds the checkout.
+    Python does not read the .pth files that lie there, by which the tests' own environment finds the checkout. Beside
+    the wheel there are packages of others that have the names of our folders.
     """
     home = tmp_path_factory.mktemp("installed")
     venv.create(home, with_pip=False, symlinks=True)
@@ -85,6 +88,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     others = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (Path(purelib.strip()) / "others.pth").write_text("\n".join(sorted(others)) + "\n")
+    for name in PACKAGES:
+        (Path(purelib.strip()) / f"{name}.py").write_text("OF_OTHERS = True\n")
     return home / "bin"
 
 
