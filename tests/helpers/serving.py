@@ -57,7 +57,7 @@ def marked(mark: str) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def serving(folder: Path, file: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The command at work on a Serve file: its process, its address, and the mark that all its processes bear.
 
     It ends with whoever runs the tests, even if that is killed.
@@ -68,7 +68,7 @@ def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], s
     temporary(folder).mkdir()
     environment |= bound_to_us(temporary(folder))
     with subprocess.Popen(
-        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
+        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0", *options],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

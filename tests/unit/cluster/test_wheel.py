@@ -1,6 +1,6 @@
-"""The wheel in an environment of its own, far from the checkout: the README's lines run there.
+"""The wheel in an environment of its own, far from the checkout: the lines of the README and of tutorials.md run there.
 
-Those that need a server run in tests/integration/test_readme.py.
+Those that need a server run in tests/integration/test_readme.py and test_tutorials.py.
 """
 
 import json
@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command_lines import ROOT, SMALL, material, readme_lines
+from tests.helpers.command_lines import ROOT, SERVED, SMALL, material, readme_lines, tutorial_lines
 
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
+(CONTEXT,) = (line.split()[2:] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("CONTEXT :="))
 
 # Runs command lines one after the other, as `isobatch` would, and prints how each of them ended. Only what never ends
 # by itself is cut short: `serve` and `deploy` where they would need a Ray. Plans are chosen in a moment.
@@ -60,13 +61,13 @@ print(json.dumps({"ended": ended, "files": [module.__file__ for module in ours i
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that neither an older build nor this one leaves anything in the checkout."""
+    """Built from a copy of what the images are built from. Neither an older build nor this one changes the checkout."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "isobatch", copy / "isobatch", symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+    for name in CONTEXT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy)
     _pip("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(out), str(copy))
     (built,) = out.glob("*.whl")
     return built
@@ -123,7 +124,8 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
 
 def test_every_command_runs_installed(installed: Path, tmp_path: Path) -> None:
     helps = [[name, "--help"] for name in sorted(SMALL)]
-    real = [line for line in readme_lines("") if line[0] not in ("load", "status")]
+    shown = [*readme_lines(""), *tutorial_lines("")]
+    real = [line for number, line in enumerate(shown) if line[0] not in SERVED and line not in shown[:number]]
     lines = [*helps, *real, ["serve"], ["serve", "reviews.csv"], ["serve", "nowhere.yaml"]]
     result = run(installed, material(tmp_path), lines)
     outcome = {" ".join(line): ended for line, ended in zip(lines, result["ended"], strict=True)}
