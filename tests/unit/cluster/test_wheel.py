@@ -19,7 +19,9 @@ import pytest
 from tests.helpers.command_lines import ROOT, SERVED, SMALL, material, readme_lines, tutorial_lines
 
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
-(CONTEXT,) = (line.split()[2:] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("CONTEXT :="))
+(CONTEXT,) = (
+    line.split()[2:] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("CONTEXT :=")
+)
 
 # Runs command lines one after the other, as `isobatch` would, and prints how each of them ended. Only what never ends
 # by itself is cut short: `serve` and `deploy` where they would need a Ray. Plans are chosen in a moment.
