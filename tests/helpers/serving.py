@@ -57,8 +57,8 @@ def marked(mark: str) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, file: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The command at work on a Serve file: its process, its address, and the mark that all its processes bear.
+def serving(folder: Path, file: Path, *options: str, at: Path = ROOT) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The command at work on a Serve file, `at` a folder: its process, its address, and the mark that all its processes bear.
 
     It ends with whoever runs the tests, even if that is killed.
     """
@@ -69,7 +69,7 @@ def serving(folder: Path, file: Path, *options: str) -> Iterator[tuple[subproces
     environment |= bound_to_us(temporary(folder))
     with subprocess.Popen(
         [*SERVE, str(file), "--port", str(port), "--grpc-port", "0", *options],
-        cwd=ROOT,
+        cwd=at,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

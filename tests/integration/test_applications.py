@@ -3,7 +3,6 @@
 import time
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 
@@ -51,22 +50,6 @@ def test_an_application_that_is_deployed_anew_answers_all_the_while(
         took_s = time.monotonic() - began_s
     assert len(load.wrong) <= 1, load.wrong
     assert load.longest_s < 0.15 * took_s
-
-
-def test_a_users_own_folder_optimizer_is_served_beside_ours(deployed: Put, toy: dict[str, Any], tmp_path: Path) -> None:
-    """Ray puts a `working_dir` first on the path of the front and of every replica."""
-    with ZipFile(tmp_path / "mine.zip", "w") as packed:
-        packed.writestr("mine/optimizer/__init__.py", "from tests.helpers.toy_model import Toy\n")
-        packed.writestr(
-            "mine/optimizer/network.py",
-            "import isobatch.optimizer, optimizer\n\ndef load(directory, device, dtype):\n"
-            "    assert optimizer is not isobatch.optimizer\n    return optimizer.Toy()\n",
-        )
-    theirs = application(tmp_path, cut_at(2), "optimizer.network:load", name="theirs")
-    theirs |= {"runtime_env": {"working_dir": (tmp_path / "mine.zip").as_uri()}, "deployments": toy["deployments"]}
-    base = deployed(theirs)
-    assert [output["label"] for output in predict(base, [[3, 7], [0, 3]])] == [7, 3]
-    assert len(ask(base, "GET", "/stats")[1]["splits"]) == 2
 
 
 def processors() -> float:

@@ -98,15 +98,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _pip(*words: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True, env=_without_ours())
+
+
+def _without_ours() -> dict[str, str]:
+    """The environment without variables by which Python would find the checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def run(installed: Path, folder: Path, lines: list[list[str]]) -> dict[str, Any]:
     """In one process, since imports take longer than all that these lines do."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [installed / "python", "-I", "-c", DRIVER], input=json.dumps(lines), cwd=folder, capture_output=True, text=True,
-        env=environment | {"XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"},
+        env=_without_ours() | {"XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
