@@ -57,8 +57,10 @@ def marked(mark: str) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, file: Path, *options: str, at: Path = ROOT) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The command at work on a Serve file, `at` a folder: its process, its address, and the mark that all its processes bear.
+def serving(
+    folder: Path, file: Path, *options: str, at: Path = ROOT
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The command at work on a Serve file: its process, its address, and the mark that all its processes bear.
 
     It ends with whoever runs the tests, even if that is killed.
     """

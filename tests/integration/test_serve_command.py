@@ -121,7 +121,7 @@ def test_a_users_working_directory_may_have_folders_with_the_names_of_ours(tmp_p
             "import isobatch.optimizer, optimizer\n\ndef load(directory, device, dtype):\n"
             "    assert optimizer is not isobatch.optimizer\n    return optimizer.Toy()\n",
         )
-    theirs = application(tmp_path, cut_at(2), "optimizer.network:load")
+    theirs = application(tmp_path, cut_at(2), "optimizer.network:load", model=str(tmp_path))
     theirs["runtime_env"] = {"working_dir": (tmp_path / "mine.zip").as_uri()}
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({"applications": [theirs]}))
