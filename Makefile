@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# What the images of cluster/ are built from, and the wheel in them.
+CONTEXT := pyproject.toml README.md LICENSE constraints.txt isobatch profiles optimizer deployments cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release clean
+.PHONY: help setup serve demo llm-demo test test-cluster fuzz lint format experiments results house arguments chaos soak browser pictures docs release newest-ray clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -81,13 +83,25 @@ docs: setup  ## build the docs as a site in build/site; a link that leads nowher
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/zensical build --strict --clean
 
-release: setup  ## build wheel, source distribution and docs, check them, and list what would be published
-	rm -rf dist build
+release: setup  ## build wheel, source distribution, context of the images and docs, check them, and list what would be published
+	rm -rf dist build && mkdir build
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --quiet --outdir dist .
 	$(BIN)/twine check --strict dist/* && $(BIN)/check-wheel-contents dist/*.whl
+	for python in 3.11 3.12 3.13; do $(BIN)/pip install --quiet --disable-pip-version-check --dry-run --ignore-installed \
+		--python-version $$python --only-binary :all: --target build/none "$$(echo dist/*.whl)[cpu]" || exit 1; done
+	$(BIN)/hadolint cluster/Dockerfile cluster/Dockerfile.serve
+	git archive --output build/image.tar.gz HEAD $(CONTEXT)
 	$(MAKE) docs
-	@$(BIN)/python -m zipfile --list dist/*.whl && ls -l dist && echo "nothing was published: 'twine upload dist/*' would, and build/site is the site"
+	@$(BIN)/python -m zipfile --list dist/*.whl && ls -l dist build/image.tar.gz && du -sh build/site
+	@echo "nothing was published. 'twine upload dist/*' would publish the packages, and build/site is the site."
+	@echo "Images: 'docker build -f cluster/Dockerfile.serve -t isobatch - < build/image.tar.gz', and with cluster/Dockerfile."
+
+# Only Ray itself is another one: what it needs is as in .venv.
+newest-ray: setup  ## test a live application, and what is used of Ray's internals, on the newest Ray (or make newest-ray RAY=2.59.0)
+	rm -rf build/ray && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/ray ray$(RAY:%===%)
+	PYTHONPATH=$(CURDIR)/build/ray $(BIN)/python -m pytest tests/unit/deployments/test_ray_facts.py \
+		tests/unit/deployments/test_ray_settings.py tests/integration/test_ray_facts.py tests/integration/test_graph.py
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache *.egg-info build && find . -name __pycache__ -prune -exec rm -rf {} +

@@ -37,7 +37,8 @@ BEGINNING = """\
 The fields under `args:` in a Serve file, by its `import_path:`. An unknown field is refused by name. Relative paths are
 relative to the folder of the file. `make arguments` makes this page from the code, and the JSON Schemas of Serve files,
 plans, profiles and exits in `cluster/schemas/`. An editor completes a Serve file that begins with
-`# yaml-language-server: $schema=PATH/cluster/schemas/serve.json`.
+`# yaml-language-server: $schema=PATH/cluster/schemas/serve.json`, where PATH is the checkout or the folder `isobatch`
+of the installed package.
 """
 COMMON = """\
 ## Every network

@@ -36,6 +36,9 @@ SMALL = {
 }
 
 
+SERVED = ("load", "status")  # commands that need a server
+
+
 def lines(page: Path) -> list[list[str]]:
     """The words of every line `isobatch ...` in the code blocks of a page, without `isobatch` and the comment."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -45,7 +48,15 @@ def lines(page: Path) -> list[list[str]]:
 
 def readme_lines(address: str) -> list[list[str]]:
     """The README's lines, shortened, and against a server at this address."""
-    small = [[*line, *SMALL[line[0]].split()] for line in lines(ROOT / "README.md")]
+    return _small(ROOT / "README.md", address)
+
+
+def tutorial_lines(address: str) -> list[list[str]]:
+    return _small(ROOT / "docs" / "tutorials.md", address)
+
+
+def _small(page: Path, address: str) -> list[list[str]]:
+    small = [[*line, *SMALL[line[0]].split()] for line in lines(page)]
     return [[word.replace(ADDRESS, address) for word in line] for line in small]
 
 

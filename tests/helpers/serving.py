@@ -57,7 +57,9 @@ def marked(mark: str) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def serving(
+    folder: Path, file: Path, *options: str, at: Path = ROOT
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The command at work on a Serve file: its process, its address, and the mark that all its processes bear.
 
     It ends with whoever runs the tests, even if that is killed.
@@ -68,8 +70,8 @@ def serving(folder: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], s
     temporary(folder).mkdir()
     environment |= bound_to_us(temporary(folder))
     with subprocess.Popen(
-        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0"],
-        cwd=ROOT,
+        [*SERVE, str(file), "--port", str(port), "--grpc-port", "0", *options],
+        cwd=at,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

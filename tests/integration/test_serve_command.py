@@ -1,5 +1,6 @@
 """`isobatch serve` as its user meets it: a process that is started, asked, and stopped by a signal."""
 
+import inspect
 import json
 import os
 import signal
@@ -10,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from zipfile import ZipFile
 
 from isobatch.cluster.serving.processes import descendants
+from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import marked, serving, temporary
+from tests.helpers.toy_graph import application, cut_at
 
 END_S = 60.0  # how long the end may take that a signal asks for, on however busy a machine
 
@@ -106,3 +110,21 @@ def test_when_rays_main_process_is_killed_it_ends_with_a_sentence_and_leaves_no_
 
 def name_of(process: int) -> str:
     return Path(f"/proc/{process}/comm").read_text().strip()
+
+
+def test_a_users_working_directory_may_have_folders_with_the_names_of_ours(tmp_path: Path) -> None:
+    """It comes before all packages on the path of the front and of every replica."""
+    with ZipFile(tmp_path / "mine.zip", "w") as packed:
+        packed.writestr("mine/optimizer/__init__.py", inspect.getsource(toy_model))
+        packed.writestr(
+            "mine/optimizer/network.py",
+            "import isobatch.optimizer, optimizer\n\ndef load(directory, device, dtype):\n"
+            "    assert optimizer is not isobatch.optimizer\n    return optimizer.Toy()\n",
+        )
+    theirs = application(tmp_path, cut_at(2), "optimizer.network:load", model=str(tmp_path))
+    theirs["runtime_env"] = {"working_dir": (tmp_path / "mine.zip").as_uri()}
+    file = tmp_path / "serve.yaml"
+    file.write_text(json.dumps({"applications": [theirs]}))
+    with serving(tmp_path, file, at=tmp_path) as (_, base, _):
+        assert [output["label"] for output in predict(base, [[3, 7], [0, 3]])] == [7, 3]
+        assert [split["blocks"] for split in ask(base, "GET", "/stats")[1]["splits"]] == [[0, 2], [2, 4]]

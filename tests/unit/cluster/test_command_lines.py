@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from tests.helpers.command_lines import ROOT, SMALL, lines
@@ -46,6 +47,19 @@ print(*[name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_shell_completes_commands_and_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the script of `isobatch --install-completion` asks for them."""
+
+    def completed(words: str) -> set[str]:
+        monkeypatch.setenv("_ISOBATCH_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        return set(CliRunner().invoke(app, [], prog_name="isobatch").output.split())
+
+    assert completed("isobatch pro") == {"profile", "profiles"}
+    assert {"--max-batch", "--max-splits"} <= completed("isobatch plan --max")
 
 
 def test_what_reads_a_file_takes_the_same_columns_everywhere() -> None:

@@ -36,7 +36,7 @@ def test_the_image_runs_any_command_without_rights_and_can_be_reached() -> None:
     given = instructions()
     assert given["ENTRYPOINT"] == ['["isobatch"]']
     understood(yaml.safe_load(given["CMD"][0]))
-    assert given["USER"] == ["isobatch"]
+    assert given["USER"] == ["1000"]
     (name, value) = given["ENV"][0].split("=")
     host = next(each for each in COMMAND.commands["serve"].params if each.name == "host")  # type: ignore[attr-defined]
     assert (host.envvar, value) == (name, '"0.0.0.0"')

@@ -1,6 +1,6 @@
-"""The wheel in an environment of its own, far from the checkout: the README's lines run there.
+"""The wheel in an environment of its own, far from the checkout: the lines of the README and of tutorials.md run there.
 
-Those that need a server run in tests/integration/test_readme.py.
+Those that need a server run in tests/integration/test_readme.py and test_tutorials.py.
 """
 
 import json
@@ -16,13 +16,17 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command_lines import ROOT, SMALL, material, readme_lines
+from tests.helpers.command_lines import ROOT, SERVED, SMALL, material, readme_lines, tutorial_lines
 
 PACKAGES = ("profiles", "optimizer", "deployments", "cluster")
+(CONTEXT,) = (
+    line.split()[2:] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("CONTEXT :=")
+)
 
 # Runs command lines one after the other, as `isobatch` would, and prints how each of them ended. Only what never ends
 # by itself is cut short: `serve` and `deploy` where they would need a Ray. Plans are chosen in a moment.
 DRIVER = """
+import cluster, deployments, optimizer, profiles
 import contextlib, dataclasses, functools, io, json, sys
 import isobatch.cluster.commands.deploy, isobatch.cluster.commands.serve
 import isobatch.cluster.cascades, isobatch.cluster.commands.up, isobatch.cluster.simulator.explained
@@ -52,19 +56,20 @@ for line in json.load(sys.stdin):
             code = repr(error)
     ended.append({"code": code, "said": said.getvalue()})
 ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "isobatch"]
+assert cluster.OF_OTHERS and deployments.OF_OTHERS and optimizer.OF_OTHERS and profiles.OF_OTHERS
 print(json.dumps({"ended": ended, "files": [module.__file__ for module in ours if module.__file__]}))
 """
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that neither an older build nor this one leaves anything in the checkout."""
+    """Built from a copy of what the images are built from. Neither an older build nor this one changes the checkout."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "isobatch", copy / "isobatch", symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+    for name in CONTEXT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy)
     _pip("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(out), str(copy))
     (built,) = out.glob("*.whl")
     return built
@@ -74,7 +79,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `bin` of an environment that holds the wheel. A .pth file leads to the packages of others.
 
-    Python does not read the .pth files that lie there, by which the tests' own environment finds the checkout.
+    Python does not read the .pth files that lie there, by which the tests' own environment finds the checkout. Beside
+    the wheel there are packages of others that have the names of our folders.
     """
     home = tmp_path_factory.mktemp("installed")
     venv.create(home, with_pip=False, symlinks=True)
@@ -85,20 +91,26 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     others = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (Path(purelib.strip()) / "others.pth").write_text("\n".join(sorted(others)) + "\n")
+    for name in PACKAGES:
+        (Path(purelib.strip()) / f"{name}.py").write_text("OF_OTHERS = True\n")
     return home / "bin"
 
 
 def _pip(*words: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True, env=_without_ours())
+
+
+def _without_ours() -> dict[str, str]:
+    """The environment without variables by which Python would find the checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def run(installed: Path, folder: Path, lines: list[list[str]]) -> dict[str, Any]:
     """In one process, since imports take longer than all that these lines do."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [installed / "python", "-I", "-c", DRIVER], input=json.dumps(lines), cwd=folder, capture_output=True, text=True,
-        env=environment | {"XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"},
+        env=_without_ours() | {"XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -118,7 +130,8 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
 
 def test_every_command_runs_installed(installed: Path, tmp_path: Path) -> None:
     helps = [[name, "--help"] for name in sorted(SMALL)]
-    real = [line for line in readme_lines("") if line[0] not in ("load", "status")]
+    shown = [*readme_lines(""), *tutorial_lines("")]
+    real = [line for number, line in enumerate(shown) if line[0] not in SERVED and line not in shown[:number]]
     lines = [*helps, *real, ["serve"], ["serve", "reviews.csv"], ["serve", "nowhere.yaml"]]
     result = run(installed, material(tmp_path), lines)
     outcome = {" ".join(line): ended for line, ended in zip(lines, result["ended"], strict=True)}

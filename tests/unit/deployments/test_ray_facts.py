@@ -28,65 +28,65 @@ def has(module: str, path: str, *parameters: str, used_by: str) -> None:
     assert not missing, f"{module}.{path} takes no {', '.join(missing)} any more: mend {used_by}"
 
 
-@pytest.mark.parametrize(
-    ("module", "path", "parameters", "used_by"),
-    [
-        ("ray._private.state", "available_resources_per_node", (), "ray_facts.free_resources"),
-        ("ray._private.services", "get_node", ("gcs_address", "node_id"), "ray_facts.patient_start"),
-        ("ray._private.services", "ConsolePopen", (), "ray_facts.spare_start"),
-        ("ray._private.node", "Node.start_monitor", (), "ray_facts.spare_start"),
-        ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.spare_start"),
-        ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
-        ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
-        ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "isobatch.cluster.serving.applications"),
-        (
-            "ray.serve._private.client",
-            "ServeControllerClient.wait_for_proxies_serving",
-            ("wait_for_applications_running",),
-            "isobatch.cluster.serving.applications",
-        ),
-        ("ray.serve._private.client", "ServeControllerClient.get_serve_details", (), "ray_facts.nodes_beside_others"),
-        ("ray.serve._private.common", "DeploymentID", ("name", "app_name"), "ray_facts.scale"),
-        (
-            "ray.serve._private.controller",
-            "ServeController.update_deployment_replicas",
-            ("deployment_id", "target_num_replicas"),
-            "ray_facts.scale",
-        ),
-        ("ray.serve.handle", "DeploymentHandle.broadcast", ("method_name",), "ray_facts.ask_all"),
-        (
-            "ray.serve.handle",
-            "DeploymentBroadcastResponse.results_async",
-            ("timeout_s", "return_exceptions"),
-            "ray_facts.ask_all",
-        ),
-        ("ray.serve.exceptions", "DeploymentUnavailableError", (), "ray_facts.ask_all"),
-        ("ray.serve", "delete", ("name", "_blocking"), "ray_facts.delete_soon"),
-        ("ray.serve", "RunTarget", ("route_prefix", "external_scaler_enabled"), "deployer.fleet.ServeFleet.want"),
-        ("ray.serve", "run_many", ("wait_for_applications_running",), "deployer.fleet.ServeFleet.want"),
-        (
-            "ray.experimental.internal_kv",
-            "_internal_kv_put",
-            ("key", "value", "overwrite", "namespace"),
-            "ray_facts.remember",
-        ),
-        ("ray.experimental.internal_kv", "_internal_kv_get", ("key", "namespace"), "ray_facts.recall"),
-        ("ray.experimental.internal_kv", "_internal_kv_del", ("key", "namespace"), "ray_facts.forget"),
-        ("ray.experimental.internal_kv", "_internal_kv_list", ("prefix", "namespace"), "ray_facts.ask_autoscaler"),
-        ("ray._private.state", "GlobalState.get_draining_nodes", (), "ray_facts.nodes"),
-        (
-            "ray.autoscaler.sdk",
-            "request_resources",
-            ("bundles", "bundle_label_selectors"),
-            "ray_facts.ask_autoscaler",
-        ),
-        ("ray.autoscaler.v2.utils", "is_autoscaler_v2", (), "ray_facts.ask_autoscaler"),
-        ("ray.serve.request_router", "RequestRouter.choose_replicas", (), "front.router"),
-        ("ray.serve.request_router", "RequestRouter.update_replicas", (), "front.router"),
-        ("ray.serve.request_router", "RequestRouter.on_replica_actor_died", (), "front.router"),
-        ("ray.serve.request_router", "RequestRouter.curr_replicas", (), "front.router"),
-    ],
-)
+INTERNALS: list[tuple[str, str, tuple[str, ...], str]] = [
+    ("ray._private.state", "available_resources_per_node", (), "ray_facts.free_resources"),
+    ("ray._private.services", "get_node", ("gcs_address", "node_id"), "ray_facts.patient_start"),
+    ("ray._private.services", "ConsolePopen", (), "ray_facts.spare_start"),
+    ("ray._private.node", "Node.start_monitor", (), "ray_facts.spare_start"),
+    ("ray._private.node", "Node.start_log_monitor", (), "ray_facts.spare_start"),
+    ("ray.util", "get_node_ip_address", (), "ray_facts.node_address"),
+    ("ray.serve.context", "_get_global_client", ("raise_if_no_controller_running",), "ray_facts.serve_client"),
+    ("ray.serve._private.client", "ServeControllerClient.deploy_apps", (), "isobatch.cluster.serving.applications"),
+    (
+        "ray.serve._private.client",
+        "ServeControllerClient.wait_for_proxies_serving",
+        ("wait_for_applications_running",),
+        "isobatch.cluster.serving.applications",
+    ),
+    ("ray.serve._private.client", "ServeControllerClient.get_serve_details", (), "ray_facts.nodes_beside_others"),
+    ("ray.serve._private.common", "DeploymentID", ("name", "app_name"), "ray_facts.scale"),
+    (
+        "ray.serve._private.controller",
+        "ServeController.update_deployment_replicas",
+        ("deployment_id", "target_num_replicas"),
+        "ray_facts.scale",
+    ),
+    ("ray.serve.handle", "DeploymentHandle.broadcast", ("method_name",), "ray_facts.ask_all"),
+    (
+        "ray.serve.handle",
+        "DeploymentBroadcastResponse.results_async",
+        ("timeout_s", "return_exceptions"),
+        "ray_facts.ask_all",
+    ),
+    ("ray.serve.exceptions", "DeploymentUnavailableError", (), "ray_facts.ask_all"),
+    ("ray.serve", "delete", ("name", "_blocking"), "ray_facts.delete_soon"),
+    ("ray.serve", "RunTarget", ("route_prefix", "external_scaler_enabled"), "deployer.fleet.ServeFleet.want"),
+    ("ray.serve", "run_many", ("wait_for_applications_running",), "deployer.fleet.ServeFleet.want"),
+    (
+        "ray.experimental.internal_kv",
+        "_internal_kv_put",
+        ("key", "value", "overwrite", "namespace"),
+        "ray_facts.remember",
+    ),
+    ("ray.experimental.internal_kv", "_internal_kv_get", ("key", "namespace"), "ray_facts.recall"),
+    ("ray.experimental.internal_kv", "_internal_kv_del", ("key", "namespace"), "ray_facts.forget"),
+    ("ray.experimental.internal_kv", "_internal_kv_list", ("prefix", "namespace"), "ray_facts.ask_autoscaler"),
+    ("ray._private.state", "GlobalState.get_draining_nodes", (), "ray_facts.nodes"),
+    (
+        "ray.autoscaler.sdk",
+        "request_resources",
+        ("bundles", "bundle_label_selectors"),
+        "ray_facts.ask_autoscaler",
+    ),
+    ("ray.autoscaler.v2.utils", "is_autoscaler_v2", (), "ray_facts.ask_autoscaler"),
+    ("ray.serve.request_router", "RequestRouter.choose_replicas", (), "front.router"),
+    ("ray.serve.request_router", "RequestRouter.update_replicas", (), "front.router"),
+    ("ray.serve.request_router", "RequestRouter.on_replica_actor_died", (), "front.router"),
+    ("ray.serve.request_router", "RequestRouter.curr_replicas", (), "front.router"),
+]
+
+
+@pytest.mark.parametrize(("module", "path", "parameters", "used_by"), INTERNALS)
 def test_rays_internals_still_exist(module: str, path: str, parameters: Sequence[str], used_by: str) -> None:
     has(module, path, *parameters, used_by=used_by)
 
@@ -107,6 +107,13 @@ def test_rays_internals_still_exist(module: str, path: str, parameters: Sequence
 )
 def test_rays_internals_are_still_used_in_the_same_way(file: str, text: str, used_by: str) -> None:
     assert text in (RAY / file).read_text(), f"Ray's {file} does not say {text} any more: look at {used_by}"
+
+
+def test_the_page_on_rays_internals_names_each() -> None:
+    """By itself, or its class or module."""
+    page = (Path(__file__).parents[3] / "docs" / "upstream.md").read_text()
+    for module, path, _, _ in INTERNALS:
+        assert any(re.search(rf"\b{name}\b", page) for name in (module.removeprefix("ray."), *path.split("."))), path
 
 
 @pytest.mark.parametrize("dashboard", [False, True])
