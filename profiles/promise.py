@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.profiles.errors import UserError, read_text
-from isobatch.profiles.losses import NAMES, SCORES, Loss, Metric
+from isobatch.profiles.losses import APPROXIMATE, NAMES, Loss, Metric
 
 RULES = "exits.json"
 NOTHING = "nothing is promised about losses by exits"
@@ -49,7 +49,7 @@ class ExitPromise(FilePart):
         """
         moved = f"lost {100 * self.lost:.2f}" if self.lost >= 0 else f"gained {-100 * self.lost:.2f}"
         measured = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
-        sure = f"{'about ' if self.metric in SCORES else ''}{100 * self.confidence:.4g} % sure"
+        sure = f"{'about ' if self.metric in APPROXIMATE else ''}{100 * self.confidence:.4g} % sure"
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({measured})"
 
 

@@ -21,6 +21,7 @@ from isobatch.deployments.folders import replacing
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.losses import MICRO_F1, OF_ALL
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
-    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy"
+    metric: Annotated[
+        Metric | None, typer.Option(help=f"What may be lost: {METRICS}.", show_default="accuracy, or micro-f1")
+    ] = None
     labels: Labels = None
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0
 
@@ -123,22 +126,25 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
         warnings,
     )
 
-    data, out, metric, policy = options.data, options.out, options.metric, policy_at(options.policy_path)
+    data, out, policy = options.data, options.out, policy_at(options.policy_path)
     checkpoint.check(source)
     task = checkpoint.task_at(source)
-    if task.by_token:
-        if metric not in ("accuracy", "agreement"):
-            raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
+    metric = options.metric or task.metrics[0]
+    if metric not in task.metrics:
+        several = "give an input several labels" if metric == MICRO_F1 else "give an input one label"
+        raise UserError(f"--metric {metric} is for networks that {several}; for this one: {', '.join(task.metrics)}")
+    if task.several:
         check_forgets(policy, "--policy")
-    names, console = label_names(checkpoint.label_names(source), options.labels), Console(markup=False)
+    names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
+    console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task)
     if sample.labels is None:
-        if metric not in ("accuracy", "agreement"):
+        if options.metric not in (None, *OF_ALL):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            "and agreement with it is promised",
+            f"and agreement with it is promised{', label by label' if task.by_label else ''}",
         )
         metric = "agreement"
     preparation = PrepareOptions(
@@ -147,13 +153,13 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force)
-    console.print(exit_table(rules, len(checkpoint.label_names(source))))
+    console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    of_classes = warnings(rules.classes, names.names, sample.labels is not None, task.answered)
-    counted = rules.promise and rules.promise.counted
+    of_classes = warnings(rules.classes, names.names, sample.labels is not None, task)
+    counted = rules.promise and rules.promise.counted and metric != MICRO_F1
     rare = unseen(rules.classes, names.names) if counted else None
     for sentence in filter(None, (advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)

@@ -89,7 +89,7 @@ def create_api(service: Service) -> Api:
 
 def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
     """Describe the paths in an application's document, and return what answers them."""
-    classifies_texts = service.reads_text and service.task is CLASSIFICATION
+    classifies_texts = service.reads_text and not service.task.by_token
     as_tei = classifies_texts and service.config.predict_form == "tei"
     direct: dict[str, ASGIApp] = {}
     for each in (*((_TEI_PREDICT,) if as_tei else ()), *(_PATHS if classifies_texts else ())):
