@@ -136,10 +136,17 @@ def evaluated_labels(
         PooledF1((answers & truth).sum(axis=1), (answers + truth).sum(axis=1)) for answers in (full_answers, early)
     )
     lost = before.loss(after)
-    scores = [Interval.of(each.value, each.influence.std() / len(exits) ** 0.5) for each in (before, after)]
-    figures: dict[Metric, ScoreFigures] = {MICRO_F1: ScoreFigures(*scores, Interval.of(lost.mean, lost.error))}
-    shares = map(_of_losses, (in_full, with_exits, in_full - with_exits))
-    return Evaluation(len(exits), agreement, depth, *shares, figures, by_class(truth, full_answers, early))
+    f1, f1_early = (Interval.of(each.value, each.influence.std() / len(exits) ** 0.5) for each in (before, after))
+    return Evaluation(
+        len(exits),
+        agreement,
+        depth,
+        _of_losses(in_full),
+        _of_losses(with_exits),
+        _of_losses(in_full - with_exits),
+        {MICRO_F1: ScoreFigures(f1, f1_early, Interval.of(lost.mean, lost.error))},
+        by_class(truth, full_answers, early),
+    )
 
 
 def _labels(answer: PredictedAnswer) -> Labels:

@@ -165,8 +165,10 @@ class MultiLabelClassification(Task):
     def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
         """The scores of labels that the output does not list are NaN."""
         found = {each["label"]: each for each in output["labels"]}
-        labels, scores = zip(*((int(n in found), found.get(n, {"score": nan})["score"]) for n in range(len(names))))
-        return labels, tuple(found[label]["name"] for label in sorted(found)), scores
+        scores = {label: each["score"] for label, each in found.items()}
+        listed = tuple(found[label]["name"] for label in sorted(found))
+        every = range(len(names))
+        return tuple(int(label in found) for label in every), listed, tuple(scores.get(label, nan) for label in every)
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         listed = [self.output(answer, names)["labels"] for answer in answers]

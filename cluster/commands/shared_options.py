@@ -79,9 +79,9 @@ class ReadingOptions(TextFileOptions):
     text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None
     image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None
     label_column: Annotated[str | None, typer.Option(help="Column of the labels.")] = None
-    label_separator: Annotated[
-        str, typer.Option(help="Between the labels in a cell, where an input has several.")
-    ] = ","
+    label_separator: Annotated[str, typer.Option(help="Between the labels in a cell, where an input has several.")] = (
+        ","
+    )
 
     @property
     def data_columns(self) -> Columns:

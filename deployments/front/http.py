@@ -21,7 +21,6 @@ from isobatch.deployments.front.protocols import tei, vllm
 from isobatch.deployments.front.protocols.forms import Body
 from isobatch.deployments.front.schemas import PREDICTIONS
 from isobatch.deployments.front.service import Service
-from isobatch.deployments.tasks import CLASSIFICATION
 
 _PROBLEMS = openapi.PROBLEMS | {
     424: "The network failed, or it cannot answer such requests.",

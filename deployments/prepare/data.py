@@ -127,7 +127,9 @@ def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Column
     if None in record:
         remedy = "a text must not hold tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
         raise UserError(f"{where} has more cells than the header; {remedy}")
-    if not (chosen.label or chosen.flags) and (label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)):
+    if not (chosen.label or chosen.flags) and (
+        label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)
+    ):
         raise UserError(f"{where} has a label ({label!r}) but row 1 has none; label all rows or none")
 
 

@@ -53,8 +53,8 @@ def entity_f1(truth: Labels, full: Labels, exits: Labels, counts: Indices, names
         return None
     before, after = (_scored(true_entities, entities(answers, counts, names), counts) for answers in (full, exits))
     lost = _interval(before.value - after.value, before.influence - after.influence)
-    scores = (_interval(each.value, each.influence) for each in (before, after))
-    return EntityF1(*scores, lost, len(true_entities))
+    in_full, with_exits = (_interval(each.value, each.influence) for each in (before, after))
+    return EntityF1(in_full, with_exits, lost, len(true_entities))
 
 
 def _interval(mean: float, influence: Floats) -> Interval:

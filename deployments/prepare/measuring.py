@@ -163,8 +163,8 @@ class ThresholdOutcome:
     outcome: Leaving
     promise: ExitPromise | None
     evidence: Evidence | None = None
-    # Where words (or labels) are answered: the table of the tested texts' words, the number of words of each text, and of
-    # those of them that need not be sure.
+    # Where words are answered: the table of the tested texts' words, the number of words of each text, and of those of
+    # them that need not be sure. The same of labels, where each is answered by itself.
     words: ExitTable | None = None
     counts: Indices | None = None
     most_unsure: int = 0

@@ -45,7 +45,9 @@ def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, 
             lost=int((members & before & ~after).sum()),
             won=int((members & ~before & after).sum()),
         )
-        for label, (members, before, after) in enumerate(zip(*(each.T > 0 for each in (truth, full, exits)), strict=True))
+        for label, (members, before, after) in enumerate(
+            zip(*(each.T > 0 for each in (truth, full, exits)), strict=True)
+        )
         if members.any()
     )
 

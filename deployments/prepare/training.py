@@ -42,7 +42,7 @@ class TrainingRows:
     by_label: bool = False
 
     def loss(self, head: nn.Module) -> Tensor:
-        logits = head(self.features)
+        logits: Tensor = head(self.features)
         if self.by_label:
             return nn.functional.binary_cross_entropy_with_logits(logits, self.targets) * logits.shape[1]
         return nn.functional.cross_entropy(logits, self.targets)
@@ -68,9 +68,7 @@ def _ramp(
     features: Floats, targets: Floats, parts: tuple[Rows, Rows], kind: RampKind, seed: int, by_label: bool
 ) -> nn.Module:
     scale = FeatureScale.of(features[parts[0]])
-    learn, judge = (
-        TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), by_label) for part in parts
-    )
+    learn, judge = (TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), by_label) for part in parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = make_head(kind, features.shape[1], targets.shape[1])
