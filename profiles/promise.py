@@ -29,7 +29,8 @@ class ExitPromise(FilePart):
     counted: int | None = Field(
         None,
         ge=1,
-        description="The inputs that decide what can be shown: where classes count, those of the rarest class.",
+        description="The inputs that decide what can be shown: where classes count, those of the rarest class; for "
+        "micro-F1, as many as weigh alike.",
     )
     lost: float = Field(
         description="Measured: the loss of these inputs; where classes count, of the class that lost most."

@@ -17,7 +17,7 @@ from isobatch.deployments.models.ramps import ClassFigures, ExitRules, policy_at
 from isobatch.deployments.prepare.sample import TEST_SHARE
 from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.confidence import least_promise, rows_needed
-from isobatch.profiles.losses import EntityF1, Labels
+from isobatch.profiles.losses import MICRO_F1, EntityF1, Labels
 from isobatch.profiles.picture import BLUE, DARK, ORANGE, plain
 from isobatch.profiles.promise import ExitPromise
 
@@ -168,7 +168,7 @@ def promise_text(promise: ExitPromise) -> str:
         return text
     least = least_promise(promise.deciding, promise.confidence)
     needed = rows_needed(promise.max_loss, promise.confidence)
-    inputs = "inputs" if promise.counted is None else "inputs of each class"
+    inputs = "inputs" if promise.counted is None else f"inputs {_counting(promise, 'of each class')}"
     return (
         f"{text}\nto promise at most {_percent(promise.max_loss)}, at least {needed:,} {inputs} must be tested; "
         f"{promise.deciding:,} can show {_percent(least)} at best"
@@ -199,12 +199,17 @@ def advice(rules: ExitRules) -> str | None:
     if promise.deciding >= needed:
         return f"no input leaves early: the ramps err too often to promise {allowed}; allow more, or try --ramp pooler"
     share = promise.deciding / promise.rows
-    rarest = "" if promise.counted is None else " of the rarest class"
+    rarest = "" if promise.counted is None else f" {_counting(promise, 'of the rarest class')}"
     return (
         f"no input leaves early: {promise.deciding} inputs{rarest} to test it on are too few to promise {allowed}; "
         f"give {math.ceil(needed / TEST_SHARE / share):,} rows or more, "
         f"or allow {_percent(least_promise(promise.deciding, promise.confidence))}"
     )
+
+
+def _counting(promise: ExitPromise, by_class: str) -> str:
+    """The inputs that decide on a promise, where not all count alike."""
+    return "with labels" if promise.metric == MICRO_F1 else by_class
 
 
 def outdone(rules: ExitRules) -> str | None:
