@@ -1,7 +1,8 @@
 """`isobatch prepare`: a network of Hugging Face, a classifier or a decoder, becomes an early-exit one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -20,12 +21,13 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.deployments.folders import replacing
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import MICRO_F1, OF_ALL
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
     from isobatch.deployments.prepare.decoder import DecoderReport
+    from isobatch.deployments.prepare.pipeline import OwnHeads
 
 Kind = Literal["light", "pooler"]
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
@@ -52,6 +54,13 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     ramp: Annotated[Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")] = (
         "light"
     )
+    own_exits: Annotated[
+        bool,
+        typer.Option("--own-exits", help="The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."),
+    ] = False
+    exit_names: Annotated[
+        Path | None, typer.Option(help="A JSON file with the names of other exits (docs/prepare.md).")
+    ] = None
     policy: Annotated[
         str, typer.Option(help="When an input leaves: a name in isobatch.deployments.exits or module:function.")
     ] = "entropy"
@@ -108,10 +117,33 @@ def prepare(given: GivenOptions) -> None:
         _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
     else:
         refusal = "is for decoders: this network writes nothing"
-        _prepare_classifier(given.only(ClassifierPrepareOptions, refusal), source, loss)
+        options = given.only(ClassifierPrepareOptions, refusal)
+        if options.own_exits or options.exit_names:
+            _prepare_own(options, source, loss)
+        else:
+            _prepare_classifier(options, source, loss)
 
 
-def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
+def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
+    """A network that was trained with exits."""
+    from isobatch.deployments.prepare.own_exits import OwnExits, heads_of, names_in, without_exits
+
+    own = read_model(options.exit_names, OwnExits) if options.exit_names else names_in(source)
+    with TemporaryDirectory(prefix="isobatch-exits-") as folder:
+        weights = without_exits(source, own, Path(folder))
+        blocks = ", ".join(map(str, sorted(own.exits)))
+        Console(markup=False).print(
+            f"exits of its own after blocks {blocks} become ramps (the one after the last block is the head); "
+            f"the ramps after other blocks are trained",
+            highlight=False,
+        )
+        made = replace(options, ramp=own.kind)
+        _prepare_classifier(made, Path(folder), loss, lambda widths, labels: heads_of(own, weights, widths, labels))
+
+
+def _prepare_classifier(
+    options: ClassifierPrepareOptions, source: Path, loss: float, own: "OwnHeads | None" = None
+) -> None:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.ramps import check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
@@ -152,7 +184,7 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     )
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
-    rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force)
+    rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)

@@ -7,6 +7,7 @@ the sequence. So, for any number of steps, a false promise passes no more often 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -93,16 +94,23 @@ class TrainedRamps:
     evidence: Evidence | None
 
 
-def make_ramps(features: Features, sample: Sample, options: PrepareOptions, names: Sequence[str] = ()) -> TrainedRamps:
-    """Ramps that are trained, calibrated and tested. `names`: the names of labels, which decide on entities."""
+def make_ramps(
+    features: Features,
+    sample: Sample,
+    options: PrepareOptions,
+    names: Sequence[str] = (),
+    own: Mapping[int, nn.Module] = MappingProxyType({}),
+) -> TrainedRamps:
+    """Ramps that are trained, calibrated and tested. `names`: the names of labels, which decide on entities. `own`: the
+    ramps that need no training, by their blocks."""
     if features.counts is not None and not all(len(features.of(part)) for part in sample.parts.each):
         raise UserError("hardly any text has a word that the network answers: give more texts with such words")
     targets, truth = targets_of(features, sample)
     by_label, rows = sample.task.by_label, features.of(sample.parts.train)
-    heads = train(features.pooled, targets, rows, options.ramp, options.seed, by_label=by_label)
+    heads = train(features.pooled, targets, rows, options.ramp, options.seed, by_label=by_label, own=own)
     shape = ramp_logits(heads, features, truth, sample.parts.calibrate, by_label)
     if options.threshold is None:
-        shape = shape.joined(_cross_fitted(features, targets, truth, sample, options))
+        shape = shape.joined(_cross_fitted(features, targets, truth, sample, options, own))
     test = ramp_logits(heads, features, truth, sample.parts.test, by_label)
     with busy("choosing temperatures and thresholds"):
         temperatures = shape.temperatures()
@@ -188,8 +196,9 @@ class ThresholdOutcome:
 
 
 def _cross_fitted(
-    features: Features, targets: Floats, truth: Tensor, sample: Sample, options: PrepareOptions
-) -> Iterator["RampLogits"]:
+    features: Features, targets: Floats, truth: Tensor, sample: Sample, options: PrepareOptions,
+    own: Mapping[int, nn.Module],
+) -> Iterator["RampLogits"]:  # fmt: skip
     """The logits of the training rows by other ramps: those of each half by ramps that learn from the other half.
 
     A ramp is too sure of rows that it has learned from, and rows that no ramp learns from are few.
@@ -197,7 +206,7 @@ def _cross_fitted(
     halves = np.array_split(np.random.default_rng(options.seed).permutation(sample.parts.train), 2)
     for learned, other in (halves, halves[::-1]):
         rows, by_label = features.of(learned), sample.task.by_label
-        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", by_label)
+        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", by_label, own)
         yield ramp_logits(heads, features, truth, other, by_label)
 
 

@@ -5,9 +5,10 @@ penalty is lowered as long as that helps. DeeBERT's pooler has no single optimum
 as that helps. Progress is judged on a tenth of the rows, which no ramp learns from.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -50,17 +51,18 @@ class TrainingRows:
 
 def train(
     pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps",
-    by_label: bool = False,
+    by_label: bool = False, own: Mapping[int, nn.Module] = MappingProxyType({}),
 ) -> list[nn.Module]:  # fmt: skip
     """One head per block. `targets`: one-hot labels, or the network's own probabilities. `what`: name of the progress.
+    `own`: heads that are trained already, by their blocks.
 
     BLAS gets one thread: on matrices with few columns several threads wait for each other longer than they compute.
     """
     judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
     with threadpool_limits(1, user_api="blas"):
         return [
-            _ramp(features, targets, (learning, judging), kind, seed, by_label)
-            for features in show(pooled, what, len(pooled))
+            own[block] if block in own else _ramp(features, targets, (learning, judging), kind, seed, by_label)
+            for block, features in enumerate(show(pooled, what, len(pooled)))
         ]
 
 

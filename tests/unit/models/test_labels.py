@@ -58,6 +58,7 @@ def test_without_exits_the_probabilities_are_transformers_own() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@torch.inference_mode()
 def test_an_input_leaves_at_the_first_ramp_where_each_of_its_labels_would_leave_alone(policy: str) -> None:
     model, some = with_random_ramps(policy), inputs(40)
     rule, threshold = POLICIES[policy]
