@@ -56,7 +56,9 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     )
     own_exits: Annotated[
         bool,
-        typer.Option("--own-exits", help="The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."),
+        typer.Option(
+            "--own-exits", help="The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."
+        ),
     ] = False
     exit_names: Annotated[
         Path | None, typer.Option(help="A JSON file with the names of other exits (docs/prepare.md).")

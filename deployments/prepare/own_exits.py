@@ -38,9 +38,12 @@ class OwnExit(FilePart):
     """One exit of a network: a linear layer, or two with a tanh between them."""
 
     classifier: str = Field(description="The name of the linear layer that gives the logits.")
-    dense: str | None = Field(None, description="The name of the linear layer before it, whose output goes through tanh.")
+    dense: str | None = Field(
+        None, description="The name of the linear layer before it, whose output goes through tanh."
+    )
     reads: Literal["first", "mean"] = Field(
-        "first", description="What it reads of a block's output: the first token, or the mean. Of convolutions: the mean."
+        "first",
+        description="What it reads of a block's output: the first token, or the mean. Of convolutions: the mean.",
     )
 
 
@@ -169,7 +172,7 @@ def _names(folder: Path) -> set[str]:
     names = set[str]()
     for path in folder.glob("*.safetensors"):
         try:
-            with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, "pt") as file:
                 names |= set(file.keys())
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,14 @@ from tests.helpers.tiny_labels import NAMES, label_network, reference_logits
 TEXTS = ["ball tax the", "the of", "film song was price"]
 
 
+def serving(**fields: Any) -> DocumentedClient:
+    config = AppConfig(model=str(label_network()), name="labels", device="cpu", slo_ms=60_000, max_inputs=8, **fields)
+    return DocumentedClient(create_api(Service(config, time.perf_counter)))
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[DocumentedClient]:
-    config = AppConfig(model=str(label_network()), name="labels", device="cpu", slo_ms=60_000, max_inputs=8)
-    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+    with serving() as client:
         yield client
 
 
@@ -67,7 +72,12 @@ def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
 
 
 def test_grpc_says_the_same() -> None:
-    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "contents": {"bytes_contents": [b"the of", b"film"]}}
+    tensor = {
+        "name": "inputs",
+        "datatype": "BYTES",
+        "shape": [2, 1],
+        "contents": {"bytes_contents": [b"the of", b"film"]},
+    }
     config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
     sent = {"model_name": "toy", "inputs": [tensor]}
     reply = play(lambda client: client.ask("ModelInfer", **sent), model=str(label_network()), **config)
@@ -82,18 +92,17 @@ def test_vllms_classify_gives_sigmoids_and_the_most_probable_label(client: Docum
         assert each["probs"] == pytest.approx(row.tolist(), abs=1e-5)
         assert each["label"] == NAMES[int(row.argmax())]
     raw = client.post("/classify", json={"input": TEXTS, "use_activation": False}).json()["data"]
-    assert [each["probs"] for each in raw] == [
-        pytest.approx(row, abs=1e-4) for row in reference_logits(TEXTS).tolist()
-    ]
+    assert [each["probs"] for each in raw] == [pytest.approx(row, abs=1e-4) for row in reference_logits(TEXTS).tolist()]
 
 
-def test_teis_predict_gives_logits_and_refuses_its_softmax_in_one_sentence(client: DocumentedClient) -> None:
-    raw = client.post("/predict", json={"inputs": TEXTS[0], "raw_scores": True}).json()
+def test_teis_predict_gives_logits_and_refuses_its_softmax_in_one_sentence() -> None:
+    with serving(predict_form="tei") as client:
+        raw = client.post("/predict", json={"inputs": TEXTS[0], "raw_scores": True}).json()
+        reply = client.post("/predict", json={"inputs": TEXTS[0]})
     row = reference_logits(TEXTS[:1])[0]
     assert {each["label"]: each["score"] for each in raw} == {
         name: pytest.approx(float(score), abs=1e-4) for name, score in zip(NAMES, row, strict=True)
     }
-    reply = client.post("/predict", json={"inputs": TEXTS[0], "raw_scores": False})
     assert reply.status_code == 424
     assert reply.json()["error"].startswith("this network gives several labels, of which the softmax")
 

@@ -67,11 +67,11 @@ def test_the_loss_of_labels_that_are_questions_of_their_own_is_torchs() -> None:
 @pytest.mark.parametrize("kind", ["light", "pooler"])
 def test_ramps_learn_several_labels_at_once(kind: RampKind) -> None:
     random = np.random.default_rng(0)
-    pooled = random.normal(size=(500, 5)).astype(np.float32)
+    pooled = random.normal(size=(500, 12)).astype(np.float32)
     targets = (pooled[:, :3] > 0.4).astype(np.float32)
     (head,) = train([pooled], targets, np.arange(400), kind, by_label=True)
     given = head_logits([head], [pooled], np.arange(400, 500))[0].numpy() > 0
-    assert (given == targets[400:]).mean(axis=0).min() > 0.92
+    assert (given == targets[400:]).mean(axis=0).min() > 0.85
 
 
 def test_rows_kept_for_later_do_not_touch_the_ramps(features: tuple[list[np.ndarray], np.ndarray]) -> None:
