@@ -1,5 +1,6 @@
 """`isobatch prepare`: a network of Hugging Face, a classifier or a decoder, becomes an early-exit one."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,8 @@ from isobatch.profiles.losses import MICRO_F1, OF_ALL
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from isobatch.deployments.prepare.decoder import DecoderReport
     from isobatch.deployments.prepare.pipeline import OwnHeads
 
@@ -133,14 +136,18 @@ def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -
     own = read_model(options.exit_names, OwnExits) if options.exit_names else names_in(source)
     with TemporaryDirectory(prefix="isobatch-exits-") as folder:
         weights = without_exits(source, own, Path(folder))
-        blocks = ", ".join(map(str, sorted(own.exits)))
-        Console(markup=False).print(
-            f"exits of its own after blocks {blocks} become ramps (the one after the last block is the head); "
-            f"the ramps after other blocks are trained",
-            highlight=False,
-        )
-        made = replace(options, ramp=own.kind)
-        _prepare_classifier(made, Path(folder), loss, lambda widths, labels: heads_of(own, weights, widths, labels))
+
+        def heads(widths: Sequence[int], num_labels: int) -> Mapping[int, "nn.Module"]:
+            made = heads_of(own, weights, widths, num_labels)
+            blocks, trained = ", ".join(map(str, made)), len(widths) - 1 - len(made)
+            others = f"; {trained} other ramps are trained" if trained else ""
+            print(f"the network's own exits after blocks {blocks} become ramps as they are{others}")
+            return made
+
+        try:
+            _prepare_classifier(replace(options, ramp=own.kind), Path(folder), loss, heads)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, str(source))) from error
 
 
 def _prepare_classifier(

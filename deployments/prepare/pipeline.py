@@ -44,9 +44,9 @@ def prepare(
     model = _served(source, device, options.dtype)
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
+    heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     fingerprint = checkpoint.fingerprint(source)
     cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     ramps = make_ramps(cached, sample, options, model.labels, heads)
     rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     check_free(out, force)  # a second time, as another process may have written there meanwhile

@@ -231,7 +231,7 @@ def test_prepare_keeps_the_heads_and_chooses_thresholds(tmp_path: Path, policy: 
     data = reviews(tmp_path / "a.csv")
     options = ("--own-exits", "--policy", policy, "--max-accuracy-loss", "40%")
     said = prepared(source, "--data", data, "--out", out, *options)
-    assert "exits of its own after blocks 0, 1, 2, 3 become ramps" in said
+    assert "the network's own exits after blocks 0, 1, 2 become ramps as they are" in said
     assert "at most 40 % of accuracy lost, 95 % sure" in said
     rules, model, own = rules_in(out), load(out), names_in(source)
     assert rules["kind"] == "pooler"
@@ -250,7 +250,7 @@ def test_blocks_without_an_exit_of_their_own_get_trained_ramps(tmp_path: Path) -
     weights = saved(source, "bert", lambda given: given | linear("branch", HIDDEN, NUM_LABELS))
     names.write_text(json.dumps({"exits": {"1": {"classifier": "branch"}}}))
     said = prepared(source, "--data", reviews(tmp_path / "a.csv"), "--out", out, "--exit-names", names)
-    assert "exits of its own after blocks 1 become ramps" in said
+    assert "own exits after blocks 1 become ramps as they are; 2 other ramps are trained" in said
     made = load_file(out / "ramps.safetensors")
     assert torch.equal(made["1.weight"][:, :HIDDEN], weights["branch.weight"])
     assert (made["1.weight"][:, HIDDEN:] == 0).all()
@@ -277,4 +277,7 @@ def test_a_network_without_exits_and_a_wrong_file_are_one_sentence(tmp_path: Pat
     assert "the exit after block 0: a.weight must be that of a linear layer, but there is no" in refused(
         "--exit-names", names
     )
+    names.write_text('{"exits": {"0": {"classifier": "bert.pooler.dense"}}}')
+    (source / "tokenizer.json").unlink()
+    assert f"{source}: has no tokenizer" in refused("--exit-names", names)
     assert not out.exists()
