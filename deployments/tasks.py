@@ -156,19 +156,19 @@ class MultiLabelClassification(Task):
 
     def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         (probabilities,) = self.probabilities([answer])
-        found = sorted(_positions(answer.label), key=lambda label: -probabilities[label])
-        output: Outputs = {"labels": [_scored(label, probabilities, names) for label in found]}
+        own = [label for label, has in enumerate(_parts_of(answer.label)) if has]
+        own.sort(key=lambda label: -probabilities[label])
+        output: Outputs = {"labels": [_scored(label, probabilities, names) for label in own]}
         if top:
             output["scores"] = best_labels(probabilities, names, top)
         return output
 
     def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
         """The scores of labels that the output does not list are NaN."""
-        found = {each["label"]: each for each in output["labels"]}
-        scores = {label: each["score"] for label, each in found.items()}
-        listed = tuple(found[label]["name"] for label in sorted(found))
-        every = range(len(names))
-        return tuple(int(label in found) for label in every), listed, tuple(scores.get(label, nan) for label in every)
+        by_label = {each["label"]: each for each in output["labels"]}
+        labels = tuple(int(label in by_label) for label in range(len(names)))
+        named = tuple(by_label[label]["name"] for label in sorted(by_label))
+        return labels, named, tuple(by_label[label]["score"] if has else nan for label, has in enumerate(labels))
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         listed = [self.output(answer, names)["labels"] for answer in answers]
@@ -188,7 +188,7 @@ class MultiLabelClassification(Task):
         return np.stack([probabilities_in(logits_of(answer))[:, 1] for answer in answers])
 
     def logits(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
-        return np.stack([logits_of(answer)[:, 1] for answer in answers])
+        return np.stack([np.diff(logits_of(answer))[:, 0] for answer in answers])
 
 
 class TokenClassification(Task):
@@ -350,14 +350,6 @@ def _parts_of(value: Any) -> Any:
     """The parts of an answer: one for each word, or for each label."""
     assert isinstance(value, tuple), "This is a bug: every word, or every label, has an answer."
     return value
-
-
-def _positions(flags: Any) -> list[int]:
-    """
-    >>> _positions((0, 1, 1))
-    [1, 2]
-    """
-    return [position for position, has in enumerate(_parts_of(flags)) if has]
 
 
 def _words_of(answer: TaskAnswer) -> Words:

@@ -78,10 +78,10 @@ class OwnExits(FilePart):
 def names_in(folder: Path) -> OwnExits:
     """The exits of a checkpoint, by the names of its weights."""
     names, base_type = _names(folder), checkpoint_json(folder).get("model_type")
-    found = [match for each in _CLASSIFIERS for match in (re.fullmatch(each, name) for name in names) if match]
+    matches = [match for each in _CLASSIFIERS for match in (re.fullmatch(each, name) for name in names) if match]
     base = next((name.partition(".")[0] for name in names if ".encoder." in name), "")
     exits = dict[int, OwnExit]()
-    for match in found:
+    for match in matches:
         own, block = match[1], int(match[2])
         tried = (each.format(own=own, base=base, block=block) for each in _DENSE if own or "{own}" not in each)
         dense = next((name for name in tried if f"{name}.weight" in names), None)
@@ -163,8 +163,8 @@ def _layer(where: str, weights: Weights, name: str) -> tuple[Tensor, Tensor]:
     """Weight and bias of a linear layer."""
     weight = weights.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
-        found = "there is no such weight" if weight is None else f"it has the shape {tuple(weight.shape)}"
-        raise UserError(f"{where}: {name}.weight must be that of a linear layer, but {found}")
+        problem = "there is no such weight" if weight is None else f"it has the shape {tuple(weight.shape)}"
+        raise UserError(f"{where}: {name}.weight must be that of a linear layer, but {problem}")
     return weight, weights.get(f"{name}.bias", torch.zeros(len(weight)))
 
 

@@ -1,4 +1,4 @@
-"""Networks that were trained with exits: their heads are found, and ramps give what plain torch gives of these heads."""
+"""Networks that were trained with exits: their heads are found, and ramps give what plain torch gives of them."""
 
 import json
 from collections.abc import Mapping
