@@ -20,7 +20,8 @@ from isobatch.profiles.errors import UserError, json_in
 FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"
 ROWS_PER_GROUP = 4096  # of a Parquet file
-_FIELDS = ("label", "name", "score", "tokens", "entities", "scores", "exit_block")  # of an output that are written
+# Of an output that are written.
+_FIELDS = ("label", "name", "score", "labels", "tokens", "entities", "scores", "exit_block")
 Answerer = Callable[[Sequence[Any]], list[Outputs]]
 
 
@@ -122,7 +123,7 @@ def _write_lines(records: Iterable[Outputs], out: Path) -> None:
 
 
 def _write_csv(records: Iterable[Outputs], out: Path) -> None:
-    """With a column for each label where its probability is listed."""
+    """With a column for each label where its probability is listed; several labels of an input stand in one cell."""
     flat = map(_flat, records)
     first = next(flat, None)
     with out.open("w", newline="") as file:
@@ -138,6 +139,8 @@ def _flat(record: Outputs) -> Outputs:
     ... "score": 0.3}]})
     {'row': 1, 'name': 'b', 'score of a': 0.3, 'score of b': 0.7}
     """
+    if "labels" in record:
+        record["labels"] = ",".join(each["name"] for each in record["labels"])
     listed = sorted(record.pop("scores", ()), key=lambda each: int(each["label"]))
     return record | {f"score of {each['name']}": each["score"] for each in listed}
 

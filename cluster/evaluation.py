@@ -24,6 +24,7 @@ from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import (
+    MICRO_F1,
     NAMES,
     STEADY,
     EntityF1,
@@ -31,6 +32,7 @@ from isobatch.profiles.losses import (
     Interval,
     Labels,
     Metric,
+    PooledF1,
     ScoreFigures,
     losses_by_class,
     mean_loss,
@@ -39,7 +41,12 @@ from isobatch.profiles.losses import (
 )
 from isobatch.profiles.promise import RULES, ExitPromise
 
-SCORE_NAMES: Mapping[Metric, str] = {"macro-f1": "macro-F1", "mcc": "MCC", "worst-class": "recall, worst class"}
+SCORE_NAMES: Mapping[Metric, str] = {
+    "macro-f1": "macro-F1",
+    "mcc": "MCC",
+    "micro-f1": "micro-F1",
+    "worst-class": "recall, worst class",
+}
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,33 @@ def evaluated_words(
     return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes, entities)
 
 
+def evaluated_labels(
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, num_blocks: int
+) -> Evaluation:
+    """The same where inputs have several labels: shares of an input's labels that are rightly given or not given."""
+    full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
+    depth = _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits]))
+    agreement = _of_losses((full_answers == early).mean(axis=1))
+    if truth is None:
+        return Evaluation(len(exits), agreement, depth)
+    in_full, with_exits = ((answers == truth).mean(axis=1) for answers in (full_answers, early))
+    before, after = (
+        PooledF1((answers & truth).sum(axis=1), (answers + truth).sum(axis=1)) for answers in (full_answers, early)
+    )
+    lost = before.loss(after)
+    f1, f1_early = (Interval.of(each.value, each.influence.std() / len(exits) ** 0.5) for each in (before, after))
+    return Evaluation(
+        len(exits),
+        agreement,
+        depth,
+        _of_losses(in_full),
+        _of_losses(with_exits),
+        _of_losses(in_full - with_exits),
+        {MICRO_F1: ScoreFigures(f1, f1_early, Interval.of(lost.mean, lost.error))},
+        by_class(truth, full_answers, early),
+    )
+
+
 def _labels(answer: PredictedAnswer) -> Labels:
     return np.array(answer.label, np.int64)
 
@@ -162,7 +196,7 @@ def table(evaluation: Evaluation) -> Table:
     scores |= {SCORE_NAMES[metric]: each for metric, each in evaluation.scores.items()}
     for name, each in scores.items():
         rows.add_row(name, *map(str, (each.full, each.exits, each.lost)))
-    if evaluation.scores:
+    if "worst-class" in evaluation.scores:
         rows.caption, rows.caption_justify = "lost of a recall: by the class that loses most", "left"
     rows.add_row("the full network's answer", "", str(evaluation.agreement), "")
     rows.add_row("blocks run per input", "", str(evaluation.depth), "")
@@ -203,10 +237,12 @@ def answered(network: ServedModel, values: Sequence[Any], exits: bool = True) ->
     ]
 
 
-def served(url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task) -> list[PredictedAnswer]:
+def served(
+    url: str, values: Sequence[Any], headers: Mapping[str, str], task: Task, names: Sequence[str]
+) -> list[PredictedAnswer]:
     outputs = show(outputs_from(url, values, headers), "asking the server", len(values))
     try:
-        return [PredictedAnswer(*task.parsed(each), each["exit_block"]) for each in outputs]
+        return [PredictedAnswer(*task.parsed(each, names), each["exit_block"]) for each in outputs]
     except (LookupError, TypeError) as error:
         raise UserError(f"{url} serves another network: its answers are not those of {task.name}") from error
 

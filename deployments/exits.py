@@ -2,7 +2,8 @@
 `isobatch.deployments.exits:entropy`.
 
 A policy gets the ramp's (calibrated) logits of a batch, the ramp's threshold, and what it remembers of each input. Its
-decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is.
+decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is. Where
+each word or each label is answered by itself, a policy decides on each of them, and an input leaves with all of them.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
 - Dependent ones remember earlier ramps: `patience`, `voting`. Their memory is sent along with each survivor.
@@ -103,6 +104,15 @@ def reach(policy: Policy, threshold: float, num_labels: int, num_ramps: int) -> 
         (threshold > high, threshold <= low) if values.leaves_below else (threshold <= low, threshold > high)
     )
     return "always" if always else "never" if never else USUAL
+
+
+def yes_or_no(logits: Tensor) -> Tensor:
+    """Each label of each input as a row of its own, of two answers: no (logit 0) and yes.
+
+    >>> yes_or_no(torch.tensor([[1.0, -2.0]])).tolist()
+    [[0.0, 1.0], [0.0, -2.0]]
+    """
+    return torch.stack((torch.zeros_like(logits), logits), dim=2).flatten(0, 1)
 
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))

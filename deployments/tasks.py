@@ -1,4 +1,4 @@
-"""The tasks of networks: one label for each input, or one for each word of a text.
+"""The tasks of networks: one label for each input, several labels for it, or one for each word of a text.
 
 A `Task` is everything that depends on this: which heads have the task, and how answers are named and written as JSON
 and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`).
@@ -6,6 +6,7 @@ and as tensors. Exits and comparisons of answers do not depend on it (`profiles/
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -14,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.losses import MICRO_F1, Metric
 from isobatch.profiles.model import Label, Probability, Words, probabilities_in
 
-ONE_LABEL = "single_label_classification"  # Hugging Face's name
+# Hugging Face's names of problems.
+ONE_LABEL = "single_label_classification"
+SEVERAL_LABELS = "multi_label_classification"
 Outputs = dict[str, Any]
 OUTSIDE = "O"  # the label of words that belong to no entity
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
@@ -47,10 +51,10 @@ def top_of(scores: str | int, labels: int) -> int:
     return {ALL: labels, WINNER: 0}[scores] if isinstance(scores, str) else min(scores, labels)
 
 
-def check_one_label(folder: Path, problem: str | None) -> None:
-    """Raise UserError unless the head gives one label for each input: only then is a softmax its confidence."""
-    if problem not in (None, ONE_LABEL):
-        raise UserError(f"{folder}: its problem_type is {problem}: only heads with one label for each input are served")
+def check_problem(folder: Path, problem: str | None) -> None:
+    """Raise UserError unless the head gives labels: only these have probabilities."""
+    if problem not in (None, ONE_LABEL, SEVERAL_LABELS):
+        raise UserError(f"{folder}: its problem_type is {problem}: only heads that give labels are served")
 
 
 class TaskAnswer(Protocol):
@@ -75,11 +79,23 @@ class Task:
     name = "classification"
     heads = ""  # the ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task
     by_token = False  # whether heads and ramps answer every token, not the input as a whole
+    by_label = False  # whether each label is answered by itself, yes or no
+    # What promises may be about; the first one is the default.
+    metrics: tuple[Metric, ...] = ("accuracy", "agreement", "worst-class", "macro-f1", "mcc")
     answered = "inputs"  # the plural noun for the things that get a label each
     loaders: Mapping[str, str] = MappingProxyType(  # Hugging Face's classes for networks that read texts or images
         {"text": "AutoModelForSequenceClassification", "image": "AutoModelForImageClassification"}
     )
     tensors: Tensors = MappingProxyType({"label": ("INT64", []), "score": ("FP32", []), "name": ("BYTES", [])})
+
+    @property
+    def several(self) -> bool:
+        """Whether an input has several answers: one for each word, or for each label."""
+        return self.by_token or self.by_label
+
+    def choices(self, num_labels: int) -> int:
+        """The number of answers among which a policy sees one chosen."""
+        return 2 if self.by_label else num_labels
 
     def named(self, label: Label, names: Sequence[str]) -> Any:
         """The checkpoint's name for a label."""
@@ -93,8 +109,8 @@ class Task:
             output["scores"] = best_labels(probabilities_in(logits_of(answer)[None])[0], names, top)
         return output
 
-    def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
-        """The label, its name and its score from the result of `output`."""
+    def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
+        """The label, its name and its score from the result of `output`. `names`: those of all labels."""
         return output["label"], output["name"], output["score"]
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
@@ -107,7 +123,72 @@ class Task:
 
     def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
         """The probabilities of all labels, in the order of the labels; a row for each answer."""
-        return probabilities_in(np.stack([logits_of(answer) for answer in answers]))
+        return probabilities_in(self.logits(answers))
+
+    def logits(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        """The calibrated logits of all labels, in the order of the labels; a row for each answer."""
+        return np.stack([logits_of(answer) for answer in answers])
+
+
+class MultiLabelClassification(Task):
+    """Several labels for each input: those whose probability, the sigmoid of their logit, is above a half.
+
+    An answer has one part for each of the network's labels: in `label` 1 if the input has it and 0 if not, in `score`
+    the probability of that, and in `logits` a row of two, for no and for yes.
+    """
+
+    name = "multi-label-classification"
+    by_label = True
+    metrics = (MICRO_F1, "accuracy", "agreement")
+    # Inputs with fewer labels than another input of the request are padded with -1, 0.0 and "".
+    tensors: Tensors = MappingProxyType(
+        {
+            "labels": ("INT64", []),
+            "label": ("INT64", [-1]),
+            "score": ("FP32", [-1]),
+            "name": ("BYTES", [-1]),
+        }
+    )
+
+    def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
+        """The names of the labels that an input has."""
+        return tuple(name for name, has in zip(names, _parts_of(label), strict=True) if has)
+
+    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
+        (probabilities,) = self.probabilities([answer])
+        own = [label for label, has in enumerate(_parts_of(answer.label)) if has]
+        own.sort(key=lambda label: -probabilities[label])
+        output: Outputs = {"labels": [_scored(label, probabilities, names) for label in own]}
+        if top:
+            output["scores"] = best_labels(probabilities, names, top)
+        return output
+
+    def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
+        """The scores of labels that the output does not list are NaN."""
+        by_label = {each["label"]: each for each in output["labels"]}
+        labels = tuple(int(label in by_label) for label in range(len(names)))
+        named = tuple(by_label[label]["name"] for label in sorted(by_label))
+        return labels, named, tuple(by_label[label]["score"] if has else nan for label, has in enumerate(labels))
+
+    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
+        listed = [self.output(answer, names)["labels"] for answer in answers]
+        counts = np.array([len(labels) for labels in listed], np.int64)
+
+        def column(part: str, dtype: Any, padding: Any) -> NDArray[Any]:
+            return _padded(counts, [[each[part] for each in labels] for labels in listed], dtype, padding)
+
+        return {
+            "labels": counts,
+            "label": column("label", np.int64, -1),
+            "score": column("score", np.float32, 0.0),
+            "name": column("name", object, ""),
+        }
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        return np.stack([probabilities_in(logits_of(answer))[:, 1] for answer in answers])
+
+    def logits(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        return np.stack([np.diff(logits_of(answer))[:, 0] for answer in answers])
 
 
 class TokenClassification(Task):
@@ -116,6 +197,7 @@ class TokenClassification(Task):
     name = "token-classification"
     heads = "ForTokenClassification"
     by_token = True
+    metrics = ("accuracy", "agreement")
     answered = "words"
     loaders: Mapping[str, str] = MappingProxyType({"text": "AutoModelForTokenClassification"})
     # Texts with fewer words than the longest of a request are padded with -1, 0.0 and "".
@@ -131,7 +213,7 @@ class TokenClassification(Task):
     )
 
     def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[number] for number in _by_word(label))
+        return tuple(names[number] for number in _parts_of(label))
 
     def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
         tokens = tokens_of(answer, names)
@@ -141,24 +223,21 @@ class TokenClassification(Task):
                 token["scores"] = best_labels(row, names, top)
         return {"tokens": tokens, "entities": entities}
 
-    def parsed(self, output: Outputs) -> tuple[Label, Any, Probability]:
+    def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
         tokens = output["tokens"]
-        labels, names, scores = (tuple(token[part] for token in tokens) for part in ("label", "name", "score"))
-        return labels, names, scores
+        labels, named, scores = (tuple(token[part] for token in tokens) for part in ("label", "name", "score"))
+        return labels, named, scores
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
         counts = np.array([len(_words_of(answer).starts) for answer in answers], np.int64)
-        present = np.arange(counts.max(initial=0)) < counts[:, None]
 
         def padded(rows: Sequence[Sequence[Any]], dtype: Any, padding: Any) -> NDArray[Any]:
-            table = np.full(present.shape, padding, dtype)
-            table[present] = [value for row in rows for value in row]
-            return table
+            return _padded(counts, rows, dtype, padding)
 
         return {
             "words": counts,
-            "label": padded([_by_word(answer.label) for answer in answers], np.int64, -1),
-            "score": padded([_by_word(answer.score) for answer in answers], np.float32, 0.0),
+            "label": padded([_parts_of(answer.label) for answer in answers], np.int64, -1),
+            "score": padded([_parts_of(answer.score) for answer in answers], np.float32, 0.0),
             "name": padded([self.named(answer.label, names) for answer in answers], object, ""),
             "start": padded([_words_of(answer).starts for answer in answers], np.int64, -1),
             "end": padded([_words_of(answer).ends for answer in answers], np.int64, -1),
@@ -186,15 +265,27 @@ def best_labels(probabilities: NDArray[np.float32], names: Sequence[str], top: i
     [('b', 1), ('a', 0)]
     """
     best = np.argsort(-probabilities, kind="stable")[:top].tolist()
-    return [{"label": label, "name": names[label], "score": float(probabilities[label])} for label in best]
+    return [_scored(label, probabilities, names) for label in best]
+
+
+def _scored(label: int, probabilities: NDArray[np.float32], names: Sequence[str]) -> Outputs:
+    return {"label": label, "name": names[label], "score": float(probabilities[label])}
+
+
+def _padded(counts: NDArray[np.int64], rows: Sequence[Sequence[Any]], dtype: Any, padding: Any) -> NDArray[Any]:
+    """Rows of unlike lengths (`counts`) as one table."""
+    present = np.arange(counts.max(initial=0)) < counts[:, None]
+    table = np.full(present.shape, padding, dtype)
+    table[present] = [value for row in rows for value in row]
+    return table
 
 
 def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
     """Every word with its label."""
-    words, labels = _words_of(answer), _by_word(answer.label)
+    words, labels = _words_of(answer), _parts_of(answer.label)
     return [
         {"label": label, "name": names[label], "score": score, "word": words.text[at:end], "start": at, "end": end}
-        for label, score, at, end in zip(labels, _by_word(answer.score), words.starts, words.ends, strict=True)
+        for label, score, at, end in zip(labels, _parts_of(answer.score), words.starts, words.ends, strict=True)
     ]
 
 
@@ -255,8 +346,9 @@ def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
     ]
 
 
-def _by_word(value: Any) -> Any:
-    assert isinstance(value, tuple), "This is a bug: every word has an answer."
+def _parts_of(value: Any) -> Any:
+    """The parts of an answer: one for each word, or for each label."""
+    assert isinstance(value, tuple), "This is a bug: every word, or every label, has an answer."
     return value
 
 
@@ -266,8 +358,9 @@ def _words_of(answer: TaskAnswer) -> Words:
 
 
 CLASSIFICATION = Task()
+LABELS = MultiLabelClassification()
 TOKENS = TokenClassification()
-TASKS: tuple[Task, ...] = (CLASSIFICATION, TOKENS)
+TASKS: tuple[Task, ...] = (CLASSIFICATION, LABELS, TOKENS)
 
 
 def relevant_label(names: Sequence[str], label: str | None) -> int | None:

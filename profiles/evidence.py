@@ -14,9 +14,9 @@ import numpy as np
 
 from isobatch.profiles.confidence import shown
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.exit_table import ARRAYS, ExitTable, highest, ladder, outcome
+from isobatch.profiles.exit_table import ARRAYS, OPTIONAL, ExitTable, highest, ladder, outcome
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.losses import OF_ALL, Floats, Indices, Loss, Metric
+from isobatch.profiles.losses import MICRO_F1, OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
 MAX_LADDERS = 8  # ladders that are cached
@@ -38,8 +38,10 @@ class Evidence:
         test = self.test
         if metric and self.metric == "agreement" != metric and (test.right[-1] == 1).all():
             raise UserError(f"the model was prepared without labels, which --metric {metric} needs")
-        if metric and metric not in OF_ALL and test.agreed is not None:
-            raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
+        if metric == MICRO_F1 and test.marks is None:
+            raise UserError(f"--metric {metric} is for networks that give an input several labels")
+        if metric and metric not in (*OF_ALL, MICRO_F1) and test.agreed is not None:
+            raise UserError(f"--metric {metric} is for networks that give an input one label")
         return replace(self, metric=metric or self.metric)
 
     def shows(self, lost: Loss) -> bool:
@@ -123,7 +125,8 @@ class Evidence:
         arrays = {
             f"{name}_{key}": getattr(table, each) for name, table in tables.items() for each, key in ARRAYS.items()
         }
-        arrays |= {f"{name}_agreed": table.agreed for name, table in tables.items() if table.agreed is not None}
+        optional = {(name, key): getattr(table, key) for name, table in tables.items() for key in OPTIONAL}
+        arrays |= {f"{name}_{key}": array for (name, key), array in optional.items() if array is not None}
         terms = np.array([self.max_loss, self.confidence])
         np.savez_compressed(path, metric=np.array(self.metric), terms=terms, **arrays)
 
@@ -134,7 +137,7 @@ class Evidence:
                 shape, test = (
                     replace(
                         ExitTable(*(arrays[f"{name}_{key}"] for key in ARRAYS.values())),
-                        agreed=arrays.get(f"{name}_agreed"),
+                        **{key: arrays.get(f"{name}_{key}") for key in OPTIONAL},
                     )
                     for name in ("shape", "test")
                 )

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.profiles.losses import (
+    MICRO_F1,
     OF_ALL,
     ROUNDING,
     SCORES,
@@ -25,6 +26,7 @@ from isobatch.profiles.losses import (
     Labels,
     Loss,
     Metric,
+    PooledF1,
     balancing,
     losses_by_class,
     mean_loss,
@@ -54,9 +56,11 @@ class ExitTable:
     truth: Labels
     costs: Floats
     reference: Labels | None = None
-    # Where inputs are texts with several answers each: the shares of answers that are the full network's. Then `right`
-    # are shares of answers as well, and `labels` and `truth` have no meaning.
+    # Where inputs have several answers each: the shares of answers that are the full network's. Then `right` are shares
+    # of answers as well, and `labels` and `truth` have no meaning.
     agreed: NDArray[np.float32] | None = None
+    # Where inputs have several labels each: 2 x ramps + 1 x inputs, `right` and `both` of `PooledF1`.
+    marks: NDArray[np.float32] | None = None
 
     @property
     def num_ramps(self) -> int:
@@ -92,15 +96,17 @@ class ExitTable:
         right, labels = self.right[:, chosen], self.labels[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
         agreed = None if self.agreed is None else self.agreed[:, chosen]
+        marks = None if self.marks is None else self.marks[:, :, chosen]
         made = replace(self, first=self.first[:, chosen], right=right, labels=labels, truth=self.truth[chosen])
-        return replace(made, reference=reference, agreed=agreed)
+        return replace(made, reference=reference, agreed=agreed, marks=marks)
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs with only these ramps open, at these costs."""
         rows = [*ramps, self.num_ramps]
         agreed = None if self.agreed is None else self.agreed[rows]
-        right, labels = self.right[rows], self.labels[rows]
-        return replace(self, first=self.first[ramps], right=right, labels=labels, costs=costs[rows], agreed=agreed)
+        marks = None if self.marks is None else self.marks[:, rows]
+        made = replace(self, first=self.first[ramps], right=self.right[rows], labels=self.labels[rows])
+        return replace(made, costs=costs[rows], agreed=agreed, marks=marks)
 
     def places(self, chosen: Indices) -> Indices:
         """The ramp at which each input leaves with this candidate at each ramp, or the number of ramps if at none."""
@@ -116,18 +122,34 @@ class ExitTable:
         labels: Labels = self.labels[places, np.arange(self.num_inputs)]
         return labels
 
+    def pooled(self, places: Indices) -> PooledF1:
+        """The labels of inputs that leave at these ramps."""
+        assert self.marks is not None, "This is a bug: these inputs have one label each."
+        right, both = self.marks[:, places, np.arange(self.num_inputs)].astype(np.float64)
+        return PooledF1(right, both)
+
+    @property
+    def _at_end(self) -> Indices:
+        return np.full(self.num_inputs, self.num_ramps)
+
     def losses(self, metric: Metric) -> Floats:
         """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 for the reverse.
 
         Agreement cannot be won: every answer that is not the full network's is a loss. Where all classes count alike,
-        the losses of a rare class weigh more.
+        the losses of a rare class weigh more; for micro-F1, those of an input with many labels.
         """
+        if metric == MICRO_F1:
+            ends = [np.full(self.num_inputs, place) for place in range(self.num_ramps + 1)]
+            full = self.pooled(self._at_end)
+            return np.array([full.drift(self.pooled(end)) for end in ends])
         judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
         lost: Floats = (1.0 if metric == "agreement" else self.full_right) - judged
         return lost if metric in OF_ALL else lost * balancing(self.truth)
 
     def lost(self, places: Indices, metric: Metric) -> tuple[Loss, ...]:
         """The losses of inputs that leave at these ramps. Each of them must be within the allowed loss."""
+        if metric == MICRO_F1:
+            return (self.pooled(self._at_end).loss(self.pooled(places)),)
         if metric in SCORES:
             return (score_loss(metric, self.truth, self.full_labels, self.answers(places)),)
         inputs = np.arange(self.num_inputs)
@@ -138,11 +160,12 @@ class ExitTable:
         return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)
 
 
+OPTIONAL = ("agreed", "marks")  # arrays that only some tables have
 # The arrays of a table by the names that files give them.
 ARRAYS = {
     field.name: "said" if field.name == "labels" else field.name
     for field in fields(ExitTable)
-    if field.name not in ("reference", "agreed")
+    if field.name not in ("reference", *OPTIONAL)
 }
 
 

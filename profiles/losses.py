@@ -3,8 +3,8 @@
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
 - worst-class: right answers among the inputs of one class, for the class that loses most. Each class has a loss, and
   all of them must be small. If one is too large, its own test already fails as often as it should.
-- macro-f1, mcc: a score of all inputs together, which is no mean over them. Its loss and standard error come from the
-  first-order influence of each input on the score, which is valid for many inputs, but not for few.
+- macro-f1, mcc, micro-f1: a score of all inputs together, which is no mean over them. Its loss and standard error come
+  from the first-order influence of each input on the score, which is valid for many inputs, but not for few.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc"]
+Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1"]
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
@@ -26,7 +26,9 @@ NAMES: Mapping[Metric, str] = {
     "worst-class": "any class's recall",
     "macro-f1": "macro-F1",
     "mcc": "MCC",
+    "micro-f1": "micro-F1",
 }
+MICRO_F1: Metric = "micro-f1"  # of all labels of all inputs, where an input may have several
 # Metrics that are means over all inputs; the others count by classes.
 OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement")
 ROUNDING = 1e-9  # tolerance for rounding errors in comparisons of losses
@@ -192,3 +194,42 @@ def mcc(shares: Floats) -> ClassScore:
 
 
 SCORES: Mapping[str, Callable[[Floats], ClassScore]] = {"macro-f1": macro_f1, "mcc": mcc}
+APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1)  # metrics whose confidence is valid for many inputs
+
+
+@dataclass(frozen=True)
+class PooledF1:
+    """F1 over whatever inputs have several of, such as labels or entities.
+
+    `right`: how many of those that are answered are right, input by input; `both`: how many are answered, plus how many
+    there are.
+    """
+
+    right: Floats
+    both: Floats
+
+    @property
+    def value(self) -> float:
+        """
+        >>> PooledF1(np.array([1.0, 0.0]), np.array([3.0, 1.0])).value
+        0.5
+        """
+        total = float(self.both.sum())
+        return 2 * float(self.right.sum()) / total if total else 1.0
+
+    @property
+    def influence(self) -> Floats:
+        """The amount by which each input raises F1, in units of an average input's largest possible influence."""
+        influence: Floats = (2 * self.right - self.value * self.both) / (self.both.mean() or 1.0)
+        return influence
+
+    def drift(self, exits: "PooledF1") -> Floats:
+        """The loss of each input by the answers with exits, to first order: at this F1."""
+        lost: Floats = 2 * (self.right - exits.right) - self.value * (self.both - exits.both)
+        return lost / (self.both.mean() or 1.0)
+
+    def loss(self, exits: "PooledF1") -> Loss:
+        """The loss by answers with exits. An input weighs by what it has, so the loss counts as many as weigh alike."""
+        mean, drift = self.value - exits.value, self.influence - exits.influence
+        alike = float((self.both**2).mean() / (self.both.mean() or 1.0) ** 2)
+        return Loss(mean, mean**2 + float(drift.var()), len(drift), _rounded_up(alike))

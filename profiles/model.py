@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 # An array of any library (numpy, torch). Its first axis counts inputs, or the tokens of all texts.
 Array = Any
 
-# The answer to an input, and its probability; where each word of a text is answered, one of each per word.
+# The answer to an input, and its probability; where each word of a text, or each label, is answered, one for each.
 Label = int | tuple[int, ...]
 Probability = float | tuple[float, ...]
 
@@ -68,7 +68,8 @@ class Batch:
 class Exits:
     """The inputs that left a batch, on the host: `rows` are their positions in the batch that was run.
 
-    Where each word of a text is answered, `counts` are the words of each text, and `logits` has a row per word.
+    Where each word of a text is answered, `counts` are the words of each text, and `logits` has a row per word. Where
+    each label is answered by itself, the same holds of labels in place of words, and a row is of no and yes.
     """
 
     rows: NDArray[np.int64]
@@ -98,7 +99,7 @@ class Exits:
 
     @property
     def logits_by_input(self) -> Iterable[NDArray[np.float32]]:
-        """The logits of each input: a row, or a row for each of its words."""
+        """The logits of each input: a row, or a row for each of its words or labels."""
         return self.logits if self.counts is None else [self.logits[part] for part in _parts(self.counts)]
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.profiles.errors import UserError, read_text
-from isobatch.profiles.losses import NAMES, SCORES, Loss, Metric
+from isobatch.profiles.losses import APPROXIMATE, NAMES, Loss, Metric
 
 RULES = "exits.json"
 NOTHING = "nothing is promised about losses by exits"
@@ -29,7 +29,8 @@ class ExitPromise(FilePart):
     counted: int | None = Field(
         None,
         ge=1,
-        description="The inputs that decide what can be shown: where classes count, those of the rarest class.",
+        description="The inputs that decide what can be shown: where classes count, those of the rarest class; for "
+        "micro-F1, as many as weigh alike.",
     )
     lost: float = Field(
         description="Measured: the loss of these inputs; where classes count, of the class that lost most."
@@ -49,7 +50,7 @@ class ExitPromise(FilePart):
         """
         moved = f"lost {100 * self.lost:.2f}" if self.lost >= 0 else f"gained {-100 * self.lost:.2f}"
         measured = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
-        sure = f"{'about ' if self.metric in SCORES else ''}{100 * self.confidence:.4g} % sure"
+        sure = f"{'about ' if self.metric in APPROXIMATE else ''}{100 * self.confidence:.4g} % sure"
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({measured})"
 
 

@@ -121,9 +121,9 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     exact = load(folder, request.device, weights_dtype(request.dtype))
-    if exact.task.by_token:
-        words = "answers words of texts, which bench does not measure"
-        raise UserError(f"{request.model} {words}: use 'isobatch evaluate'")
+    if exact.task.several:
+        several = "words of texts" if exact.task.by_token else "several labels"
+        raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")
     if request.profile:

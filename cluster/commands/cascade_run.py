@@ -26,6 +26,7 @@ from isobatch.deployments.prepare.cascades import Candidate, ComparisonTerms, ca
 from isobatch.deployments.prepare.pipeline import check_free
 from isobatch.deployments.prepare.sample import Sample, draw
 from isobatch.deployments.progress import busy, show
+from isobatch.deployments.tasks import CLASSIFICATION
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import save
@@ -43,13 +44,14 @@ LENGTH_ROWS = 1000  # from which the lengths of texts are estimated
 def run(options: "CascadeOptions") -> None:
     policy = options.policy if ":" in options.policy else f"isobatch.deployments.exits:{options.policy}"
     check_policy(Ramps(ExitRules(policy=policy)), "--policy")
+    if (metric := options.metric) not in CLASSIFICATION.metrics:
+        raise UserError(f"--metric {metric} is for networks that give an input several labels, which cascades do not")
     check_free(options.out, options.force)
     kinds, max_loss = fleet(options.devices), share(options.max_accuracy_loss)
     folders, console, data = _folders(options.models), Console(soft_wrap=True, markup=False), options.data
     rows = options.rows(console, data, checkpoint.channels_of(folders[-1]), pairs=True)
     names = label_names(checkpoint.label_names(folders[-1]), options.labels)
     sample = draw(show(rows, f"reading {data.name}"), data, names, options.max_rows, options.seed)
-    metric = options.metric
     if sample.labels is None:
         if metric not in ("accuracy", "agreement"):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")

@@ -50,15 +50,17 @@ def evaluate(
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
-    names, task = label_names(network.labels, labels), task_of(network)
+    names, task = label_names(network.labels, labels, reading.label_separator), task_of(network)
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
     if server:  # the server comes first, so that a wrong URL is reported before anything is computed
-        exits = evaluating.served(server, values, key, task)
+        exits = evaluating.served(server, values, key, task, network.labels)
         evaluating.check_same_network(server, exits, network)
     else:
         exits = evaluating.answered(network, values)
     full = evaluating.answered(network, values, exits=False)
-    if task.by_token:
+    if task.by_label:
+        evaluation = evaluating.evaluated_labels(full, exits, truth, network.num_blocks)
+    elif task.by_token:
         words = words_of(sample, truth, task)
         evaluation = evaluating.evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
     else:
@@ -71,5 +73,5 @@ def evaluate(
         console.print(sentence, style="yellow", highlight=False)
     if evaluation.classes:
         console.print(class_table(evaluation.classes, network.labels, task.answered))
-        for warning in warnings(evaluation.classes, network.labels, answered=task.answered):
+        for warning in warnings(evaluation.classes, network.labels, task=task):
             console.print(warning, style="yellow", highlight=False)

@@ -1,7 +1,9 @@
 """`isobatch prepare`: a network of Hugging Face, a classifier or a decoder, becomes an early-exit one."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -20,11 +22,15 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.deployments.folders import replacing
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, read_model
+from isobatch.profiles.losses import MICRO_F1, OF_ALL
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from isobatch.deployments.prepare.decoder import DecoderReport
+    from isobatch.deployments.prepare.pipeline import OwnHeads
 
 Kind = Literal["light", "pooler"]
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
@@ -51,13 +57,24 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     ramp: Annotated[Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")] = (
         "light"
     )
+    own_exits: Annotated[
+        bool,
+        typer.Option(
+            "--own-exits", help="The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."
+        ),
+    ] = False
+    exit_names: Annotated[
+        Path | None, typer.Option(help="A JSON file with the names of other exits (docs/prepare.md).")
+    ] = None
     policy: Annotated[
         str, typer.Option(help="When an input leaves: a name in isobatch.deployments.exits or module:function.")
     ] = "entropy"
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
-    metric: Annotated[Metric, typer.Option(help=f"What may be lost: {METRICS}.")] = "accuracy"
+    metric: Annotated[
+        Metric | None, typer.Option(help=f"What may be lost: {METRICS}.", show_default="accuracy, or micro-f1")
+    ] = None
     labels: Labels = None
     seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0
 
@@ -105,10 +122,37 @@ def prepare(given: GivenOptions) -> None:
         _prepare_decoder(given.only(DecoderPrepareOptions, refusal), source, loss)
     else:
         refusal = "is for decoders: this network writes nothing"
-        _prepare_classifier(given.only(ClassifierPrepareOptions, refusal), source, loss)
+        options = given.only(ClassifierPrepareOptions, refusal)
+        if options.own_exits or options.exit_names:
+            _prepare_own(options, source, loss)
+        else:
+            _prepare_classifier(options, source, loss)
 
 
-def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
+def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -> None:
+    """A network that was trained with exits."""
+    from isobatch.deployments.prepare.own_exits import OwnExits, heads_of, names_in, without_exits
+
+    own = read_model(options.exit_names, OwnExits) if options.exit_names else names_in(source)
+    with TemporaryDirectory(prefix="isobatch-exits-") as folder:
+        weights = without_exits(source, own, Path(folder))
+
+        def heads(widths: Sequence[int], num_labels: int) -> Mapping[int, "nn.Module"]:
+            made = heads_of(own, weights, widths, num_labels)
+            blocks, trained = ", ".join(map(str, made)), len(widths) - 1 - len(made)
+            others = f"; {trained} other ramps are trained" if trained else ""
+            print(f"the network's own exits after blocks {blocks} become ramps as they are{others}")
+            return made
+
+        try:
+            _prepare_classifier(replace(options, ramp=own.kind), Path(folder), loss, heads)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, str(source))) from error
+
+
+def _prepare_classifier(
+    options: ClassifierPrepareOptions, source: Path, loss: float, own: "OwnHeads | None" = None
+) -> None:
     from isobatch.deployments.models import checkpoint
     from isobatch.deployments.models.ramps import check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
@@ -123,22 +167,25 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
         warnings,
     )
 
-    data, out, metric, policy = options.data, options.out, options.metric, policy_at(options.policy_path)
+    data, out, policy = options.data, options.out, policy_at(options.policy_path)
     checkpoint.check(source)
     task = checkpoint.task_at(source)
-    if task.by_token:
-        if metric not in ("accuracy", "agreement"):
-            raise UserError(f"--metric {metric} is for networks that answer an input as a whole, not its words")
+    metric = options.metric or task.metrics[0]
+    if metric not in task.metrics:
+        several = "give an input several labels" if metric == MICRO_F1 else "give an input one label"
+        raise UserError(f"--metric {metric} is for networks that {several}; for this one: {', '.join(task.metrics)}")
+    if task.several:
         check_forgets(policy, "--policy")
-    names, console = label_names(checkpoint.label_names(source), options.labels), Console(markup=False)
+    names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
+    console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task)
     if sample.labels is None:
-        if metric not in ("accuracy", "agreement"):
+        if options.metric not in (None, *OF_ALL):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            "and agreement with it is promised",
+            f"and agreement with it is promised{', label by label' if task.by_label else ''}",
         )
         metric = "agreement"
     preparation = PrepareOptions(
@@ -146,14 +193,14 @@ def _prepare_classifier(options: ClassifierPrepareOptions, source: Path, loss: f
     )
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
-    rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force)
-    console.print(exit_table(rules, len(checkpoint.label_names(source))))
+    rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
+    console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)
     if sample.labels is not None:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    of_classes = warnings(rules.classes, names.names, sample.labels is not None, task.answered)
-    counted = rules.promise and rules.promise.counted
+    of_classes = warnings(rules.classes, names.names, sample.labels is not None, task)
+    counted = rules.promise and rules.promise.counted and metric != MICRO_F1
     rare = unseen(rules.classes, names.names) if counted else None
     for sentence in filter(None, (advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)

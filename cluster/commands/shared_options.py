@@ -56,16 +56,20 @@ class TextFileOptions:
         encoding = UTF8 if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
         return Columns(self.text_column, layout=Layout(names, divider or None, encoding))
 
-    def rows(self, console: Console, data: Path, channels: int | None, pairs: bool) -> Iterator[Row]:
+    def rows(
+        self, console: Console, data: Path, channels: int | None, pairs: bool, flags: Sequence[str] = ()
+    ) -> Iterator[Row]:
         """The rows of a file (prepare/data.py); a sentence says which columns are read."""
-        columns = self.data_columns
+        columns = replace(self.data_columns, flags=tuple(flags))
         console.print(taken(data, columns, channels=channels, pairs=pairs), highlight=False, soft_wrap=True)
         return rows(data, columns, channels=channels, pairs=pairs)
 
     def rows_for(self, folder: Path, console: Console, data: Path) -> Iterator[Row]:
         from isobatch.deployments.models import checkpoint
 
-        return self.rows(console, data, checkpoint.channels_of(folder), not checkpoint.task_at(folder).by_token)
+        task = checkpoint.task_at(folder)
+        flags = checkpoint.label_names(folder) if task.by_label else ()
+        return self.rows(console, data, checkpoint.channels_of(folder), not task.by_token, flags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,9 @@ class ReadingOptions(TextFileOptions):
     text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None
     image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None
     label_column: Annotated[str | None, typer.Option(help="Column of the labels.")] = None
+    label_separator: Annotated[str, typer.Option(help="Between the labels in a cell, where an input has several.")] = (
+        ","
+    )
 
     @property
     def data_columns(self) -> Columns:
@@ -82,9 +89,11 @@ class ReadingOptions(TextFileOptions):
         return replace(columns, pair=self.text_pair_column, image=self.image_column, label=self.label_column)
 
 
-def label_names(names: Sequence[str], labels: str | None) -> LabelNames:
-    """The names of labels: the head's, and those in --labels."""
-    return LabelNames(names, pairs_of(labels))
+def label_names(names: Sequence[str], labels: str | None, separator: str = ",") -> LabelNames:
+    """The names of labels: the head's, and those in --labels. `separator`: between several labels of an input."""
+    if not separator:
+        raise UserError("--label-separator '' is empty: give the sign between labels, as in --label-separator ';'")
+    return LabelNames(names, pairs_of(labels), separator)
 
 
 def pairs_of(labels: str | None) -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.graph import check_weights, read_graph
 from isobatch.deployments.named import DEMO_NAME, LLM_DEMO_NAME, LOADER, built_in, current_path, demo_folder
 from isobatch.deployments.sources import as_url, is_url, local, pinned, remote_of
-from isobatch.deployments.tasks import check_one_label
+from isobatch.deployments.tasks import check_problem
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError, read_text
 from isobatch.profiles.files import differ
@@ -342,7 +342,7 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
 
 def _check_classifier(config: AppConfig) -> None:
     if config.model and config.loader == LOADER:
-        check_one_label(config.folder, checkpoint_json(config.folder).get("problem_type"))
+        check_problem(config.folder, checkpoint_json(config.folder).get("problem_type"))
     check_weights(config)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible

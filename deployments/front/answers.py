@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answer:
-    """One input's label, or the labels of its words, and the launches that it took part in."""
+    """One input's label or labels, or the labels of its words, and the launches that it took part in."""
 
     label: Label
     score: Probability  # the probability of `label`, after calibration
@@ -41,7 +41,7 @@ class Answer:
     level: int | None = None  # the level of the cascade that answered, from 0
     degraded: bool = False  # there was no time for the next level of the cascade, which would have answered
     words: Words | None = None  # of a text whose words are labelled
-    # The calibrated logits of all labels; a row for each word where words are labelled.
+    # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -21,7 +21,6 @@ from isobatch.deployments.front.protocols import tei, vllm
 from isobatch.deployments.front.protocols.forms import Body
 from isobatch.deployments.front.schemas import PREDICTIONS
 from isobatch.deployments.front.service import Service
-from isobatch.deployments.tasks import CLASSIFICATION
 
 _PROBLEMS = openapi.PROBLEMS | {
     424: "The network failed, or it cannot answer such requests.",
@@ -89,7 +88,7 @@ def create_api(service: Service) -> Api:
 
 def _add_paths(api: Api, service: Service) -> Mapping[str, ASGIApp]:
     """Describe the paths in an application's document, and return what answers them."""
-    classifies_texts = service.reads_text and service.task is CLASSIFICATION
+    classifies_texts = service.reads_text and not service.task.by_token
     as_tei = classifies_texts and service.config.predict_form == "tei"
     direct: dict[str, ASGIApp] = {}
     for each in (*((_TEI_PREDICT,) if as_tei else ()), *(_PATHS if classifies_texts else ())):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.deployments.front.answers import Step
 from isobatch.deployments.front.messages import Usage
-from isobatch.deployments.tasks import CLASSIFICATION, TOKENS
+from isobatch.deployments.tasks import CLASSIFICATION, LABELS, TOKENS
 from isobatch.profiles.agreement import Agreement
 
 # The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
@@ -53,6 +53,13 @@ class Output(OnTheWay, ChosenLabel):
     """One input's label, where it left, and how long it took."""
 
 
+class LabelsOutput(OnTheWay):
+    """One input's labels, where it left, and how long it took."""
+
+    labels: list[LabelScore] = Field(description="Those with a probability above 0.5, the most probable first.")
+    scores: list[LabelScore] | None = Field(None, description="The most probable labels, the best first.")
+
+
 class Token(ChosenLabel):
     """A word of a text, and its label."""
 
@@ -87,11 +94,19 @@ class Predictions(PredictionsBase):
     outputs: list[Output] = Field(description="In the order of the inputs.")
 
 
+class LabelPredictions(PredictionsBase):
+    outputs: list[LabelsOutput] = Field(description="In the order of the inputs.")
+
+
 class WordPredictions(PredictionsBase):
     outputs: list[WordsOutput] = Field(description="In the order of the inputs.")
 
 
-PREDICTIONS: Mapping[str, type[PredictionsBase]] = {CLASSIFICATION.name: Predictions, TOKENS.name: WordPredictions}
+PREDICTIONS: Mapping[str, type[PredictionsBase]] = {
+    CLASSIFICATION.name: Predictions,
+    LABELS.name: LabelPredictions,
+    TOKENS.name: WordPredictions,
+}
 
 
 class ErrorBody(Schema):

@@ -11,7 +11,7 @@ from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
-from isobatch.deployments.tasks import CLASSIFICATION, TASKS, Task, check_one_label
+from isobatch.deployments.tasks import CLASSIFICATION, LABELS, SEVERAL_LABELS, TASKS, Task, check_problem
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
 
@@ -65,8 +65,9 @@ def check(folder: Path) -> None:
 def check_level(folder: Path) -> None:
     """Raise UserError if the checkpoint cannot be a level of a cascade."""
     check(folder)
-    if task_at(folder).by_token:
-        raise UserError(f"{folder}: labels words: a cascade is made of networks that give one label to each input")
+    if (task := task_at(folder)) is not CLASSIFICATION:
+        other = "labels words" if task.by_token else "gives an input several labels"
+        raise UserError(f"{folder}: {other}: a cascade is made of networks that give one label to each input")
 
 
 def check_preprocessor(folder: Path, reads: str) -> None:
@@ -79,7 +80,7 @@ def check_preprocessor(folder: Path, reads: str) -> None:
 
 
 def check_head(folder: Path, config: Any) -> None:
-    check_one_label(folder, getattr(config, "problem_type", None))
+    check_problem(folder, getattr(config, "problem_type", None))
     if config.num_labels < 1:
         raise UserError(f"{folder}: is not a classifier: num_labels = {config.num_labels}")
     numbers = sorted(config.id2label)
@@ -132,9 +133,10 @@ def fixed_size(config: Any) -> tuple[int, int] | None:
 
 
 def task_in(config: Any) -> Task:
-    """The task of a network, by the name of its architecture in its configuration."""
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    return next((task for task in TASKS if task.heads and architecture.endswith(task.heads)), CLASSIFICATION)
+    """The task of a network, by the names of its architecture and its problem in its configuration."""
+    architecture, problem = (getattr(config, "architectures", None) or [""])[0], getattr(config, "problem_type", None)
+    whole = LABELS if problem == SEVERAL_LABELS else CLASSIFICATION
+    return next((task for task in TASKS if task.heads and architecture.endswith(task.heads)), whole)
 
 
 def task_at(folder: Path) -> Task:

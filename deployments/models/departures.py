@@ -68,6 +68,7 @@ class Departures:
 
 class TokenDepartures(Departures):
     """One row per token, and in its last column whether the token is answered. A text's tokens leave together.
+    Where the labels of an input are answered one by one, they are its tokens.
 
     Texts are answered word by word, at the first token of each word. A text leaves when at most `most_unsure` of its
     answered tokens would not leave by themselves, and at least one would.

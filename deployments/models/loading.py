@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -88,7 +89,7 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 def anatomy_of_task(model: Any, family: Family, task: Task) -> Anatomy:
     anatomy = family.dissect(model)
-    return token_anatomy(anatomy, model) if task.by_token else anatomy
+    return token_anatomy(anatomy, model) if task.by_token else replace(anatomy, task=task)
 
 
 def move_when_used(network: torch.nn.Module, device: torch.device) -> None:
@@ -146,9 +147,9 @@ def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.d
     if not (folder / RULES).is_file():
         return Ramps()
     ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels, device)
-    if anatomy.task.by_token:
+    if anatomy.task.several:
         check_forgets(ramps.policy, folder / RULES)
-    for sentence in ramps.idle(num_labels):
+    for sentence in ramps.idle(anatomy.task.choices(num_labels)):
         log.info("%s: %s", folder / RULES, sentence)
     return ramps
 

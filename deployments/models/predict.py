@@ -21,12 +21,12 @@ AT_ONCE = 8 * BATCH  # inputs under way together: survivors of their batches bec
 class PredictedAnswer:
     """The answer to one input, or to each of its words, and the block after which it left, counted from 0."""
 
-    label: Label
+    label: Label  # of several labels, 1 or 0 for each of the network's
     name: str | tuple[str, ...]
     score: Probability  # the probability of `label`, after calibration
     exit_block: int
     words: Words | None = None  # the words of a text whose words are answered
-    # The calibrated logits of all labels; a row for each word where words are answered.
+    # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     truncated: bool = False  # the text was longer than the network reads, so its end was cut off
 
@@ -34,7 +34,8 @@ class PredictedAnswer:
     def probabilities(self) -> NDArray[np.float32]:
         """Of all labels, in their order; a row for each word where words are answered."""
         assert self.logits is not None, "This is a bug: this answer came from a server."
-        return probabilities_in(np.atleast_2d(self.logits)).reshape(self.logits.shape)
+        probabilities = probabilities_in(np.atleast_2d(self.logits)).reshape(self.logits.shape)
+        return probabilities if self.words or self.logits.ndim == 1 else probabilities[:, 1]
 
 
 @dataclass(frozen=True)

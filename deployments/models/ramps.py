@@ -161,8 +161,8 @@ def policy_at(path: str) -> Policy:
     return policy
 
 
-def check_forgets(policy: Policy, source: object, reason: str = "but this network answers its words") -> None:
-    """Raise UserError for a policy with memory, which cannot decide on single words. `source`: where it was chosen."""
+def check_forgets(policy: Policy, source: object, reason: str = "but this network answers its words or labels") -> None:
+    """Raise UserError for a policy with memory, which cannot decide on parts of an input. `source`: where it stands."""
     if memory_width(policy, num_labels=2):
         raise UserError(
             f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, {reason}: "

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isobatch.deployments.exits import yes_or_no
 from isobatch.deployments.models.anatomy import Anatomy
 from isobatch.deployments.models.attention import is_fused
 from isobatch.deployments.models.departures import Departures, TokenDepartures
@@ -182,19 +183,26 @@ class TorchModel(CutNetwork):
         output = self.through(BlockRange(batch.cursor, stop, tuple(observed)), arrays, spans)
         thresholds = ramps if isinstance(ramps, Mapping) else {}
         for block, logits in output.ramps.items():
-            decision = self.ramps.decide(block, logits, departures.memory, thresholds.get(block))
+            decision = self.ramps.decide(block, self._answers(logits), departures.memory, thresholds.get(block))
             departures.note(block, decision, may_leave=block in ramps)
         if output.head is not None:
-            departures.close(stop - 1, output.head)
+            departures.close(stop - 1, self._answers(output.head))
         return self._launched(batch, stop, output.hidden, departures)
 
+    def _answers(self, logits: Tensor) -> Tensor:
+        """The logits of everything that is answered by itself, a row for each."""
+        return yes_or_no(logits) if self.task.by_label else logits
+
     def _departures(self, batch: Batch, kept: NDArray[np.int64]) -> Departures:
-        memory = self._on_device(batch.memory)
+        memory, most_unsure = self._on_device(batch.memory), self.ramps.rules.most_unsure
+        if self.task.by_label:
+            labels = np.full(len(batch), self.num_labels)
+            return TokenDepartures(memory, 2, kept, labels, memory.new_ones(int(labels.sum())), most_unsure)
         if not self.task.by_token:
             return Departures(memory, self.num_labels, kept)
         assert batch.lengths is not None, "This is a bug: texts have lengths."
         answered = self._on_device(batch.arrays[ANSWERED_TOKENS])
-        return TokenDepartures(memory, self.num_labels, kept, batch.lengths, answered, self.ramps.rules.most_unsure)
+        return TokenDepartures(memory, self.num_labels, kept, batch.lengths, answered, most_unsure)
 
     def through(self, block_range: BlockRange, arrays: Mapping[str, Tensor], spans: Spans | None) -> RangeOutput:
         """Run a block range without deciding on exits. Another backend overrides this method."""

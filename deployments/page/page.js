@@ -500,10 +500,13 @@ async function travel(answer) {
   if (number === asked) byId("answer").replaceChildren(told);
 }
 
-// One label, or one below each word where the network labels words.
+// One label, those that the input has, or one below each word where the network labels words.
 function answered(output) {
   const said = element("p", { class: "word" });
-  if (!output.tokens) said.append(element("strong", {}, output.name), `, ${percent(output.score, 1)} sure`);
+  const labels = output.labels ?? (output.tokens ? [] : [output]);
+  for (const [place, each] of labels.entries())
+    said.append(place ? "; " : "", element("strong", {}, each.name), `, ${percent(each.score, 1)} sure`);
+  if (output.labels && !labels.length) said.append("None of the labels.");
   for (const each of output.tokens ?? []) {
     const word = element("ruby", {}, each.word);
     word.append(element("rt", {}, `${each.name} ${percent(each.score)}`));

@@ -44,13 +44,17 @@ class Columns:
     label: str | None = None
     layout: Layout = field(default_factory=Layout)
     words: str | None = None  # set if a column holds lists of words
+    # The columns of 0 and 1 that say which of several labels an input has; each one that may exist, until the first row
+    # shows which do.
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Row:
     """One input as a network's `encode` takes it, and its label as the file writes it (None: the file has none).
 
-    A text with labelled words is a list of words, and its label the list of their labels.
+    A text with labelled words is a list of words, and its label the list of their labels. Where columns of 0 and 1 say
+    which labels an input has, its label is the list of these.
     """
 
     number: int
@@ -83,8 +87,9 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
             raise UserError(f"{path} holds no inputs")
         chosen = _choose(path, first, columns, channels is not None, pairs)
     named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "words", "label")}
-    read = ", ".join(f"{name} from {column!r}" for name, column in named.items() if column)
-    others = ", ".join(repr(name) for name in first if name not in named.values())
+    sources = [f"{name} from {column!r}" for name, column in named.items() if column]
+    read = ", ".join([*sources, *([f"labels from {len(chosen.flags)} columns of 0 and 1"] if chosen.flags else [])])
+    others = ", ".join(repr(name) for name in first if name not in (*named.values(), *chosen.flags))
     return f"{path.name}: {read}" + (f"; not read: {others}" if others else "")
 
 
@@ -99,6 +104,8 @@ def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> 
         else:
             value = _words(where, record, chosen.words) if chosen.words else _text(where, record, chosen)
         label = _cell(where, record, chosen.label) if chosen.label else None
+        if chosen.flags:
+            label = [name for name in chosen.flags if _flag(where, record, name)]
         if chosen.words and chosen.label:
             _check_labels(where, chosen.label, label, len(value))
         yield Row(number, value, label)
@@ -120,7 +127,9 @@ def _check_row(path: Path, where: str, record: Mapping[Any, Any], chosen: Column
     if None in record:
         remedy = "a text must not hold tabs" if suffix_of(path) == ".tsv" else "quote texts that hold commas"
         raise UserError(f"{where} has more cells than the header; {remedy}")
-    if chosen.label is None and (label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)):
+    if not (chosen.label or chosen.flags) and (
+        label := _usual(list(record), TAG_NAMES if chosen.words else LABEL_NAMES)
+    ):
         raise UserError(f"{where} has a label ({label!r}) but row 1 has none; label all rows or none")
 
 
@@ -156,7 +165,7 @@ def _choose(path: Path, record: Mapping[Any, Any], requested: Columns, images: b
         image = requested.image or _usual(names, IMAGE_NAMES)
         if image is None:
             raise _no_column(path, "no column of images found (name it with --image-column)", names)
-        return Columns(image=image, label=requested.label or _usual(names, LABEL_NAMES))
+        return Columns(image=image, **_labels(path, names, requested))
     words = requested.text or _usual(names, WORD_NAMES)
     if words and isinstance(record[words], list):
         return Columns(words=words, label=requested.label or _usual(names, TAG_NAMES))
@@ -166,7 +175,27 @@ def _choose(path: Path, record: Mapping[Any, Any], requested: Columns, images: b
     if text is None:
         raise _no_column(path, "no column of texts found (name it with --text-column)", names)
     pair = requested.pair or second or (_usual(names, PAIR_NAMES) if may_pair else None)
-    return Columns(text=text, pair=pair, label=requested.label or _usual(names, LABEL_NAMES))
+    return Columns(text=text, pair=pair, **_labels(path, [name for name in names if name != text], requested))
+
+
+def _labels(path: Path, names: Sequence[Any], requested: Columns) -> dict[str, Any]:
+    """The column of labels, or the columns of 0 and 1 that have the names of labels."""
+    flags = () if requested.label else tuple(filter(None, (_usual(names, [each.lower()]) for each in requested.flags)))
+    if not flags:
+        return {"label": requested.label or _usual(names, LABEL_NAMES)}
+    if missing := [each for each in requested.flags if _usual(names, [each.lower()]) is None]:
+        has = ", ".join(map(repr, flags[:5]))
+        raise UserError(f"{path}: has columns of the labels {has}, but none of {missing[0]!r}: each label needs one")
+    return {"flags": flags}
+
+
+def _flag(where: str, record: Mapping[str, Any], name: str) -> bool:
+    """A cell of 0 or 1, as any program writes it."""
+    cell = _cell(where, record, name)
+    sign = str(cell).strip().lower().removesuffix(".0")
+    if sign not in ("0", "1", "false", "true"):
+        raise UserError(f"{where}: {name!r} is {cell!r}: it must be 1 for an input with this label, else 0")
+    return sign in ("1", "true")
 
 
 def _usual_pair(names: Sequence[Any]) -> tuple[str | None, str | None]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.tasks import NOWHERE, OUTSIDE, Tag
 from isobatch.profiles.exit_table import ExitTable
-from isobatch.profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss
+from isobatch.profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss, PooledF1
 
 LabelledWords = tuple[int, int, str]  # an entity: its first word, its last word, and its kind
 
@@ -37,29 +37,24 @@ def entities(labels: Labels, counts: Indices, names: Sequence[str]) -> frozenset
     return frozenset(complete)
 
 
-def _scored(
-    truth: frozenset[LabelledWords], answers: frozenset[LabelledWords], counts: Indices
-) -> tuple[float, Floats]:
-    """F1, and the amount by which each text raises it, in units of an average text's largest possible influence."""
+def _scored(truth: frozenset[LabelledWords], answers: frozenset[LabelledWords], counts: Indices) -> PooledF1:
+    """The entities of each text: those that are found, and all that are answered or there."""
     text = np.repeat(np.arange(len(counts)), counts)
     right, true, answered = (
         np.bincount(text[np.array([first for first, *_ in chosen], np.int64)], minlength=len(counts)).astype(np.float64)
         for chosen in (truth & answers, truth, answers)
     )
-    both = true + answered  # right ones count twice
-    f1 = float(2 * right.sum() / both.sum())
-    return f1, (2 * right - f1 * both) / both.mean()
+    return PooledF1(right, true + answered)
 
 
 def entity_f1(truth: Labels, full: Labels, exits: Labels, counts: Indices, names: Sequence[str]) -> EntityF1 | None:
     """F1 of the full network and with exits; None if the texts have no entities."""
     if OUTSIDE not in names or not (true_entities := entities(truth, counts, names)):
         return None
-    (before, of_full), (after, of_exits) = (
-        _scored(true_entities, entities(answers, counts, names), counts) for answers in (full, exits)
-    )
-    lost = _interval(before - after, of_full - of_exits)
-    return EntityF1(_interval(before, of_full), _interval(after, of_exits), lost, len(true_entities))
+    before, after = (_scored(true_entities, entities(answers, counts, names), counts) for answers in (full, exits))
+    lost = _interval(before.value - after.value, before.influence - after.influence)
+    in_full, with_exits = (_interval(each.value, each.influence) for each in (before, after))
+    return EntityF1(in_full, with_exits, lost, len(true_entities))
 
 
 def _interval(mean: float, influence: Floats) -> Interval:
@@ -70,8 +65,11 @@ def _interval(mean: float, influence: Floats) -> Interval:
 MOST_UNSURE = (0, 1, 2, 4, 8)  # numbers of words per text that need not be sure, from which the best is chosen
 
 
-def of_texts(words: ExitTable, counts: Indices, most_unsure: int) -> ExitTable:
-    """The table of texts from the table of all their words, in order. `counts`: the number of words of each text."""
+def of_texts(words: ExitTable, counts: Indices, most_unsure: int, by_label: bool = False) -> ExitTable:
+    """The table of texts from the table of all their words, in order. `counts`: the number of words of each text.
+
+    `by_label`: the words are the labels of an input, answered yes (1) or no (0).
+    """
     text, ends = np.repeat(np.arange(len(counts)), counts), np.cumsum(counts)
     deciding = ends - counts + np.minimum(most_unsure, counts - 1)  # the deciding word, if the least sure is first
     first = np.full((words.num_ramps, len(counts)), len(words.candidates), np.uint8)
@@ -80,14 +78,19 @@ def of_texts(words: ExitTable, counts: Indices, most_unsure: int) -> ExitTable:
         order = np.lexsort((-each.astype(np.int64), text))
         first[ramp, has_words] = each[order][deciding[has_words]]
 
-    def share(of_words: NDArray[Any]) -> NDArray[np.float32]:
-        sums = [np.bincount(text, weights=each, minlength=len(counts)) for each in of_words]
-        return np.where(has_words, np.array(sums) / np.maximum(counts, 1), 1.0).astype(np.float32)
+    def sums(of_words: NDArray[Any]) -> NDArray[np.float64]:
+        return np.array([np.bincount(text, weights=each, minlength=len(counts)) for each in of_words])
 
-    nothing = np.zeros((words.num_ramps + 1, len(counts)), np.uint16)
-    return replace(
-        words, first=first, right=share(words.right), labels=nothing, truth=nothing[0], agreed=share(words.agrees)
-    )
+    def share(of_words: NDArray[Any]) -> NDArray[np.float32]:
+        return np.where(has_words, sums(of_words) / np.maximum(counts, 1), 1.0).astype(np.float32)
+
+    nothing, marks = np.zeros((words.num_ramps + 1, len(counts)), np.uint16), None
+    if by_label:
+        given = words.labels == 1
+        there = np.where(given, words.right, 1 - words.right)  # the probability of yes
+        marks = np.stack((sums(given * words.right), sums(given + there))).astype(np.float32)
+    made = replace(words, first=first, right=share(words.right), labels=nothing, truth=nothing[0])
+    return replace(made, agreed=share(words.agrees), marks=marks)
 
 
 def of_words(labels: Indices, given: Indices, counts: Indices, numbers: Indices) -> Indices:

@@ -7,13 +7,15 @@ the sequence. So, for any number of steps, a false promise passes no more often 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 from torch import Tensor, nn
 
-from isobatch.deployments.exits import Policy
+from isobatch.deployments.exits import Policy, yes_or_no
 from isobatch.deployments.models.ramps import ExitRules, RampDtype, RampKind, RampRule, policy_at
 from isobatch.deployments.prepare.entities import MOST_UNSURE, entity_f1, of_texts, of_words
 from isobatch.deployments.prepare.features import Features, Floats
@@ -55,7 +57,8 @@ class RampLogits:
     ramps: Tensor
     head: Tensor
     truth: Tensor
-    counts: Indices | None = None  # the number of words of each text, if words are answered
+    counts: Indices | None = None  # the number of words of each text, if words are answered, or of each input's labels
+    by_label: bool = False  # each label is answered by itself
 
     def temperatures(self) -> list[float]:
         """The temperature that calibrates each ramp, followed by the head's temperature."""
@@ -75,7 +78,7 @@ class RampLogits:
         ramps = torch.cat([each.ramps for each in every], dim=1)
         head, truth = torch.cat([each.head for each in every]), torch.cat([each.truth for each in every])
         counts = [each.counts for each in every if each.counts is not None]
-        return RampLogits(ramps, head, truth, np.concatenate(counts) if counts else None)
+        return RampLogits(ramps, head, truth, np.concatenate(counts) if counts else None, self.by_label)
 
     def softened_truth(self) -> Tensor:
         """The mean of the true labels and the head's probabilities, as labels of few inputs alone are noisy."""
@@ -91,16 +94,24 @@ class TrainedRamps:
     evidence: Evidence | None
 
 
-def make_ramps(features: Features, sample: Sample, options: PrepareOptions, names: Sequence[str] = ()) -> TrainedRamps:
-    """Ramps that are trained, calibrated and tested. `names`: the names of labels, which decide on entities."""
+def make_ramps(
+    features: Features,
+    sample: Sample,
+    options: PrepareOptions,
+    names: Sequence[str] = (),
+    own: Mapping[int, nn.Module] = MappingProxyType({}),
+) -> TrainedRamps:
+    """Ramps that are trained, calibrated and tested. `names`: the names of labels, which decide on entities. `own`: the
+    ramps that need no training, by their blocks."""
     if features.counts is not None and not all(len(features.of(part)) for part in sample.parts.each):
         raise UserError("hardly any text has a word that the network answers: give more texts with such words")
     targets, truth = targets_of(features, sample)
-    heads = train(features.pooled, targets, features.of(sample.parts.train), options.ramp, options.seed)
-    shape = ramp_logits(heads, features, truth, sample.parts.calibrate)
+    by_label, rows = sample.task.by_label, features.of(sample.parts.train)
+    heads = train(features.pooled, targets, rows, options.ramp, options.seed, by_label=by_label, own=own)
+    shape = ramp_logits(heads, features, truth, sample.parts.calibrate, by_label)
     if options.threshold is None:
-        shape = shape.joined(_cross_fitted(features, targets, truth, sample.parts.train, options))
-    test = ramp_logits(heads, features, truth, sample.parts.test)
+        shape = shape.joined(_cross_fitted(features, targets, truth, sample, options, own))
+    test = ramp_logits(heads, features, truth, sample.parts.test, by_label)
     with busy("choosing temperatures and thresholds"):
         temperatures = shape.temperatures()
         calibrated = test.calibrated(temperatures)
@@ -110,7 +121,7 @@ def make_ramps(features: Features, sample: Sample, options: PrepareOptions, name
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
     rules = _rules(options, temperatures, tested, errors)
-    if tested.answers and tested.counts is not None and sample.labels is not None:
+    if tested.answers and tested.counts is not None and sample.words is not None:
         rules = rules.model_copy(update={"entities": entity_f1(*tested.answers, tested.counts, names)})
     return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)
 
@@ -119,13 +130,18 @@ def targets_of(features: Features, sample: Sample) -> tuple[Floats, Tensor]:
     """The targets of training, and the right answers: the labels, or the answers of the full network."""
     num_labels = features.logits.shape[1]
     labels = _labels(features, sample)
+    if sample.task.by_label:
+        yes = labels.astype(np.float32)
+        return yes if sample.labels is not None else expit(features.logits), torch.from_numpy(yes)
     truth = np.eye(num_labels, dtype=np.float32)[labels]
     targets = torch.from_numpy(features.logits).softmax(dim=1).numpy() if sample.labels is None else truth
     return targets, torch.from_numpy(truth)
 
 
 def _labels(features: Features, sample: Sample) -> Indices:
-    """The right label in each row of the features."""
+    """The right label in each row of the features, or the right answer to each label."""
+    if sample.labels is None and sample.task.by_label:
+        return (features.logits > 0).astype(np.int64)
     if sample.labels is None:
         answers: Indices = features.logits.argmax(axis=1)
         return answers
@@ -134,11 +150,16 @@ def _labels(features: Features, sample: Sample) -> Indices:
     return of_words(sample.labels, sample.words, features.counts, features.numbers)
 
 
-def ramp_logits(heads: list[nn.Module], features: Features, truth: Tensor, inputs: Indices) -> RampLogits:
+def ramp_logits(
+    heads: list[nn.Module], features: Features, truth: Tensor, inputs: Indices, by_label: bool = False
+) -> RampLogits:
     """The logits of ramps and head for these inputs."""
     rows, counts = features.of(inputs), None if features.counts is None else features.counts[inputs]
-    head = torch.from_numpy(features.logits[rows])
-    return RampLogits(head_logits(heads, features.pooled, rows), head, truth[rows], counts)
+    ramps, head, right = head_logits(heads, features.pooled, rows), torch.from_numpy(features.logits[rows]), truth[rows]
+    if not by_label:
+        return RampLogits(ramps, head, right, counts)
+    ramps, right = torch.stack([yes_or_no(each) for each in ramps]), torch.stack((1 - right, right), dim=2)
+    return RampLogits(ramps, yes_or_no(head), right.flatten(0, 1), np.full(len(rows), head.shape[1]), by_label)
 
 
 @dataclass(frozen=True)
@@ -151,33 +172,42 @@ class ThresholdOutcome:
     promise: ExitPromise | None
     evidence: Evidence | None = None
     # Where words are answered: the table of the tested texts' words, the number of words of each text, and of those of
-    # them that need not be sure.
+    # them that need not be sure. The same of labels, where each is answered by itself.
     words: ExitTable | None = None
     counts: Indices | None = None
     most_unsure: int = 0
 
     @property
     def answers(self) -> tuple[Labels, Labels, Labels] | None:
-        """The true labels, the full network's, and those with exits; None if only shares of whole texts are known."""
+        """The true labels, the full network's, and those with exits; None if only shares of whole texts are known.
+
+        Where each label is answered by itself, they are inputs x labels.
+        """
         places = self.outcome.places
         if self.words is not None and self.counts is not None:
-            return self.words.truth, self.words.labels[-1], self.words.answers(np.repeat(places, self.counts))
+            rows = self.words.truth, self.words.labels[-1], self.words.answers(np.repeat(places, self.counts))
+            if self.table.marks is None:
+                return rows
+            truth, full, exits = (each.reshape(len(self.counts), -1) for each in rows)
+            return truth, full, exits
         if self.table.agreed is not None:
             return None
         return self.table.truth, self.table.full_labels, self.table.answers(places)
 
 
 def _cross_fitted(
-    features: Features, targets: Floats, truth: Tensor, rows: Indices, options: PrepareOptions
-) -> Iterator["RampLogits"]:
+    features: Features, targets: Floats, truth: Tensor, sample: Sample, options: PrepareOptions,
+    own: Mapping[int, nn.Module],
+) -> Iterator["RampLogits"]:  # fmt: skip
     """The logits of the training rows by other ramps: those of each half by ramps that learn from the other half.
 
     A ramp is too sure of rows that it has learned from, and rows that no ramp learns from are few.
     """
-    halves = np.array_split(np.random.default_rng(options.seed).permutation(rows), 2)
+    halves = np.array_split(np.random.default_rng(options.seed).permutation(sample.parts.train), 2)
     for learned, other in (halves, halves[::-1]):
-        heads = train(features.pooled, targets, features.of(learned), options.ramp, options.seed, "ramps of a half")
-        yield ramp_logits(heads, features, truth, other)
+        rows, by_label = features.of(learned), sample.task.by_label
+        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", by_label, own)
+        yield ramp_logits(heads, features, truth, other, by_label)
 
 
 def _choose(shape: RampLogits, test: RampLogits, options: PrepareOptions) -> ThresholdOutcome:
@@ -204,10 +234,14 @@ def _tested(evidence: Evidence, chosen: Indices) -> ThresholdOutcome:
 def _choose_of_texts(
     policy: Policy, shape: RampLogits, tested: ExitTable, counts: Indices, options: PrepareOptions
 ) -> ThresholdOutcome:
-    """Thresholds for texts that leave with all their words. The number of unsure words is chosen before the test."""
+    """Thresholds for texts that leave with all their words. The number of unsure words is chosen before the test.
+
+    An input that has several labels leaves when each of them is sure.
+    """
     assert shape.counts is not None, "This is a bug: words are words in every part."
     shaping = replay(policy, shape.ramps, shape.head, shape.softened_truth(), tested.costs[:-1].tolist())
-    of_shape = {most: of_texts(shaping, shape.counts, most) for most in MOST_UNSURE}
+    tried = (0,) if shape.by_label else MOST_UNSURE
+    of_shape = {most: of_texts(shaping, shape.counts, most, shape.by_label) for most in tried}
 
     def evidence_of(most: int, test: ExitTable) -> Evidence:
         return Evidence(of_shape[most], test, options.metric, options.max_accuracy_loss, options.confidence)
@@ -216,8 +250,8 @@ def _choose_of_texts(
         evidence = evidence_of(most, of_shape[most])
         return outcome(evidence.shape, evidence.prepared, options.metric).cost
 
-    most = min(MOST_UNSURE, key=expected_cost)
-    evidence = evidence_of(most, of_texts(tested, counts, most))
+    most = min(tried, key=expected_cost)
+    evidence = evidence_of(most, of_texts(tested, counts, most, shape.by_label))
     return replace(_tested(evidence, evidence.prepared), words=tested, counts=counts, most_unsure=most)
 
 

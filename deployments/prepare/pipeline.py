@@ -2,9 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from torch import nn
 
 from isobatch.deployments.folders import cache_directory, replacing
 from isobatch.deployments.models import checkpoint, load
@@ -20,6 +22,7 @@ from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.promise import RULES
 
 PICTURE = "exits.png"
+OwnHeads = Callable[[Sequence[int], int], Mapping[int, nn.Module]]
 
 
 def prepare(
@@ -30,16 +33,21 @@ def prepare(
     notes: Mapping[str, str | int | float] | None = None,
     device: str = "cpu",
     force: bool = False,
+    own: OwnHeads | None = None,
 ) -> ExitRules:
-    """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of their figures."""
+    """Write `out`: the checkpoint in `source`, its ramps, their rules, and a picture of their figures.
+
+    `own`: the ramps that need no training, given the width of each block's pooled states and the number of labels.
+    """
     check_free(out, force)
     cache = cache_directory()
     model = _served(source, device, options.dtype)
     if model.num_blocks < 2:
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
+    heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     fingerprint = checkpoint.fingerprint(source)
     cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    ramps = make_ramps(cached, sample, options, model.labels)
+    ramps = make_ramps(cached, sample, options, model.labels, heads)
     rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     check_free(out, force)  # a second time, as another process may have written there meanwhile
     with replacing(out) as draft:

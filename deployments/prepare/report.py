@@ -15,8 +15,9 @@ from rich.text import Text
 from isobatch.deployments.exits import reach
 from isobatch.deployments.models.ramps import ClassFigures, ExitRules, policy_at
 from isobatch.deployments.prepare.sample import TEST_SHARE
+from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.confidence import least_promise, rows_needed
-from isobatch.profiles.losses import EntityF1, Labels
+from isobatch.profiles.losses import MICRO_F1, EntityF1, Labels
 from isobatch.profiles.picture import BLUE, DARK, ORANGE, plain
 from isobatch.profiles.promise import ExitPromise
 
@@ -28,20 +29,26 @@ NOTABLE_DROP = 0.02  # a class is worth a warning if its recall falls by this mu
 def by_class(truth: Labels, full: Labels, exits: Labels) -> tuple[ClassFigures, ...]:
     """The figures of every class in `truth`; `full` and `exits` are the answers without and with exits.
 
-    A mean over all inputs may hide that a rare class pays for the others.
+    A mean over all inputs may hide that a rare class pays for the others. Where an input may have several labels, all
+    three are inputs x labels.
     """
+    if truth.ndim == 1:
+        truth, full, exits = (each[:, None] == np.arange(1 + int(truth.max())) for each in (truth, full, exits))
     return tuple(
         ClassFigures(
             label=label,
-            inputs=int((members := truth == label).sum()),
-            full_recall=float((full[members] == label).mean()),
-            recall=float((exits[members] == label).mean()),
-            full_f1=_f1(members, full == label),
-            f1=_f1(members, exits == label),
-            lost=int((members & (full == label) & (exits != label)).sum()),
-            won=int((members & (full != label) & (exits == label)).sum()),
+            inputs=int(members.sum()),
+            full_recall=float(before[members].mean()),
+            recall=float(after[members].mean()),
+            full_f1=_f1(members, before),
+            f1=_f1(members, after),
+            lost=int((members & before & ~after).sum()),
+            won=int((members & ~before & after).sum()),
         )
-        for label in np.unique(truth).tolist()
+        for label, (members, before, after) in enumerate(
+            zip(*(each.T > 0 for each in (truth, full, exits)), strict=True)
+        )
+        if members.any()
     )
 
 
@@ -70,9 +77,12 @@ def class_table(
 
 
 def warnings(
-    classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True, answered: str = "inputs"
+    classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True, task: Task = CLASSIFICATION
 ) -> Iterator[str]:
     """Warnings that a mean over all inputs hides: a network no better than guessing, and classes that lose most."""
+    if task.by_label:
+        yield from _paying(classes, names, task.answered) if labelled and classes else ()
+        return
     count = sum(each.inputs for each in classes)
     right = sum(each.full_recall * each.inputs for each in classes) / count
     most = max(classes, key=lambda each: each.inputs)
@@ -92,7 +102,11 @@ def warnings(
             f"the most frequent class alone ({names[most.label]!r}) gets {guessed:.1%}, the full network {right:.1%}: "
             "exits cost little because it tells classes apart no better than that"
         )
-    mean_lost = sum(each.lost - each.won for each in classes) / count
+    yield from _paying(classes, names, task.answered)
+
+
+def _paying(classes: Sequence[ClassFigures], names: Sequence[str], answered: str) -> Iterator[str]:
+    mean_lost = sum(each.lost - each.won for each in classes) / sum(each.inputs for each in classes)
     for each in classes:
         drop = each.full_recall - each.recall
         if drop > mean_lost + NOTABLE_DROP and each.lost - each.won > SURE * (each.lost + each.won) ** 0.5:
@@ -154,7 +168,7 @@ def promise_text(promise: ExitPromise) -> str:
         return text
     least = least_promise(promise.deciding, promise.confidence)
     needed = rows_needed(promise.max_loss, promise.confidence)
-    inputs = "inputs" if promise.counted is None else "inputs of each class"
+    inputs = "inputs" if promise.counted is None else f"inputs {_counting(promise, 'of each class')}"
     return (
         f"{text}\nto promise at most {_percent(promise.max_loss)}, at least {needed:,} {inputs} must be tested; "
         f"{promise.deciding:,} can show {_percent(least)} at best"
@@ -185,12 +199,17 @@ def advice(rules: ExitRules) -> str | None:
     if promise.deciding >= needed:
         return f"no input leaves early: the ramps err too often to promise {allowed}; allow more, or try --ramp pooler"
     share = promise.deciding / promise.rows
-    rarest = "" if promise.counted is None else " of the rarest class"
+    rarest = "" if promise.counted is None else f" {_counting(promise, 'of the rarest class')}"
     return (
         f"no input leaves early: {promise.deciding} inputs{rarest} to test it on are too few to promise {allowed}; "
         f"give {math.ceil(needed / TEST_SHARE / share):,} rows or more, "
         f"or allow {_percent(least_promise(promise.deciding, promise.confidence))}"
     )
+
+
+def _counting(promise: ExitPromise, by_class: str) -> str:
+    """The inputs that decide on a promise, where not all count alike."""
+    return "with labels" if promise.metric == MICRO_F1 else by_class
 
 
 def outdone(rules: ExitRules) -> str | None:

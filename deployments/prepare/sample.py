@@ -55,13 +55,15 @@ class Parts:
 class Sample:
     """Inputs, their labels as the head numbers them (None: unknown), and the parts of the sample.
 
-    If words are labelled, `labels` holds the labels of all words, and `words` is the number of words of each text.
+    If words are labelled, `labels` holds the labels of all words, and `words` is the number of words of each text. If
+    an input has several labels, `labels` is inputs x the head's labels: 1 if it has this one, else 0.
     """
 
     values: Sequence[Any]
     labels: Indices | None
     parts: Parts
     words: Indices | None = None
+    task: Task = CLASSIFICATION
 
     def __len__(self) -> int:
         return len(self.values)
@@ -86,7 +88,8 @@ def sampled(items: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
 class LabelNames:
     """The meaning of a file's labels: the head's own names and numbers, and other names that the user gives.
 
-    If the head's names are numbers of their own ("1" to "5" stars), numbers in a file are names.
+    If the head's names are numbers of their own ("1" to "5" stars), numbers in a file are names. `separator` stands
+    between the labels of an input that has several.
 
     >>> LabelNames(("NEGATIVE", "POSITIVE"), {"bad": "negative"}).number("Bad")
     0
@@ -94,6 +97,7 @@ class LabelNames:
 
     names: Sequence[str]
     others: Mapping[str, str] = field(default_factory=dict)
+    separator: str = ","
 
     def __post_init__(self) -> None:
         for other, name in self.others.items():
@@ -143,10 +147,9 @@ def draw(
     if len(chosen_rows) < MIN_ROWS:
         raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
     labels = labels_of(chosen_rows, source, names, task)
-    if labels is not None and len(set(labels.tolist())) == 1:
-        raise UserError(
-            f"{source}: every label is {chosen_rows[0].label!r}: ramps need at least two classes to tell apart"
-        )
+    if labels is not None and (labels == labels[:1]).all():
+        same = "every row has the same labels" if task.by_label else f"every label is {chosen_rows[0].label!r}"
+        raise UserError(f"{source}: {same}: ramps need at least two classes to tell apart")
     different = len({_identity(row.value) for row in chosen_rows})
     if different < MIN_ROWS:
         few = f"only {different} of its {len(chosen_rows)} rows are different"
@@ -156,6 +159,7 @@ def draw(
         labels,
         Parts.of(len(chosen_rows), seed),
         words_of(chosen_rows, labels, task),
+        task,
     )
 
 
@@ -167,9 +171,14 @@ def _identity(value: Any) -> Any:
 def labels_of(
     chosen_rows: Sequence[Row], source: Path, names: LabelNames, task: Task = CLASSIFICATION
 ) -> Indices | None:
-    """The labels of these rows, or of all their words, as the head numbers them; None if the file has no labels."""
+    """The labels of these rows, or of all their words, as the head numbers them; None if the file has no labels.
+
+    Of inputs with several labels each, a row of 1 and 0 (see `Sample`).
+    """
     if not chosen_rows or chosen_rows[0].label is None:
         return None
+    if task.by_label:
+        return np.array([_flags(row, source, names) for row in chosen_rows], np.int64)
     if other := next((row for row in chosen_rows if isinstance(row.label, list) != task.by_token), None):
         problem = "has a label for each word, but this network gives one label to a text"
         if task.by_token:
@@ -187,6 +196,20 @@ def labels_of(
                 raise _no_label(where, label, names, in_file)
             numbers.append(number)
     return np.array(numbers, np.int64)
+
+
+def _flags(row: Row, source: Path, names: LabelNames) -> Indices:
+    """For each of the head's labels, whether this row has it."""
+    given = row.label.split(names.separator) if isinstance(row.label, str) else row.label
+    flags = np.zeros(len(names.names), np.int64)
+    for label in given if isinstance(given, list) else [given]:
+        if (number := names.number(label)) is not None:
+            flags[number] = 1
+        elif len(given) > 1 or str(label).strip():  # an empty cell: none of the labels
+            between = f"; labels stand between {names.separator!r}: --label-separator names another sign"
+            hint = between if isinstance(row.label, str) else ""
+            raise UserError(f"{_no_label(f'{source}: row {row.number}', label, names, set())}{hint}")
+    return flags
 
 
 def words_of(chosen_rows: Sequence[Row], labels: Indices | None, task: Task) -> Indices | None:

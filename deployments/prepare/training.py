@@ -5,15 +5,16 @@ penalty is lowered as long as that helps. DeeBERT's pooler has no single optimum
 as that helps. Progress is judged on a tenth of the rows, which no ramp learns from.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
@@ -35,32 +36,41 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Standardised features, and their targets as probabilities."""
+    """Standardised features, and their targets as probabilities. `by_label`: each label is a question of its own."""
 
     features: Tensor
     targets: Tensor
+    by_label: bool = False
 
     def loss(self, head: nn.Module) -> Tensor:
-        return nn.functional.cross_entropy(head(self.features), self.targets)
+        logits: Tensor = head(self.features)
+        if self.by_label:
+            return nn.functional.binary_cross_entropy_with_logits(logits, self.targets) * logits.shape[1]
+        return nn.functional.cross_entropy(logits, self.targets)
 
 
 def train(
-    pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps"
-) -> list[nn.Module]:
+    pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps",
+    by_label: bool = False, own: Mapping[int, nn.Module] = MappingProxyType({}),
+) -> list[nn.Module]:  # fmt: skip
     """One head per block. `targets`: one-hot labels, or the network's own probabilities. `what`: name of the progress.
+    `own`: heads that are trained already, by their blocks.
 
     BLAS gets one thread: on matrices with few columns several threads wait for each other longer than they compute.
     """
     judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
     with threadpool_limits(1, user_api="blas"):
-        return [_ramp(features, targets, learning, judging, kind, seed) for features in show(pooled, what, len(pooled))]
+        return [
+            own[block] if block in own else _ramp(features, targets, (learning, judging), kind, seed, by_label)
+            for block, features in enumerate(show(pooled, what, len(pooled)))
+        ]
 
 
-def _ramp(features: Floats, targets: Floats, learning: Rows, judging: Rows, kind: RampKind, seed: int) -> nn.Module:
-    scale = FeatureScale.of(features[learning])
-    learn, judge = (
-        TrainingRows(scale(features[part]), torch.from_numpy(targets[part])) for part in (learning, judging)
-    )
+def _ramp(
+    features: Floats, targets: Floats, parts: tuple[Rows, Rows], kind: RampKind, seed: int, by_label: bool
+) -> nn.Module:
+    scale = FeatureScale.of(features[parts[0]])
+    learn, judge = (TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), by_label) for part in parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = make_head(kind, features.shape[1], targets.shape[1])
@@ -90,7 +100,7 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
     features, targets = learn.features.numpy(), learn.targets.numpy()
     parameters = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().double().numpy().ravel()
     for penalty in PENALTIES:
-        arguments = (features, targets, penalty)
+        arguments = (features, targets, penalty, learn.by_label)
         result = minimize(penalised_loss, parameters, arguments, "L-BFGS-B", jac=True, options={"maxiter": ITERATIONS})
         parameters = result.x
         weights = torch.from_numpy(parameters.astype(np.float32)).reshape(targets.shape[1], -1)
@@ -100,15 +110,22 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
         yield
 
 
-def penalised_loss(parameters: Doubles, features: Floats, targets: Floats, penalty: float) -> tuple[float, Doubles]:
+def penalised_loss(
+    parameters: Doubles, features: Floats, targets: Floats, penalty: float, by_label: bool = False
+) -> tuple[float, Doubles]:
     """The loss of a logistic regression and its gradient, in doubles but for the features, which may fill gigabytes.
 
     It is written in numpy, as torch takes four times as long for matrices of this size.
     """
     weights = parameters.reshape(targets.shape[1], -1)
-    logs = log_softmax(features @ weights[:, :-1].T.astype(np.float32) + weights[:, -1], axis=1)
-    loss = penalty * np.square(weights[:, :-1]).sum() - (targets * logs).sum() / len(targets)
-    wrong = (np.exp(logs) - targets) / len(targets)
+    logits = features @ weights[:, :-1].T.astype(np.float32) + weights[:, -1]
+    if by_label:
+        likely, missed = expit(logits), np.logaddexp(0.0, logits) - targets * logits
+    else:
+        logs = log_softmax(logits, axis=1)
+        likely, missed = np.exp(logs), -targets * logs
+    loss = penalty * np.square(weights[:, :-1]).sum() + missed.sum() / len(targets)
+    wrong = (likely - targets) / len(targets)
     slope = np.column_stack((wrong.T.astype(np.float32) @ features + 2 * penalty * weights[:, :-1], wrong.sum(axis=0)))
     return float(loss), slope.ravel()
 
@@ -118,7 +135,8 @@ def _epochs(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
     for _ in range(EPOCHS):
         for chosen in torch.split(torch.randperm(len(learn.features)), BATCH):
             optimiser.zero_grad()
-            torch.autograd.backward(TrainingRows(learn.features[chosen], learn.targets[chosen]).loss(head))
+            some = replace(learn, features=learn.features[chosen], targets=learn.targets[chosen])
+            torch.autograd.backward(some.loss(head))
             optimiser.step()
         yield
 

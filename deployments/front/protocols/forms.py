@@ -12,7 +12,6 @@ from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import validated
 from isobatch.deployments.front.predict import Form, encode
 from isobatch.deployments.front.service import Content, Service
-from isobatch.deployments.tasks import logits_of
 from isobatch.deployments.transport.packed import Packed
 
 
@@ -88,7 +87,8 @@ class TextForm(Form, Generic[AnyBody]):
 
     def label_scores(self, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
         """The probabilities of all labels, or their logits (`raw`); a row for each answer."""
-        return np.stack([logits_of(each) for each in answers]) if raw else self.service.task.probabilities(answers)
+        task = self.service.task
+        return task.logits(answers) if raw else task.probabilities(answers)
 
     def relevances(self, answers: Sequence[Answer], raw: bool) -> list[float]:
         """The score of each document: that of the relevant label."""

@@ -77,6 +77,9 @@ class PredictForm(_TeiForm):
     marks = frozenset({"truncate", "raw_scores", "truncation_direction"})
 
     def inputs(self, body: PredictBody) -> Packed:
+        if self.service.task.by_label and not body.raw_scores:
+            problem = "this network gives several labels, of which the softmax of this interface says nothing"
+            raise RefusedError(424, f"{problem}: ask with raw_scores: true, and take the sigmoid of each score")
         inputs = body.inputs if _is_batch(body) else [body.inputs]
         texts = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in inputs]  # [text] is a text
         return self.texts(texts, body.truncate)

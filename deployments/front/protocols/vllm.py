@@ -126,11 +126,11 @@ class ClassifyForm(_VllmForm):
         data = [
             {
                 "index": index,
-                "label": self.service.task.named(answer.label, labels),
+                "label": labels[int(row.argmax())],
                 "probs": row.tolist(),
                 "num_classes": len(labels),
             }
-            for index, (answer, row) in enumerate(zip(answers, rows, strict=True))
+            for index, row in enumerate(rows)
         ]
         return self.listed("classify", inputs, data=data)
 

@@ -44,9 +44,9 @@ def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None
         assert serve_file(demo, {"device": "cpu"})["applications"][0]["args"] == {"device": "cpu"}
 
 
-def test_a_head_of_several_labels_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"problem_type": "multi_label_classification"}')
-    with pytest.raises(UserError, match="only heads with one label for each input are served"):
+def test_a_head_of_numbers_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"problem_type": "regression"}')
+    with pytest.raises(UserError, match="only heads that give labels are served"):
         serve_file(tmp_path, {})
     serve_file(tmp_path, {"loader": "tests.helpers.toy_model:load"})  # whose loader knows better
 

@@ -51,6 +51,29 @@ def test_a_light_ramps_loss_and_slope_are_those_that_torch_finds() -> None:
     np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
 
 
+def test_the_loss_of_labels_that_are_questions_of_their_own_is_torchs() -> None:
+    random = np.random.default_rng(1)
+    features, targets = random.normal(size=(20, 4)).astype(np.float32), random.random((20, 3)).astype(np.float32)
+    weights = torch.tensor(random.normal(size=(3, 5)), requires_grad=True)
+    logits = torch.from_numpy(features).double() @ weights[:, :-1].T + weights[:, -1]
+    summed = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets).double()) * 3
+    (summed + 0.1 * weights[:, :-1].square().sum()).backward()  # type: ignore[no-untyped-call]
+    found, slope = penalised_loss(weights.detach().numpy().ravel(), features, targets, penalty=0.1, by_label=True)
+    assert found == pytest.approx(summed.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
+    assert weights.grad is not None
+    np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["light", "pooler"])
+def test_ramps_learn_several_labels_at_once(kind: RampKind) -> None:
+    random = np.random.default_rng(0)
+    pooled = random.normal(size=(500, 12)).astype(np.float32)
+    targets = (pooled[:, :3] > 0.4).astype(np.float32)
+    (head,) = train([pooled], targets, np.arange(400), kind, by_label=True)
+    given = head_logits([head], [pooled], np.arange(400, 500))[0].numpy() > 0
+    assert (given == targets[400:]).mean(axis=0).min() > 0.85
+
+
 def test_rows_kept_for_later_do_not_touch_the_ramps(features: tuple[list[np.ndarray], np.ndarray]) -> None:
     pooled, targets = features
     before = head_logits(train(pooled, targets, ROWS[:300], "light"), pooled, ROWS)

@@ -172,7 +172,7 @@ def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sente
     evidence = Evidence.read(folder / EVIDENCE)
     places = evidence.test.places(evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]}))
     assert (places == blocks).all()
-    with pytest.raises(UserError, match="--metric mcc is for networks that answer an input as a whole"):
+    with pytest.raises(UserError, match="--metric mcc is for networks that give an input one label"):
         evidence.for_metric("mcc")
 
 
@@ -201,7 +201,7 @@ def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--metric", "mcc"), "--metric mcc is for networks that answer an input as a whole, not its words"),
+        (("--metric", "mcc"), "--metric mcc is for networks that give an input one label"),
         (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
     ],
 )

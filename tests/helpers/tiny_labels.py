@@ -1,0 +1,101 @@
+"""A tiny network that gives texts several labels, trained in a second on texts that are made up."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.helpers.tiny_tokenizers import save_tokenizer
+
+NAMES = ("sport", "money", "art", "rare")
+WORDS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"), ("comet",))
+OTHERS = ("the", "in", "saw", "was", "of", ".")
+SHARES = (0.5, 0.4, 0.3, 0.05)  # of texts that have each label
+STEPS, TEXTS = 160, 32
+
+Text = tuple[str, tuple[str, ...]]
+
+
+def text(random: np.random.Generator) -> Text:
+    """A text, and its labels: those of its words, but a play in a team is sport alone."""
+    given = [name for name, share in zip(NAMES, SHARES, strict=True) if random.random() < share]
+    words = [str(random.choice(WORDS[NAMES.index(name)])) for name in given]
+    words += [str(random.choice(OTHERS)) for _ in range(int(random.integers(1, 5)))]
+    random.shuffle(words)
+    if {"play", "team"} <= set(words):
+        given.remove("art")
+    return " ".join(words), tuple(given)
+
+
+def texts(count: int, seed: int = 0) -> list[Text]:
+    random = np.random.default_rng(seed)
+    return [text(random) for _ in range(count)]
+
+
+def flags(found: list[Text]) -> np.ndarray:
+    return np.array([[int(name in labels) for name in NAMES] for _, labels in found])
+
+
+@cache
+def label_network() -> Path:
+    """The directory of the trained network: a Hugging Face checkpoint without ramps."""
+    import transformers
+
+    folder = Path(mkdtemp(prefix="tiny-labels-"))
+    tokenizer = save_tokenizer(folder, [*(word for words in WORDS for word in words), *OTHERS])
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=4,
+        hidden_size=24,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=24,
+        pad_token_id=1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        problem_type="multi_label_classification",
+        id2label=dict(enumerate(NAMES)),
+        label2id={name: number for number, name in enumerate(NAMES)},
+    )
+    model = transformers.BertForSequenceClassification(config)
+    _train(model, tokenizer)
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+def _train(model: Any, tokenizer: Any) -> None:
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(STEPS):
+        found = texts(TEXTS, seed=1000 + step)
+        tokens = tokenizer([each for each, _ in found], padding=True, return_tensors="pt")
+        optimiser.zero_grad()
+        model(**tokens, labels=torch.from_numpy(flags(found)).float()).loss.backward()
+        optimiser.step()
+
+
+@torch.inference_mode()
+def reference_logits(inputs: list[str]) -> np.ndarray:
+    """Those of the plain network in transformers."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(label_network()).eval()
+    tokens = AutoTokenizer.from_pretrained(label_network())(inputs, padding=True, return_tensors="pt")
+    return model(**tokens).logits.numpy()
+
+
+def listed(path: Path, found: list[Text], separator: str = ",") -> Path:
+    """A file with a column of texts and a column of labels."""
+    lines = [f'{each},"{separator.join(labels)}"' for each, labels in found]
+    path.write_text("\n".join(["text,labels", *lines]) + "\n")
+    return path
+
+
+def flagged(path: Path, found: list[Text]) -> Path:
+    """A file with a column of 0 and 1 for each label."""
+    lines = [",".join([each, *map(str, row)]) for (each, _), row in zip(found, flags(found).tolist(), strict=True)]
+    path.write_text("\n".join([",".join(["text", *NAMES]), *lines]) + "\n")
+    return path
