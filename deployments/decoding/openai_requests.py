@@ -39,7 +39,7 @@ def _not_a_bool(value: object) -> object:
 
 
 def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else [] if value is None else value
+    return [value] if isinstance(value, str) else value or []
 
 
 def _prompts(value: Any) -> list[str | tuple[int, ...]]:

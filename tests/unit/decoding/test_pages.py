@@ -119,7 +119,7 @@ def test_pages_are_exact_and_whole_while_exits_change_and_texts_are_cancelled(
     start: tuple[int, ...], scarce: int, page_tokens: int, residents: int,
 ) -> None:  # fmt: skip
     """A prompt may be what was written under other exits. Some texts are cancelled after so many launches."""
-    model, ramps, texts = decoder(), {0: 0.3, 2: 0.3}, [start]
+    model, ramps, texts = decoder(), {0: 0.6, 2: 0.6}, [start]  # two tokens of three leave
     limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
     pages = -(-60 // page_tokens) + scarce
     running = engine(model, ramps, pages=pages, limits=limits)
@@ -159,6 +159,23 @@ def test_a_prompt_is_read_once(exits: str) -> None:
         written_by(running, [TextRequest((*prompt, last), 6)])
     pool = running.scheduler.pool
     assert (pool.asked, pool.shared) == (42, 20)
+
+
+@pytest.mark.parametrize(("last", "together"), [((1, 2, 3, 4), 4), ((1, 1, 1, 1), 4), ((), 2)])
+def test_texts_whose_pages_are_shared_leave_room_for_others(last: tuple[int, ...], together: int) -> None:
+    """Each needs five of 13 pages, of which four may share three; where nothing is alike, two have room and one more
+    for what comes next."""
+    limits = DecodingLimits(max_residents=8, page_tokens=4, ttft_s=1e9, tpot_s=1e9)
+    running = engine(decoder(), {}, pages=13, limits=limits)
+    asked = [TextRequest((*range(12), each), 6) for each in last] or [TextRequest((each,) * 13, 6) for each in range(4)]
+    running.open(asked[0])
+    running.step()
+    for each in asked[1:]:
+        running.open(each)
+    most = 0
+    while running.step() is not None:
+        most = max(most, len(running.scheduler.residents))
+    assert (most, running.scheduler.preempted) == (together, 0)
 
 
 def test_what_an_encoder_has_read_is_not_shared() -> None:
