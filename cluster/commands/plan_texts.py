@@ -147,7 +147,9 @@ def _steps(source: Path, exits: str) -> str:
     rules = source / RULES
     if exits != PROJECT or (rules.exists() and read_decoder_rules(rules).project):
         return f"isobatch profile {source}"
-    return f"isobatch prepare {source} --data FILE --out OUT, isobatch profile OUT and isobatch plan OUT --exits project"
+    return (
+        f"isobatch prepare {source} --data FILE --out OUT, isobatch profile OUT and isobatch plan OUT --exits project"
+    )
 
 
 def _stats_at(source: str) -> Any:

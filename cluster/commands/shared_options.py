@@ -39,7 +39,7 @@ def _here(device: str) -> str:
     return device
 
 
-Device = Annotated[str, typer.Option(callback=_here, help="Where networks compute: auto, cpu, cuda or cuda:0.")]
+DeviceHere = Annotated[str, typer.Option(callback=_here, help="Where networks compute: auto, cpu, cuda or cuda:0.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,8 +138,8 @@ def _check_places(plan: str, kind: str, count: int, each: Resources, nodes: Sequ
     room = sum(first_fit(needed({kind: count}, lambda _: each, nodes), nodes))
     if room < count:
         raise UserError(
-            f"{plan} needs {count} replicas on {kind}, each on a node with {_as_text(each)}; this Ray's nodes have room "
-            f"for {room}: plan for these"
+            f"{plan} needs {count} replicas on {kind}, each with {_as_text(each)} of one node; this Ray's nodes have "
+            f"room for {room}: plan for these"
         )
 
 
