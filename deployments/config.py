@@ -82,7 +82,7 @@ HostName = Annotated[
 Ports = Annotated[str, AfterValidator(_port_range)]
 ImportPath = Annotated[str, AfterValidator(well_formed)]
 LogFormat = Literal["text", "json"]
-DeviceName = Annotated[str, _shaped(r"cpu|cuda(:\d+)?", "be 'cpu', 'cuda' or 'cuda:NUMBER'")]
+DeviceName = Annotated[str, _shaped(r"cpu|cuda(:0)?", "be 'cpu' or 'cuda': Ray gives a replica its GPU")]
 DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_device_counts)]
 
 

@@ -96,6 +96,12 @@ TEXT_REPLICA = (
     MetricFamily("isobatch_residents", "Gauge", "Sequences that have a place on a replica."),
     MetricFamily("isobatch_pages", "Gauge", "Pages of memory for keys and values, free and used.", ("state",)),
     MetricFamily("isobatch_preempted", "Counter", "Sequences that were evicted because pages ran short."),
+    MetricFamily(
+        "isobatch_prefix_positions",
+        "Counter",
+        "Positions before first tokens; `shared`: in pages of other texts already.",
+        ("way",),
+    ),
 )
 METRICS = tuple(dict.fromkeys(FRONT + CONTROLLER + TEXT_FRONT + TEXT_REPLICA))
 

@@ -85,6 +85,13 @@ def backend_path(name: str) -> str:
     return path_of(name, BACKENDS, "backend", AUTO, "object")
 
 
+def known_device(name: str) -> str:
+    """Return the name if it is `auto` or a device's."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise UserError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:0")
+    return name
+
+
 def known_backend(name: str) -> str:
     """Return the name if it is `auto` or a backend's. Commands check it before they load anything."""
     if name != AUTO:

@@ -1,9 +1,11 @@
 """Amounts of Ray's resources: what replicas need, what nodes have, and what fits. Makes no calls to Ray."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from isobatch.profiles.devices import kind_of
+from isobatch.profiles.errors import UserError
 
 Resources = Mapping[str, float]  # amounts by Ray's names of resources
 
@@ -13,6 +15,31 @@ _ACCELERATOR_AMOUNT = 0.001  # the amount of that resource by which Ray requests
 _RAY_NAMES = {"a6000": "RTX-A6000"}  # Ray's names of kinds that are not the kind in capitals
 _ROUNDING = 1e-6
 DEFAULT_CPUS = 1.0  # Serve's default for a replica without num_cpus
+
+# What this machine has
+
+
+def gpus_here() -> int:
+    """The number of this machine's GPUs that torch can use. Without a GPU's driver, torch need not be loaded."""
+    if not any(path for name in ("nvidia*", "nvmap", "dxg", "kfd") for path in Path("/dev").glob(name)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def check_here(device: str, count: Callable[[], int]) -> None:
+    """Raise UserError if this machine does not have the device.
+
+    >>> check_here("cuda:0", lambda: 1)
+    """
+    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= (gpus := count()):
+        raise no_gpu(device, f"this machine has {gpus or 'no'} GPU{'s' * (gpus > 1)}")
+
+
+def no_gpu(device: str, owner: str) -> UserError:
+    return UserError(f"device = {device!r}: {owner}: with device cpu, processors compute the network")
+
 
 # What nodes have
 

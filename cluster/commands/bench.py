@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import check_writable, numbers_in
-from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, pairs_of, with_options
+from isobatch.cluster.commands.shared_options import READS, DeviceHere, Labels, ReadingOptions, pairs_of, with_options
 from isobatch.deployments.named import known_backend
 from isobatch.profiles.files import load
 
@@ -28,7 +28,7 @@ def bench(
     ] = None,
     slo_ms: Annotated[str, typer.Option(help="SLOs for which to compare.")] = "25,50,100",
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
-    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
+    device: DeviceHere = "auto",
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
     backend: Annotated[str, typer.Option(help="As `backend:` of `isobatch serve`. auto: the fastest here.")] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = 32,

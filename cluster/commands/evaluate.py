@@ -7,7 +7,14 @@ import typer
 from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at
-from isobatch.cluster.commands.shared_options import READS, Labels, ReadingOptions, label_names, with_options
+from isobatch.cluster.commands.shared_options import (
+    READS,
+    DeviceHere,
+    Labels,
+    ReadingOptions,
+    label_names,
+    with_options,
+)
 from isobatch.cluster.load.request_bodies import predicts_at
 from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
 from isobatch.deployments.tasks import task_of
@@ -25,7 +32,7 @@ def evaluate(
     api_key_variable: KeyVariable = None,
     labels: Labels = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
-    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto",
+    device: DeviceHere = "auto",
     dtype: Annotated[
         Dtype | None,
         typer.Option(help="Precision of the network; if not given, the one for which its ramps were made."),

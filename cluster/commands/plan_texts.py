@@ -13,7 +13,7 @@ from isobatch.cluster.commands import check_writable
 from isobatch.cluster.commands.status import ask
 from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
 from isobatch.deployments.decoding.config import cached_profile
-from isobatch.deployments.decoding.ramp_rules import is_decoder
+from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder, read_decoder_rules
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
@@ -22,7 +22,8 @@ from isobatch.optimizer.text_plans import terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError, first_wrong, read_json
 from isobatch.profiles.files import differ
-from isobatch.profiles.text_profile import DecoderProfile, ObservedTexts, as_observed, load_text_profile
+from isobatch.profiles.promise import RULES
+from isobatch.profiles.text_profile import PROJECT, DecoderProfile, ObservedTexts, as_observed, load_text_profile
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import DecoderPlanOptions
@@ -33,7 +34,7 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
     if out:
         check_writable(out)
     assert options.model, "This is a bug: without a directory, a classifier is planned."
-    profile = profile_for(local(options.model), options.profile).for_exits(goal.exits)
+    profile = profile_for(local(options.model), options.profile, goal.exits)
     lines = []
     if options.observed:
         texts = observed_texts(_stats_at(options.observed), options.observed)
@@ -126,17 +127,29 @@ def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
     return DecodingGoal(ttft_s, tpot_s, options.rate or 0.0, options.exits, options.in_time, options.kv_megabytes)
 
 
-def profile_for(source: Path, file: Path | None) -> DecoderProfile:
-    """The profile in a file, or the one that `isobatch profile` has kept of a decoder's checkpoint."""
+def profile_for(source: Path, file: Path | None, exits: str) -> DecoderProfile:
+    """The profile for this way of exits: in a file, or the one that `isobatch profile` has kept of a decoder's
+    checkpoint."""
     if not is_decoder(source):
         raise UserError(f"{source} is not the directory of a decoder; other networks are planned with --profile")
+    check_decoder(source)
     path = file or cached_profile(source)
     if file is None and not path.exists():
-        raise UserError(f"{source} was not measured here yet: run isobatch profile {source}")
+        raise UserError(f"{source} was not measured here yet: run {_steps(source, exits)}")
     profile = load_text_profile(path)
     if differ(profile.weights, weights_of(source)):
         raise UserError(f"{path} is of other weights than those in {source}: isobatch profile {source}")
-    return profile
+    return profile.for_exits(exits)
+
+
+def _steps(source: Path, exits: str) -> str:
+    """The commands that a plan of a network without a profile needs, in order."""
+    rules = source / RULES
+    if exits != PROJECT or (rules.exists() and read_decoder_rules(rules).project):
+        return f"isobatch profile {source}"
+    return (
+        f"isobatch prepare {source} --data FILE --out OUT, isobatch profile OUT and isobatch plan OUT --exits project"
+    )
 
 
 def _stats_at(source: str) -> Any:

@@ -11,7 +11,7 @@ from rich.console import Console
 from isobatch.cluster.bulk import Answerer, answer_rows, check_out, finish, part_of
 from isobatch.cluster.client import outputs_from
 from isobatch.cluster.commands import Dtype, KeyVariable, check_writable, key_headers, server_at
-from isobatch.cluster.commands.shared_options import READS, ReadingOptions, with_options
+from isobatch.cluster.commands.shared_options import READS, DeviceHere, ReadingOptions, with_options
 from isobatch.cluster.load.request_bodies import accepted_at, predicts_at
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.progress import show
@@ -46,7 +46,7 @@ def predict(
         str, typer.Option(help="The labels to list with their probabilities: winner, all, or a number of them.")
     ] = "winner",
     full: Annotated[bool, typer.Option("--full", help="Answers of the full network, without exits.")] = False,
-    device: Annotated[str, typer.Option(help="With --model: auto, cpu, or cuda:0.")] = "auto",
+    device: DeviceHere = "auto",
     dtype: Annotated[
         Dtype | None,
         typer.Option(help="With --model: its precision; none: the one for which its ramps were made."),

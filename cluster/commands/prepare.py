@@ -12,6 +12,7 @@ from rich.console import Console
 from isobatch.cluster.commands import METRICS, Dtype, Metric, share
 from isobatch.cluster.commands.shared_options import (
     READS,
+    DeviceHere,
     GivenOptions,
     Labels,
     ReadingOptions,
@@ -46,7 +47,7 @@ class _CommonOptions:
     dtype: Annotated[
         Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
     ] = "float32"
-    device: Annotated[str, typer.Option(help="Where the network computes: auto, cpu, cuda:0.")] = "auto"
+    device: DeviceHere = "auto"
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from isobatch.cluster.commands import check_writable
-from isobatch.cluster.commands.shared_options import READS, GivenOptions, ReadingOptions, of_kinds
+from isobatch.cluster.commands.shared_options import READS, DeviceHere, GivenOptions, ReadingOptions, of_kinds
 from isobatch.deployments.named import known_backend
 
 
@@ -18,7 +18,7 @@ class _CommonOptions:
         typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo."),
     ]
     out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json")
-    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0.")] = "auto"
+    device: DeviceHere = "auto"
     dtype: Annotated[
         str | None,
         typer.Option(

@@ -110,6 +110,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
     from isobatch.cluster.serving.local import check_place, local_nodes, local_ray
     from isobatch.cluster.serving.ports import check_port
+    from isobatch.deployments.resources import gpus_here
 
     # This console keeps the current stdout, which is redirected while Ray stops.
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -119,7 +120,7 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
     _on_signals(_interrupt)
     more = local_nodes(content)
     check_processors(content, (os.cpu_count() or 1) + sum(node.cpus for node in more))
-    check_gpus(content, _gpus)
+    check_gpus(content, gpus_here)
     check_place(http["host"], http["port"])
     for grpc in files.grpc_addresses(content):
         check_port(*grpc, "--grpc-port")
@@ -159,15 +160,6 @@ def run(content: dict[str, Any], dashboard: bool, patience_s: float, metrics_por
             raise typer.Exit(INTERRUPTED) from None
         raise
     console.print("stopped")
-
-
-def _gpus() -> int:
-    """The number of this machine's GPUs that torch can use. Without a GPU's driver, torch need not be loaded."""
-    if not any(path for name in ("nvidia*", "nvmap", "dxg", "kfd") for path in Path("/dev").glob(name)):
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def progress_printer(

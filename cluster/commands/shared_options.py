@@ -15,9 +15,11 @@ from rich.console import Console
 
 from isobatch.cluster.load import traces, workloads
 from isobatch.cluster.load.workloads import Floats
+from isobatch.deployments.named import known_device
 from isobatch.deployments.prepare.data import Columns, Row, rows, taken
 from isobatch.deployments.prepare.records import UTF8, Layout
 from isobatch.deployments.prepare.sample import LabelNames
+from isobatch.deployments.resources import check_here, gpus_here
 from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +31,15 @@ READS = "csv, tsv, jsonl, json, Parquet, a directory of `datasets`, npz for imag
 Labels = Annotated[
     str | None, typer.Option(help="The head's numbers for the file's labels, if their names differ: neg=0,pos=1")
 ]
+
+
+def _here(device: str) -> str:
+    """Refuse a device that is not known or not here, before anything is read."""
+    check_here(known_device(device), gpus_here)
+    return device
+
+
+DeviceHere = Annotated[str, typer.Option(callback=_here, help="Where networks compute: auto, cpu, cuda or cuda:0.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def rehearse_texts(options: "DecoderSimulationOptions", applications: Sequence[d
     if config.plan is None:
         raise UserError("there is no plan: isobatch plan makes one, and --plan names it")
     source, plan = config.folder, read_plan(local(config.plan))
-    profile = profile_for(source, local(config.profile) if config.profile else None).for_exits(exits_of(plan))
+    profile = profile_for(source, local(config.profile) if config.profile else None, exits_of(plan))
     texts = text_arrivals(profile.workload, options.times_s(options.seconds), options.seed)
     if not texts:
         raise UserError("no text comes in so short a time: give more --hours, or a higher --rate")

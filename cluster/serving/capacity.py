@@ -7,7 +7,17 @@ from typing import Any
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.graph import read_graph
-from isobatch.deployments.resources import Resources, accelerators, declared, devices_on, total
+from isobatch.deployments.resources import (
+    Resources,
+    accelerators,
+    check_here,
+    declared,
+    devices_on,
+    first_fit,
+    needed,
+    no_gpu,
+    total,
+)
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError
@@ -17,7 +27,6 @@ _REMEDIES = {
     "GPU": "plan for fewer devices",
 }
 _COUNTED = tuple(_REMEDIES)  # the resources that are compared
-_NO_GPU = "device = {device!r}: {owner}: with device cpu, processors compute the network"
 _ROUNDING = 1e-6
 
 
@@ -30,10 +39,9 @@ def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:
     _check_budgets(planned, budgets, nodes)
     grows = {each.get("application", "isobatch"): dict(each.get("grow_to") or {}) for each in settings}
     _check_growth(grows, budgets)
-    has = total(nodes)
-    needs = {name: _needs(config, has) for name, config in configs.items()}
+    needs = {name: _needs(config, nodes) for name, config in configs.items()}
     if len(needs) > 1:
-        _check_together(needs, has)
+        _check_together(needs, total(nodes))
 
 
 def check_processors(content: ServeFile, cpus: float) -> None:
@@ -44,13 +52,13 @@ def check_processors(content: ServeFile, cpus: float) -> None:
 
 
 def check_gpus(content: ServeFile, count: Callable[[], int]) -> None:
-    """Raise UserError if a file needs a GPU and the machine has none, before Ray is started."""
+    """Raise UserError if a file needs more GPUs than the machine has, before Ray is started."""
     for config in map(config_of, served(content)):
-        needed = _amounts(config)["GPU"] if config.plan else float(config.device != "cpu")
-        if needed and not count():
-            if config.plan:
-                raise UserError(f"{config.plan} needs {needed:g} GPUs; this machine has none: plan for its processors")
-            raise UserError(_NO_GPU.format(device=config.device, owner="this machine has no GPU"))
+        if not config.plan:
+            check_here(config.device, count)
+        elif (wanted := _amounts(config)["GPU"]) and wanted > (has := count()):
+            remedy = "fewer devices" if has else "its processors"
+            raise UserError(f"{config.plan} needs {wanted:g} GPUs; this machine has {has or 'none'}: plan for {remedy}")
 
 
 def _amounts(config: ServedConfig, plan: Plan | None = None) -> dict[str, float]:
@@ -106,8 +114,9 @@ def _available(kind: str, config: AppConfig, nodes: Sequence[Resources]) -> floa
     return devices_on(nodes).get(kind, 0) if config.replica_needs(kind)["GPU"] else inf
 
 
-def _needs(config: ServedConfig, has: Resources) -> dict[str, float]:
+def _needs(config: ServedConfig, nodes: Sequence[Resources]) -> dict[str, float]:
     """The resources that an application needs; raise UserError if the cluster has less, even if nothing else runs."""
+    has = total(nodes)
     owner = f"Ray has {_as_text(has)}"
     plan = read_graph(config).plan if isinstance(config, AppConfig) and config.planned else None
     groups = config.replica_groups(plan)
@@ -115,11 +124,23 @@ def _needs(config: ServedConfig, has: Resources) -> dict[str, float]:
     if missing:
         raise UserError(f"{config.plan or 'the plan'} runs on {missing[0]}; this {owner}: plan for these devices")
     if config.device != "cpu" and not config.plan and not has.get("GPU"):
-        raise UserError(_NO_GPU.format(device=config.device, owner=f"this {owner}"))
-    needs = _amounts(config, plan)
+        raise no_gpu(config.device, f"this {owner}")
+    needs, title = _amounts(config, plan), config.plan or ("the plan" if plan else "the network")
     for name, amount in needs.items() if groups else ():
-        _check_enough(config.plan or ("the plan" if plan else "the network"), name, amount, has.get(name, 0), owner)
+        _check_enough(title, name, amount, has.get(name, 0), owner)
+    for kind, count, each in groups:
+        _check_places(title, kind or config.device, count, each, nodes)
     return needs
+
+
+def _check_places(plan: str, kind: str, count: int, each: Resources, nodes: Sequence[Resources]) -> None:
+    """Raise UserError if the replicas of a kind do not fit on the nodes: each is on one node."""
+    room = sum(first_fit(needed({kind: count}, lambda _: each, nodes), nodes))
+    if room < count:
+        raise UserError(
+            f"{plan} needs {count} replicas on {kind}, each with {_as_text(each)} of one node; this Ray's nodes have "
+            f"room for {room}: plan for these"
+        )
 
 
 def _check_enough(plan: str, name: str, amount: float, available: float, owner_has: str) -> None:

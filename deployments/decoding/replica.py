@@ -163,3 +163,5 @@ def export(series: MetricSeries, state: ReplicaState) -> None:
     series.now("isobatch_pages", state.pages - state.free_pages, state="used")
     series.now("isobatch_pages", state.free_pages, state="free")
     series.total("isobatch_preempted", state.preempted)
+    series.total("isobatch_prefix_positions", state.shared, way="shared")
+    series.total("isobatch_prefix_positions", state.asked - state.shared, way="read")

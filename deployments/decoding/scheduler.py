@@ -310,13 +310,11 @@ class Scheduler:
             return False
         if (count + 1) * self._largest <= self.pool.count:
             return True
-        # Each needs room for its next page too: otherwise it would be preempted at once.
-        ahead = self.limits.page_tokens
-        needed = sum(
-            self._pages(len(sequence.tokens) + ahead) + self._pages(len(sequence.request.source))
-            for sequence in (*self.residents.values(), self.waiting[0])
-        )
-        return needed <= self.pool.count
+        # Each needs room for its next page too: otherwise it would be preempted at once. Pages that others hold already
+        # are not needed again.
+        ahead, first = self.limits.page_tokens, self.waiting[0]
+        missing = sum(each.missing(len(each.tokens) + ahead) for each in (*self.residents.values(), first))
+        return missing - self.pool.held(first.shareable()) <= self.pool.free
 
     def _pages(self, positions: int) -> int:
         return pages_for(positions, self.limits.page_tokens)

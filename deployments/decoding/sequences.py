@@ -59,14 +59,22 @@ class PagePool:
 
     def share(self, names: Iterable[bytes]) -> list[int]:
         """Take the pages of these names, up to the first name that no page has."""
-        shared = []
-        for name in names:
-            if (page := self._pages.get(name)) is None:
-                break
+        shared = list(self._named(names))
+        for page in shared:
             self._kept.pop(page, None)
             self._users[page] += 1
-            shared.append(page)
         return shared
+
+    def held(self, names: Iterable[bytes]) -> int:
+        """How many of these pages texts hold already, so that one more text takes no free page for them."""
+        return sum(self._users[page] > 0 for page in self._named(names))
+
+    def _named(self, names: Iterable[bytes]) -> Iterator[int]:
+        """The pages of these names, up to the first name that no page has."""
+        for name in names:
+            if (page := self._pages.get(name)) is None:
+                return
+            yield page
 
     def name(self, page: int, name: bytes) -> None:
         """Let later texts share a page, which is full."""

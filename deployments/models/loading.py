@@ -25,6 +25,8 @@ from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, read_ramps
 from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.named import known_device
+from isobatch.deployments.resources import check_here
 from isobatch.deployments.tasks import Task
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
@@ -72,13 +74,8 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device {name!r} is not known; use auto, cpu or cuda:0") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices")
-    return torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+    check_here(known_device(name), torch.cuda.device_count)
+    return torch.empty(0, device=name).device  # "cuda" becomes "cuda:0"
 
 
 def resolve_dtype(name: str) -> torch.dtype:

@@ -73,7 +73,7 @@ def two(folder: Path, kind: str, first: int, second: int, **more: Any) -> dict[s
 
 
 A100S = [{"CPU": 9.0, "GPU": 2.0, "accelerator_type:A100": 1.0}, {"CPU": 9.0, "GPU": 1.0, "accelerator_type:A100": 1.0}]
-PLAYED = [{"CPU": 4.0}, {"a100": 3.0}]
+PLAYED = [{"CPU": 4.0}, {"CPU": 1.0, "a100": 3.0}]
 
 
 @pytest.mark.parametrize(("nodes", "more"), [(A100S, {}), (PLAYED, {"backend": "virtual"})])
@@ -126,9 +126,9 @@ def of_decoder(folder: Path, **more: Any) -> dict[str, Any]:
     return {"applications": [{"name": "llm", "import_path": DECODER, "args": {"model": str(folder), **more}}]}
 
 
-def planned_decoder(folder: Path, kind: str, threads: int = 1, **more: Any) -> dict[str, Any]:
+def planned_decoder(folder: Path, kind: str, threads: int = 1, replicas: int = 1, **more: Any) -> dict[str, Any]:
     terms = DecodingTerms("off", 64, 8, ttft_s=1.0, tpot_s=1.0, threads=threads)
-    plan = Plan((Placement(kind, 1, (Split(0, 8, 4),)),), decoding=terms)
+    plan = Plan((Placement(kind, replicas, (Split(0, 8, 4),)),), decoding=terms)
     (folder / "plan.json").write_text(plan.to_json())
     return of_decoder(folder, plan=str(folder / "plan.json"), **more)
 
@@ -155,6 +155,24 @@ def test_a_decoders_plan_is_served_on_its_own_kind_of_device_or_not_at_all(tmp_p
     rehearsed = planned_decoder(tmp_path, "h100", device="cpu")
     check_gpus(rehearsed, lambda: 0)
     check_capacity(rehearsed, [{"CPU": 4.0}])
+
+
+def test_a_replica_needs_its_device_and_its_processors_on_one_node(tmp_path: Path) -> None:
+    """All nodes together have enough, but not where replicas can be."""
+    told = planned_decoder(tmp_path, "h100", replicas=2)
+    h100, t4 = ({"CPU": 4.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4"))
+    sentence = (
+        r"needs 2 replicas on h100, each with 1 CPUs, 1 GPUs \(H100\) of one node; this Ray's nodes have room for 1"
+    )
+    with pytest.raises(UserError, match=sentence):
+        check_capacity(told, [h100, t4])
+    check_capacity(told, [h100, t4, h100])
+    told = planned_decoder(tmp_path, "cpu", threads=3)
+    with pytest.raises(UserError, match=r"needs 1 replicas on cpu, each with 3 CPUs, 0 GPUs of one node"):
+        check_capacity(told, [{"CPU": 2.0}, {"CPU": 2.0}])
+    check_capacity(told, [{"CPU": 2.0}, {"CPU": 3.0}])
+    with pytest.raises(UserError, match=r"plan.json needs 2 GPUs; this machine has 1: plan for fewer devices"):
+        check_gpus(planned_decoder(tmp_path, "h100", replicas=2), lambda: 1)
 
 
 def test_a_replica_gets_the_processors_of_its_plans_threads_or_the_plan_is_refused(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("plan", DEMO), "was not measured here yet: run isobatch profile"),
+        (("plan", DEMO, "--exits", "project"), "was not measured here yet: run isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified, project or off"),
         (("plan", DEMO, "--min-cost"), "the goal cost needs --rate or --observed"),
@@ -163,6 +164,40 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
 )
 def test_what_is_missing_or_wrong_is_one_sentence(call: Called, options: tuple[object, ...], said: str) -> None:
     assert said in call(*options)
+
+
+def test_one_sentence_names_all_steps_to_a_plan(call: Called, tmp_path: Path) -> None:
+    """Of a network without ramps: to a plan without exits, and to one that needs what only prepare measures."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(DEMO / name)
+    assert f"was not measured here yet: run isobatch profile {tmp_path}" in call("plan", tmp_path)
+    steps = "--data FILE --out OUT, isobatch profile OUT and isobatch plan OUT --exits project"
+    assert f"run isobatch prepare {tmp_path} {steps}" in call("plan", tmp_path, "--exits", "project")
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda:99", r"device = 'cuda:99': this machine has \w+ GPUs?: with device cpu, processors compute the network"),
+        ("mps", "device 'mps' is not known; use auto, cpu, cuda or cuda:0"),
+        ("meta", "device 'meta' is not known"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["prepare", DEMO, "--data", "prompts.csv", "--out", "out"],
+        ["profile", DEMO],
+        ["evaluate", DEMO, "--data", "prompts.csv"],
+        ["predict", "prompts.csv", "--model", DEMO, "--out", "out.csv"],
+        ["bench", DEMO],
+        ["cascade", DEMO, DEMO, "--data", "prompts.csv", "--out", "out", "--devices", "cpu=1"],
+    ],
+)
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
+    call: Called, command: list[object], device: str, said: str
+) -> None:
+    assert re.search(said, call(*command, "--device", device))
 
 
 def test_a_measured_decoder_is_planned_without_saying_more(call: Called, tmp_path: Path) -> None:
@@ -193,7 +228,7 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is dynamic, which depends"),
     ],
 )
-@pytest.mark.parametrize("command", ["prepare", "profile", "serve"])
+@pytest.mark.parametrize("command", ["prepare", "profile", "plan", "serve"])
 def test_what_cannot_be_served_is_refused_by_its_config(
     tmp_path: Path, call: Called, config: dict[str, Any], sentence: str, command: str
 ) -> None:

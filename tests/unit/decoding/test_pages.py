@@ -1,14 +1,17 @@
 """Pages that texts share: against a plain list of what was kept, and against texts that share nothing."""
 
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import DecodingLimits
-from isobatch.deployments.decoding.sequences import PagePool, TextRequest, page_names
-from tests.helpers.tiny_decoders import decoder, engine, plainly, t5, written_by
+from isobatch.deployments.decoding.sequences import PagePool, Splits, TextRequest, page_names
+from tests.helpers.tiny_decoders import BLOCKS, decoder, engine, plainly, t5, written_by
 
 PAGE = 2  # tokens
 COUNT = 5  # pages
@@ -91,6 +94,62 @@ def test_texts_that_begin_alike_are_written_as_if_alone(
     assert running.scheduler.pool.free == pages
 
 
+def check_pages(running: Engine, page_tokens: int) -> None:
+    """No page is lost or free twice, and only full pages with the same beginning have several holders."""
+    pool, held = running.scheduler.pool, dict[int, tuple[int, ...]]()
+    for sequence in running.scheduler.residents.values():
+        assert len(set(sequence.pages)) == len(sequence.pages)
+        for end, page in enumerate(sequence.pages, 1):
+            beginning = tuple(sequence.tokens[: end * page_tokens])
+            assert held.setdefault(page, beginning) == beginning
+    assert pool.free + len(held) == pool.count
+
+
+ways = st.sampled_from(["off", "recompute", "verified", "project"])
+visits = st.tuples(st.integers(0, 3), ends.map(lambda several: several[0]), st.none() | st.integers(0, 30))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(ways, st.lists(visits, min_size=1, max_size=4)), min_size=2, max_size=4),
+    shared_starts, st.integers(0, 12), st.sampled_from([1, 3, 4]), st.integers(1, 3),
+)  # fmt: skip
+def test_pages_are_exact_and_whole_while_exits_change_and_texts_are_cancelled(
+    phases: list[tuple[str, list[tuple[int, tuple[int, ...], int | None]]]],
+    start: tuple[int, ...], scarce: int, page_tokens: int, residents: int,
+) -> None:  # fmt: skip
+    """A prompt may be what was written under other exits. Some texts are cancelled after so many launches."""
+    model, ramps, texts = decoder(), {0: 0.6, 2: 0.6}, [start]  # two tokens of three leave
+    limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
+    pages = -(-60 // page_tokens) + scarce
+    running = engine(model, ramps, pages=pages, limits=limits)
+    for exits, asked in phases:
+        verified, project = exits == "verified", exits == "project"
+        used = {} if exits == "off" else ramps
+        running.recut(Splits((*(block + 1 for block in used), BLOCKS), verified, 4, project), limits)
+        requests = [TextRequest((texts[-1 - place % len(texts)] + end)[:50], 8) for place, end, _ in asked]
+        names = [running.open(request) for request in requests]
+        left = {name: launches for name, (_, _, launches) in zip(names, asked, strict=True)}
+        written = dict[Any, list[int]]((name, []) for name in names)
+        for launch in count():
+            for name in [name for name in left if left[name] == launch]:
+                running.cancel(name)
+                del written[name]
+                check_pages(running, page_tokens)
+            if (news := running.step()) is None:
+                break
+            check_pages(running, page_tokens)
+            for each in news:
+                written[each.name].extend(each.tokens)
+                if each.finish:
+                    left.pop(each.name)
+        for name, request in zip(names, requests, strict=True):
+            if name in written:
+                assert written[name] == plainly(model, request, {} if verified else used, project)[0]
+                texts.append(request.prompt + tuple(written[name]))
+    assert running.scheduler.pool.free == pages
+
+
 @pytest.mark.parametrize("exits", ["off", "recompute", "verified", "project"])
 def test_a_prompt_is_read_once(exits: str) -> None:
     prompt, limits = tuple(range(20)), DecodingLimits(page_tokens=4, ttft_s=1e9, tpot_s=1e9)
@@ -100,6 +159,23 @@ def test_a_prompt_is_read_once(exits: str) -> None:
         written_by(running, [TextRequest((*prompt, last), 6)])
     pool = running.scheduler.pool
     assert (pool.asked, pool.shared) == (42, 20)
+
+
+@pytest.mark.parametrize(("last", "together"), [((1, 2, 3, 4), 4), ((1, 1, 1, 1), 4), ((), 2)])
+def test_texts_whose_pages_are_shared_leave_room_for_others(last: tuple[int, ...], together: int) -> None:
+    """Each needs five of 13 pages, of which four may share three; where nothing is alike, two have room and one more
+    for what comes next."""
+    limits = DecodingLimits(max_residents=8, page_tokens=4, ttft_s=1e9, tpot_s=1e9)
+    running = engine(decoder(), {}, pages=13, limits=limits)
+    asked = [TextRequest((*range(12), each), 6) for each in last] or [TextRequest((each,) * 13, 6) for each in range(4)]
+    running.open(asked[0])
+    running.step()
+    for each in asked[1:]:
+        running.open(each)
+    most = 0
+    while running.step() is not None:
+        most = max(most, len(running.scheduler.residents))
+    assert (most, running.scheduler.preempted) == (together, 0)
 
 
 def test_what_an_encoder_has_read_is_not_shared() -> None:

@@ -160,7 +160,9 @@ def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     noted = NotedMetrics()
     series = MetricSeries(TEXT_REPLICA, noted)
     export(series, ReplicaState(3, 1, 10, 40, 0, 0.0, {1: 5}, {0: (4, 12, 32)}))
-    export(series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}))
+    export(
+        series, ReplicaState(2, 0, 15, 40, 1, 0.0, {1: 7, 5: 2}, {0: (6, 16, 48), 2: (1, 2, 8)}, asked=30, shared=12)
+    )
     told = {name: dict(found) for name, found in noted.told.items()}
     assert told["isobatch_exits"] == {("1",): 7, ("5",): 2}
     assert told["isobatch_launches"] == {("decoder", "0"): 6, ("decoder", "2"): 1}
@@ -169,3 +171,4 @@ def test_a_replica_tells_what_it_has_done_and_what_is_on_it() -> None:
     assert told["isobatch_pages"] == {("used",): 25, ("free",): 15}
     assert (told["isobatch_residents"], told["isobatch_preempted"]) == ({(): 2}, {(): 1})
     assert told["isobatch_waiting_inputs"] == {("decoder", "0"): 0}
+    assert told["isobatch_prefix_positions"] == {("shared",): 12, ("read",): 18}

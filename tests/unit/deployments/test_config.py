@@ -21,7 +21,7 @@ def test_every_field_is_described_and_has_a_default() -> None:
     [
         ({"max_bach": 8}, "no field 'max_bach'; there are: model, "),
         ({"max_batch": 0}, "max_batch = 0: .*greater than or equal to 1"),
-        ({"device": "gpu"}, "device = 'gpu': 'gpu' must be 'cpu', 'cuda'"),
+        ({"device": "gpu"}, "device = 'gpu': 'gpu' must be 'cpu' or 'cuda': Ray gives"),
         ({"dtype": "int4"}, "dtype = 'int4'.*'bfloat16'"),
         ({"backend": "virtual"}, "args: backend: virtual needs its profile too"),
         ({"plan": "p.json"}, "args: a plan needs its profile too"),

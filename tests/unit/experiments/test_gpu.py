@@ -49,7 +49,7 @@ def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["--device", "cuda:77"], "device 'cuda:77' is not on this machine"),
+        (["--device", "cuda:77"], "device = 'cuda:77': this machine has"),
         (["--backend", "graphs"], "cpu does not have"),
         (["--networks", "bert"], "'bert' is none of bert-base"),
     ],
