@@ -15,6 +15,8 @@ from rich.table import Table
 from isobatch.cluster.client import outputs_from
 from isobatch.deployments.models import load_served
 from isobatch.deployments.models.backends import INT8, block_ranges, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.checkpoint import usual_dtype
+from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.predict import AT_ONCE, PredictedAnswer, predict
 from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rules
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
@@ -215,9 +217,10 @@ def promise_kept(promise: ExitPromise, evaluation: Evaluation) -> str | None:
 
 
 def loaded(folder: Path, device: str, dtype: RampDtype | None) -> ServedModel:
-    """The network in this precision; None: in the one that its ramps were made for."""
+    """The network in this precision; None: in the one that its ramps were made for, else in the usual one."""
     rules = folder / RULES
-    dtype = dtype or (read_rules(rules).dtype if rules.is_file() else "float32")
+    if not dtype:
+        dtype = read_rules(rules).dtype if rules.is_file() else usual_dtype(folder, resolve_device(device))
     device = "cpu" if dtype == INT8 and device == "auto" else device
     exact = load_served(folder, device, weights_dtype(dtype))
     if dtype != INT8:

@@ -27,6 +27,7 @@ from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
 from isobatch.deployments.models.interface import BackedModel
+from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
@@ -89,7 +90,7 @@ class BenchRequest:
     data: Path | None = None
     profile: Profile | None = None
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str | None = None  # None: the usual one
     backend: str = "auto"
     length: int = 32
     largest: int = 64
@@ -120,7 +121,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     int8 = request.dtype == INT8
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
-    exact = load(folder, request.device, weights_dtype(request.dtype))
+    dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
+    exact = load(folder, request.device, weights_dtype(dtype))
     if exact.task.several:
         several = "words of texts" if exact.task.by_token else "several labels"
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
@@ -138,7 +140,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     progress("measuring the network")
     if request.profile is None:
         make_ready(model, folder, timed_block_ranges(model))
-    table, notes = _table(request, model, inputs, kind)
+    table, notes = _table(request, dtype, model, inputs, kind)
     table = replace(table, launch_s=table.each_stop_s)  # without a replica, a launch costs no more than a stop
     progress("counting exits")
     exits = _counted(model, folder, recorded) if recorded else _known_exits(request, exact)
@@ -187,7 +189,7 @@ def _typical_length(model: BackedModel, recorded: RecordedInputs) -> int:
 
 
 def _table(
-    request: BenchRequest, model: BackedModel, inputs: SampleInputs, kind: str
+    request: BenchRequest, dtype: str, model: BackedModel, inputs: SampleInputs, kind: str
 ) -> tuple[LatencyTable, tuple[str, ...]]:
     if request.profile:
         known, length = request.profile, inputs.length
@@ -195,7 +197,7 @@ def _table(
         if table.backend and table.backend != model.backend:
             return table, (f"WARNING: the profile was measured on {table.backend}, not on {model.backend}",)
         return table, ()
-    (measured,) = timed(model, [inputs], kind, request.dtype, request.budget_s, request.largest)
+    (measured,) = timed(model, [inputs], kind, dtype, request.budget_s, request.largest)
     return measured.table, (str(measured),)
 
 

@@ -29,7 +29,10 @@ def bench(
     slo_ms: Annotated[str, typer.Option(help="SLOs for which to compare.")] = "25,50,100",
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
     device: DeviceHere = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime).")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: as isobatch profile."),
+    ] = None,
     backend: Annotated[str, typer.Option(help="As `backend:` of `isobatch serve`. auto: the fastest here.")] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,

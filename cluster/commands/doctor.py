@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,25 +14,19 @@ import typer
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from isobatch.cluster.serving.capacity import Gpu, gpus_by_driver
 from isobatch.deployments.folders import cache_directory
 from isobatch.profiles.errors import UserError
 
 LEAST_SHARED_BYTES = 256 << 20  # Ray keeps what processes share there
 LEAST_FREE_BYTES = 2 << 30
 SHARED = Path("/dev/shm")
+CARDS = Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"  # its number as a vendor, and the beginning of the numbers of such cards
 HOST = "127.0.0.1"
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # distributions of one package
-DRIVER_ANSWERS_WITHIN_S = 20.0
 ONLY_FATAL = 4  # of ONNX Runtime's severities
 PORTS = {8000: "--port", 8001: "--grpc-port"}
-
-
-class Gpu(NamedTuple):
-    """A GPU as NVIDIA's driver describes it."""
-
-    name: str
-    driver: str
-    capability: str
 
 
 # By CUDA's major version: the oldest driver, and the oldest generation of GPUs with its compute capability, from the
@@ -97,18 +90,18 @@ def _devices() -> CheckResult:
             return installed, wrong
     if gpus and not torch.cuda.device_count():
         return installed, f"the driver shows {gpus[0].name}, but torch cannot use it: is CUDA_VISIBLE_DEVICES empty?"
-    return f"{installed}, {', '.join(gpu.name for gpu in gpus) or 'no GPU: networks run on the CPU'}", ""
+    if gpus:
+        return f"{installed}, {', '.join(gpu.name for gpu in gpus)}", ""
+    driver = "; an NVIDIA card is here, but nvidia-smi is not: install its driver" if _has_card() else ""
+    return f"{installed}, no GPU: networks run on the CPU{driver}", ""
 
 
-def gpus_by_driver() -> list[Gpu]:
-    """The GPUs that NVIDIA's driver shows; none without a driver."""
-    if not (program := shutil.which("nvidia-smi")):
-        return []
-    query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    result = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_ANSWERS_WITHIN_S)
-    if result.returncode:
-        raise UserError(f"nvidia-smi: {(result.stdout + result.stderr).strip().partition(chr(10))[0]}")
-    return [Gpu(*map(str.strip, line.split(","))) for line in result.stdout.splitlines() if line.strip()]
+def _has_card() -> bool:
+    """Whether the machine has a display or compute card of NVIDIA's, with or without a driver."""
+    return any(
+        (each / "vendor").read_text().strip() == NVIDIA and (each / "class").read_text().startswith(DISPLAY)
+        for each in (CARDS.iterdir() if CARDS.is_dir() else ())
+    )
 
 
 def gpu_obstacle(gpu: Gpu, cuda: str | None) -> str:

@@ -45,8 +45,12 @@ class _CommonOptions:
     max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%"
     max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most this many rows.")] = 20_000
     dtype: Annotated[
-        Dtype, typer.Option(help="The precision that will be served: ramps and thresholds are made for it.")
-    ] = "float32"
+        Dtype | None,
+        typer.Option(
+            help="The precision that will be served: ramps and thresholds are made for it; none: float32, or on a GPU "
+            "that of the checkpoint."
+        ),
+    ] = None
     device: DeviceHere = "auto"
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False
 
@@ -155,6 +159,7 @@ def _prepare_classifier(
     options: ClassifierPrepareOptions, source: Path, loss: float, own: "OwnHeads | None" = None
 ) -> None:
     from isobatch.deployments.models import checkpoint
+    from isobatch.deployments.models.loading import resolve_device
     from isobatch.deployments.models.ramps import check_forgets, policy_at
     from isobatch.deployments.prepare import pipeline
     from isobatch.deployments.prepare.measuring import PrepareOptions
@@ -189,8 +194,9 @@ def _prepare_classifier(
             f"and agreement with it is promised{', label by label' if task.by_label else ''}",
         )
         metric = "agreement"
+    dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     preparation = PrepareOptions(
-        options.policy_path, options.ramp, options.dtype, loss, options.confidence, metric, options.seed
+        options.policy_path, options.ramp, dtype, loss, options.confidence, metric, options.seed
     )
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
@@ -215,15 +221,16 @@ def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) 
     from isobatch.deployments.models.checkpoint import copy
     from isobatch.deployments.prepare.pipeline import check_free
 
-    if options.dtype == "int8":
+    dtype = options.dtype or "float32"
+    if dtype == "int8":
         raise UserError("--dtype int8 is for classifiers: a decoder is served in float32, float16 or bfloat16")
     check_decoder(source)
     console, data = Console(markup=False), options.data
     values = (row.value for row in options.rows(console, data, channels=None, pairs=False))
     prompts = sampled((value if isinstance(value, str) else " ".join(value) for value in values), options.max_rows)
-    report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, options.dtype, loss, options.device)
+    report = ramp_report(source, prompts, options.max_tokens or MAX_TOKENS, dtype, loss, options.device)
     notes = {"checkpoint": Path(options.model).name, "data": data.name}
-    rules = report.rules.model_copy(update={"dtype": options.dtype, "notes": notes})
+    rules = report.rules.model_copy(update={"dtype": dtype, "notes": notes})
     check_free(options.out, options.force)  # once more: another command may have written it meanwhile
     with replacing(options.out) as draft:
         copy(source, draft)

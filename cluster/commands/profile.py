@@ -22,8 +22,8 @@ class _CommonOptions:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or for a decoder "
-            "the precision of its ramps, or of its checkpoint if this device is fast in it."
+            help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or on a GPU "
+            "and for a decoder the precision of its ramps, or of its checkpoint if this device is fast in it."
         ),
     ] = None
     budget: Annotated[

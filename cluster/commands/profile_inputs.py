@@ -23,6 +23,7 @@ from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
 from isobatch.deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.prepare.sample import sampled
 from isobatch.deployments.sources import title_of
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 
 def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
-    model, data, out, dtype = options.model, options.data, options.out, options.dtype or "float32"
+    model, data, out = options.model, options.data, options.out
+    dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
     kinds = known_kinds(options.devices)
     torch.set_num_threads(options.threads)

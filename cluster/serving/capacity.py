@@ -1,13 +1,20 @@
-"""Checks that Ray has the resources that the plans of a Serve file need, so that no application waits for ever."""
+"""Checks that Ray has the resources that the plans of a Serve file need, so that no application waits for ever.
 
+Also reads which GPUs this machine has.
+"""
+
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from isobatch.cluster.serving.serve_file import ServeFile, config_of, controllers, name_of, served
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.graph import read_graph
 from isobatch.deployments.resources import (
+    KIND,
     Resources,
     accelerators,
     check_here,
@@ -20,6 +27,7 @@ from isobatch.deployments.resources import (
 )
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
+from isobatch.profiles.devices import kind_of
 from isobatch.profiles.errors import UserError
 
 _REMEDIES = {
@@ -28,6 +36,37 @@ _REMEDIES = {
 }
 _COUNTED = tuple(_REMEDIES)  # the resources that are compared
 _ROUNDING = 1e-6
+DRIVER_ANSWERS_WITHIN_S = 20.0
+
+
+class Gpu(NamedTuple):
+    """A GPU as NVIDIA's driver describes it."""
+
+    name: str
+    driver: str
+    capability: str
+
+
+def gpus_by_driver() -> list[Gpu]:
+    """The GPUs that NVIDIA's driver shows; none without a driver."""
+    if not (program := shutil.which("nvidia-smi")):
+        return []
+    query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    result = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_ANSWERS_WITHIN_S)
+    if result.returncode:
+        raise UserError(f"nvidia-smi: {(result.stdout + result.stderr).strip().partition(chr(10))[0]}")
+    return [Gpu(*map(str.strip, line.split(","))) for line in result.stdout.splitlines() if line.strip()]
+
+
+def gpu_label() -> dict[str, str] | None:
+    """A node's label for the kind of this machine's GPUs; None: there are none, or several kinds.
+
+    Without the label, Ray calls both sizes of an A100 by one name.
+    """
+    kinds = set[str]()
+    with suppress(UserError):  # `isobatch doctor` says what is wrong with the driver
+        kinds = {kind_of(gpu.name) for gpu in gpus_by_driver()}
+    return {KIND: kinds.pop()} if len(kinds) == 1 else None
 
 
 def check_capacity(content: ServeFile, nodes: Sequence[Resources]) -> None:

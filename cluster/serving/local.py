@@ -26,6 +26,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 import isobatch
+from isobatch.cluster.serving.capacity import gpu_label
 from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
 from isobatch.cluster.serving.ports import check_port, held_ports
 from isobatch.cluster.serving.processes import (
@@ -301,6 +302,7 @@ def _start_ray(dashboard: bool, metrics_port: int | None = None) -> int:
                     _metrics_export_port=metrics_port,
                     log_to_driver=False,
                     logging_level="ERROR",
+                    labels=gpu_label(),
                 )
             return next(iter(running_below(RAYLET)), 0)
         except Exception as error:

@@ -34,6 +34,7 @@ class Anatomy:
     pooled_widths: Sequence[int]
     gather: Callable[[Tensor, Spans], Tensor] = first_tokens
     task: Task = CLASSIFICATION
+    token_width: int | None = None  # of a token's hidden state, if it is the same after all blocks
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def transformer(
     gather: Callable[[Tensor, Spans], Tensor] = first_tokens,
 ) -> Anatomy:
     """The anatomy of a network whose blocks all have the same width, and whose ramps read `pool_tokens`."""
-    return Anatomy(embed, blocks, head, pool_tokens, [2 * model.config.hidden_size] * len(blocks), gather)
+    width = model.config.hidden_size
+    return Anatomy(embed, blocks, head, pool_tokens, [2 * width] * len(blocks), gather, token_width=width)
 
 
 def token_anatomy(anatomy: Anatomy, model: Any) -> Anatomy:

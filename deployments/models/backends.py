@@ -16,7 +16,7 @@ from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.interface import BackedModel, Fingerprint, backend_named
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.named import AUTO, BACKENDS
-from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.plan import Plan, Split
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import SplitModel
@@ -117,9 +117,27 @@ def backend_of(model: SplitModel) -> str:
 def make_ready(model: SplitModel, directory: str | Path, wanted: Collection[BlockRange]) -> None:
     """Export these block ranges before a request needs them, if the backend exports at all."""
     if isinstance(model, ServedModel) and model.exports:
-        from isobatch.deployments.models.choice import example
+        from isobatch.deployments.models.checkpoint import example
 
         model.prepare(wanted, example(model, directory))
+
+
+def warm_up(model: SplitModel, directory: str | Path, plan: Plan, kind: str, tokens: int | None) -> None:
+    """Run a full batch of each split of the plan on devices of this kind. `tokens`: those of a text that counts as one.
+
+    After that no request waits for what a device does only once: load weights and kernels, allocate memory, record
+    graphs. Levels of a cascade are not run.
+    """
+    if not isinstance(model, ServedModel):
+        return
+    from isobatch.deployments.models.checkpoint import example
+    from isobatch.deployments.models.torch_model import TorchModel
+
+    if not isinstance(model, TorchModel):
+        return
+    for pipeline, split in _splits_on(plan, kind):
+        batch = example(model, directory, split.batch_size, tokens)
+        model.warm_up(split.start, stops(split.start, split.stop, pipeline.ramps), pipeline.ramps, batch)
 
 
 def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -136,11 +154,17 @@ def planned_block_ranges(model: SplitModel, plan: Plan, kind: str) -> list[Block
     """The block ranges of a plan that devices of this kind run."""
     return [
         block_range
-        for pipeline in plan.pipelines
-        for split in pipeline.splits
-        if pipeline.placement_of(split).kind == kind
+        for pipeline, split in _splits_on(plan, kind)
         for block_range in block_ranges(model, split.start, split.stop, pipeline.ramps)
     ]
+
+
+def _splits_on(plan: Plan, kind: str) -> Iterator[tuple[Plan, Split]]:
+    """The splits that devices of this kind run, each with its pipeline."""
+    for pipeline in plan.pipelines:
+        for split in pipeline.splits:
+            if pipeline.placement_of(split).kind == kind:
+                yield pipeline, split
 
 
 def block_ranges(model: SplitModel, start: int, stop: int, ramps: Collection[int]) -> Iterator[BlockRange]:

@@ -1,24 +1,39 @@
 """The files of a Hugging Face checkpoint: their names and contents, and a copy of those that cannot run code."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
-from isobatch.deployments.models.ramps import WEIGHTS
+from isobatch.deployments.models.ramps import WEIGHTS, RampDtype, read_rules
+from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
 from isobatch.deployments.tasks import CLASSIFICATION, LABELS, SEVERAL_LABELS, TASKS, Task, check_problem
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.lengths import AROUND, WORD
+from isobatch.profiles.model import Batch
 from isobatch.profiles.promise import RULES
+
+log = logging.getLogger(__name__)
 
 # Pixels: the side of images for networks that take any size, as most were trained on ImageNet at 224 x 224.
 USUAL_SIDE = 224
+WORDS = 32  # words of a made-up text, unless its length is given
 # Files with a tokenizer's vocabulary. Without any of them Hugging Face makes a tokenizer that knows no word at all.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+# Precisions that GPUs multiply faster than float32, and the first compute capability that has units for them.
+HALVES: dict[str, tuple[RampDtype, tuple[int, int]]] = {
+    "float16": ("float16", (7, 0)),
+    "bfloat16": ("bfloat16", (8, 0)),
+}
 PROCESSOR = "preprocessor_config.json"  # the file that describes an image processor
 
 
@@ -158,6 +173,39 @@ def read_config(folder: Path) -> Any:
         raise UserError(f"{folder}: its config.json cannot be read: {str(error).strip().splitlines()[0]}") from error
 
 
+def usual_dtype(folder: Path, device: torch.device) -> RampDtype:
+    """The precision of a classifier if the user names none. On a GPU the log says which one it is.
+
+    It is float32 on a host. On a GPU it is that of the network's ramps, which fit no other; without ramps, that of its
+    weights' file if the GPU is quick in it.
+    """
+    if device.type == "cpu":
+        return "float32"
+    if (folder / RULES).is_file():
+        chosen, reason = read_rules(folder / RULES).dtype, "as its ramps were made"
+    else:
+        config = {} if is_cascade(folder) else checkpoint_json(folder)
+        stored = str(config.get("dtype") or config.get("torch_dtype"))
+        chosen, since = HALVES.get(stored, ("float32", (0, 0)))
+        reason = "as it is stored"
+        if torch.cuda.get_device_capability(device) < since:
+            chosen, reason = "float32", f"as {device} is slow in {stored}"
+    if chosen == "int8":
+        chosen, reason = "float32", "as int8 is for CPUs"
+    slow = "" if chosen != "float32" else "; tensor cores need float16 or bfloat16"
+    log.warning("%s is computed in %s, %s (dtype names another)%s", folder, chosen, reason, slow)
+    return chosen
+
+
 def copy(folder: Path, to: Path) -> None:
     for path in files(folder):
         shutil.copyfile(path, to / path.name)
+
+
+def example(model: ServedModel, directory: str | Path, count: int = 1, tokens: int | None = None) -> Batch:
+    """A made-up batch of a network in this directory: for exporting, for timing, and to warm up."""
+    if model.reads_text:
+        words = WORDS if tokens is None else max(1, tokens - AROUND)
+        return model.encode([" ".join([WORD] * words)] * count)
+    side, channels = image_size(locate(directory))
+    return model.encode([np.zeros((side, side, channels), np.float32)] * count)

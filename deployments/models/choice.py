@@ -13,9 +13,9 @@ import onnxruntime as ort
 import torch
 
 from isobatch.deployments.folders import cache_directory, locked
-from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.checkpoint import example
 from isobatch.deployments.models.interface import BackedModel
-from isobatch.deployments.models.served_model import BlockRange, ServedModel
+from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.files import write_whole
 from isobatch.profiles.measure import device_name, stopwatch_for
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 SIZES = (1, 16)  # batch sizes that are timed: a single input, and a batch of a usual size
 ROUNDS = 7  # launches per batch size and backend; the median counts
-WORDS = 32  # words of each text in the timed batches
 # Largest difference of two backends' logits, as a share of the largest logit: float16 differs by up to this.
 LOGIT_TOLERANCE = 0.02
 
@@ -56,14 +55,6 @@ def _measured(
             yield backend, over_torch(model, make(), partial(example, model, directory))
         except Exception:
             log.exception("%s: %s cannot run it", directory, backend)
-
-
-def example(model: ServedModel, directory: str | Path, count: int = 1) -> Batch:
-    """A made-up batch, for exporting and for timing."""
-    if model.reads_text:
-        return model.encode([" ".join(["the"] * WORDS)] * count)
-    side, channels = checkpoint.image_size(checkpoint.locate(directory))
-    return model.encode([np.zeros((side, side, channels), np.float32)] * count)
 
 
 def over_torch(model: TorchModel, other: BackedModel, batch_of: "partial[Batch]") -> float:

@@ -6,7 +6,7 @@ out of them.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,7 @@ MAX_RECORDINGS = 64  # recordings of one replica: each has buffers of its own in
 INPUTS_MULTIPLE = 8
 TOKENS_MULTIPLE = 256
 LONGEST_MULTIPLE = 32
+FULL = 0.75  # the share of a planned shape's tokens from which a batch of texts takes that shape
 WARM_UPS = 3  # runs before a recording, as torch's documentation advises
 
 Replay = Callable[[], object]
@@ -40,7 +41,8 @@ class GraphModel(TorchModel):
         self.inner, self._record = inner, record
         self.backend = {"torch": "graphs", "onnx": "onnx-graphs"}[inner.backend]
         self.exports = inner.exports
-        self._recordings: dict[Hashable, Recording | None] = {}
+        self._recordings: dict[Hashable, Recording | None] = {}  # the one that was used longest ago comes first
+        self._planned: list[RecordingShape] = []  # of full batches of texts, the smallest first
 
     @property
     def exact(self) -> TorchModel:
@@ -59,16 +61,31 @@ class GraphModel(TorchModel):
         if key not in self._recordings:
             self._add(key, block_range, partial(inputs.empty, shape))
         count = inputs.rows if spans is None or self.task.by_token else spans.count
-        if recording := self._recordings.get(key):
-            return recording.run(inputs, count)
+        if key in self._recordings:
+            recording = self._recordings[key] = self._recordings.pop(key)
+            if recording:
+                return recording.run(inputs, count)
         return self.inner.through(block_range, arrays, None if spans is None else spans.trimmed(inputs.rows))
 
     def _spans(self, lengths: Integers) -> Spans:
         """Spans that have the shape of a recording, for any texts."""
-        shape = text_shape(lengths, self.encoder.longest)
-        return in_shape(
-            lengths, self.device, shape, is_fused(self.device, self.dtype) and self.inner.backend == "torch"
-        )
+        if self._is_fused:
+            planned = (shape for shape in self._planned if _fills(lengths, shape))
+            shape = next(planned, None) or fused_shape(lengths, self.encoder.longest)
+        else:
+            shape = text_shape(lengths, self.encoder.longest)
+        return in_shape(lengths, self.device, shape, self._is_fused)
+
+    @property
+    def _is_fused(self) -> bool:
+        return is_fused(self.device, self.dtype) and self.inner.backend == "torch"
+
+    def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
+        """Record the block ranges of a split in one shape, in which all its full batches of texts are replayed."""
+        if example.lengths is not None and self._is_fused:
+            shapes = {*self._planned, planned_shape(example.lengths, self.encoder.longest)}
+            self._planned = sorted(shapes, key=lambda shape: shape.tokens or 0)
+        super().warm_up(start, stops, ramps, example)
 
     def _add(self, key: Hashable, block_range: BlockRange, buffers: "Callable[[], RangeInputs]") -> None:
         try:
@@ -78,7 +95,7 @@ class GraphModel(TorchModel):
         except Exception:
             log.exception("blocks %s run without a CUDA graph for %s", block_range, buffers().shapes)
             recording = None
-        if len(self._recordings) >= MAX_RECORDINGS:  # the oldest recording goes
+        if len(self._recordings) >= MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         self._recordings[key] = recording
 
@@ -87,10 +104,46 @@ def text_shape(lengths: Integers, longest: int | None) -> RecordingShape:
     """The next larger recorded shape for texts of these lengths. `longest`: the most tokens that the network reads."""
     most = int(lengths.max())
     rounded = -(-most // LONGEST_MULTIPLE) * LONGEST_MULTIPLE
-    fitting = max(most, min(rounded, longest or rounded))
     return RecordingShape(
-        _rounded(len(lengths), INPUTS_MULTIPLE), _rounded(int(lengths.sum()), TOKENS_MULTIPLE), fitting
+        _rounded(len(lengths), INPUTS_MULTIPLE),
+        _rounded(int(lengths.sum()), TOKENS_MULTIPLE),
+        _readable(rounded, most, longest),
     )
+
+
+def fused_shape(lengths: Integers, longest: int | None) -> RecordingShape:
+    """The same for a kernel without padding. Spare texts and a longer longest text cost it nothing, so only tokens are
+    rounded up in small steps: four to each power of two."""
+    most, tokens = int(lengths.max()), int(lengths.sum())
+    step = 1 << max((tokens - 1).bit_length() - 3, 0)
+    return RecordingShape(_power(len(lengths)), -(-tokens // step) * step, _readable(_power(most), most, longest))
+
+
+def planned_shape(lengths: Integers, longest: int | None) -> RecordingShape:
+    """The shape for all full batches of a split, by one of them: their texts may be half or twice as long."""
+    most = int(lengths.max())
+    return RecordingShape(2 * len(lengths), int(lengths.sum()), _readable(2 * most, most, longest))
+
+
+def _fills(lengths: Integers, shape: RecordingShape) -> bool:
+    """Whether texts fit into a planned shape and fill it so far that another shape would save little."""
+    assert shape.tokens is not None, "This is a bug: a planned shape is one of texts."
+    assert shape.longest is not None, "This is a bug: a planned shape is one of texts."
+    fits = len(lengths) <= shape.inputs and lengths.max() <= shape.longest
+    return fits and FULL * shape.tokens <= lengths.sum() <= shape.tokens
+
+
+def _readable(rounded: int, most: int, longest: int | None) -> int:
+    """The rounded length, but no longer than the network reads (`longest`)."""
+    return max(most, min(rounded, longest or rounded))
+
+
+def _power(number: int) -> int:
+    """
+    >>> [_power(number) for number in (1, 3, 8)]
+    [1, 4, 8]
+    """
+    return 1 << (number - 1).bit_length()
 
 
 def _rounded(number: int, multiple: int) -> int:
@@ -99,7 +152,7 @@ def _rounded(number: int, multiple: int) -> int:
     >>> _rounded(3, 8), _rounded(9, 8)
     (4, 16)
     """
-    return 1 << (number - 1).bit_length() if number < multiple else -(-number // multiple) * multiple
+    return _power(number) if number < multiple else -(-number // multiple) * multiple
 
 
 @dataclass(frozen=True)

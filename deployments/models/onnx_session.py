@@ -155,6 +155,7 @@ def providers(device: torch.device, stream: int, records: bool) -> list[Provider
         "device_id": str(device.index or 0),
         "user_compute_stream": str(stream),
         "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "0",  # in float32, torch does not round factors to TF32 either
     }
     if records:  # only a graph that a single provider runs can be recorded
         cuda["enable_cuda_graph"] = "1"

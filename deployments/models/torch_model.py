@@ -163,6 +163,30 @@ class TorchModel(CutNetwork):
             if self.task.by_token:
                 self.anatomy.head(hidden)
 
+    @torch.inference_mode()
+    def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
+        """Run a launch from block `start` to each stop on a batch as large as the example, which stands before block 0.
+
+        No input leaves, so that every block gets the whole batch.
+        """
+        batch, all_rows = self._made_up(start, example), np.arange(len(example))
+        for stop in stops:
+            batch = self.run(batch, stop, ramps, all_rows).survivors or batch
+
+    def _made_up(self, block: int, example: Batch) -> Batch:
+        """A batch before this block. Earlier blocks run only where the shape of hidden states is not known otherwise,
+        as this brings their weights to the device."""
+        if not block:
+            return example
+        width = self.anatomy.token_width
+        if example.lengths is None or width is None:
+            survivors = self.exact.run(self.select(example, np.zeros(1, np.int64)), block, ()).survivors
+            assert survivors is not None, "This is a bug: no ramp is active, so all go on."
+            return self.select(survivors, np.zeros(len(example), np.int64))
+        hidden = torch.zeros(int(example.lengths.sum()), width, dtype=self.dtype, device=self.device)
+        along = {name: array for name, array in example.arrays.items() if name == ANSWERED_TOKENS}
+        return Batch(block, {"hidden": hidden, **along}, example.memory, example.lengths)
+
     def encode(self, inputs: Sequence[Any]) -> Batch:
         encoded = self.encoder(inputs)
         memory = np.zeros((len(inputs), self.ramps.memory_width(self.num_labels)), np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.graph import profile_of
-from isobatch.deployments.named import VIRTUAL, function_at
+from isobatch.deployments.named import LOADER, VIRTUAL, function_at
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.errors import UserError
@@ -31,16 +31,20 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
         compile_shapes,
         make_ready,
         planned_block_ranges,
+        warm_up,
         warn_of_other_backend,
     )
 
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
-    if config.plan:
-        make_ready(model, directory, planned_block_ranges(model, read_plan(local(config.plan)), kind))
-    if config.profile:
-        table = profile_of(config).table(kind)
+    plan = read_plan(local(config.plan)) if config.plan else None
+    table = profile_of(config).table(kind) if config.profile else None
+    if plan:
+        make_ready(model, directory, planned_block_ranges(model, plan, kind))
+    if table:
         warn_of_other_backend(table, backend_of(model))
         compile_shapes(model, table)
+    if plan and table:
+        warm_up(model, directory, plan, kind, table.length)
     return model
 
 
@@ -69,9 +73,20 @@ def weights_in(config: AppConfig, directory: str) -> str:
 def _load(config: AppConfig, directory: str, device: str) -> SplitModel:
     from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
 
-    model: SplitModel = function_at(config.loader)(directory, device=device, dtype=weights_dtype(config.dtype))
+    dtype = _dtype(config, directory, device)
+    model: SplitModel = function_at(config.loader)(directory, device=device, dtype=weights_dtype(dtype))
     assert config.backend != VIRTUAL, "This is a bug: a virtual device loads nothing."
-    return on_backend(model, directory, config.backend, int8=config.dtype == INT8)
+    return on_backend(model, directory, config.backend, int8=dtype == INT8)
+
+
+def _dtype(config: AppConfig, directory: str, device: str) -> str:
+    """The precision that the user or the plan names; none on a GPU: as a profile that was measured there."""
+    if device == "cpu" or "dtype" in config.model_fields_set or config.loader != LOADER:
+        return config.dtype
+    from isobatch.deployments.models.checkpoint import usual_dtype
+    from isobatch.deployments.models.loading import resolve_device
+
+    return usual_dtype(Path(directory), resolve_device(device))
 
 
 def _virtual(config: AppConfig, kind: str | None) -> SplitModel:

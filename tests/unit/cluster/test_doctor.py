@@ -1,18 +1,24 @@
 """What `isobatch doctor` finds wrong, each by breaking it."""
 
 import os
+import re
 import socket
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import onnxruntime
 import pytest
+from packaging.version import Version
 from typer.testing import CliRunner
 
 from experiments.shared.ports import free_port
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands import doctor
+from isobatch.cluster.commands.doctor import gpu_obstacle
+from isobatch.cluster.serving.capacity import Gpu, gpu_label, gpus_by_driver
 from tests.helpers.asking import eventually
+
+ROOT = Path(__file__).parents[3]
 
 
 def found(what: str) -> doctor.Finding:
@@ -86,10 +92,53 @@ def test_gpus_are_read_from_the_driver_and_a_driver_that_fails_is_told(
 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     driver("echo 'NVIDIA L4, 570.86.15, 8.9'")
-    assert doctor.gpus_by_driver() == [doctor.Gpu("NVIDIA L4", "570.86.15", "8.9")]
+    assert gpus_by_driver() == [Gpu("NVIDIA L4", "570.86.15", "8.9")]
+    assert gpu_label() == {"isobatch.io/kind": "l4"}
     assert "NVIDIA L4 is here, but this torch is a CPU build" in found("devices").wrong
     assert found("onnx runtime").wrong == "its CUDA libraries do not load: backend onnx has no GPU"
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert "this is a CPU build, but there is a GPU" in found("onnx runtime").wrong
+    driver("echo 'NVIDIA A100-SXM4-40GB, 580.95.05, 8.0'; echo 'NVIDIA A100-SXM4-40GB, 580.95.05, 8.0'")
+    assert gpu_label() == {"isobatch.io/kind": "a100-40g"}
+    driver("echo 'NVIDIA L4, 580.95.05, 8.9'; echo 'Tesla T4, 580.95.05, 7.5'")
+    assert gpu_label() is None
     driver("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert found("devices").wrong == "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"
+    assert gpu_label() is None
+
+
+def test_the_images_of_clusters_have_the_driver_that_the_pinned_torch_needs() -> None:
+    """The default build of torch 2.11 and newer is one for CUDA 13."""
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert Version("2.11") <= Version(pins["torch"]) < Version("3")
+    drivers = [int(found) for found in re.findall(r"nvidia-(\d{3})\b", (ROOT / "cluster" / "gcp.yaml").read_text())]
+    assert drivers
+    for driver in drivers:
+        assert not gpu_obstacle(Gpu("Tesla T4", f"{driver}.95.05", "7.5"), "13.0")
+    assert gpu_obstacle(Gpu("Tesla T4", "570.86.15", "7.5"), "13.0")
+
+
+def test_a_card_without_a_driver_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "gpus_by_driver", list)
+    monkeypatch.setattr(doctor, "CARDS", tmp_path)
+    for name, vendor, of_class in (("a", "0x8086", "0x030000"), ("b", "0x10de", "0x040300")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{of_class}\n")
+    assert found("devices").result.endswith("no GPU: networks run on the CPU")
+    (tmp_path / "b" / "class").write_text("0x030200\n")
+    assert found("devices").result.endswith("an NVIDIA card is here, but nvidia-smi is not: install its driver")
+    assert not found("devices").wrong, "networks run on the CPU as well"
+
+
+@pytest.mark.parametrize(("cuda", "column", "driver"), [("13.0", 2, 580), ("12.6", 3, 525)])
+def test_the_page_says_of_each_card_what_is_checked(cuda: str, column: int, driver: int) -> None:
+    lines = (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    heading, _, *cards = [line.strip("| ").split(" | ") for line in lines[: lines.index("## Names")] if line[:1] == "|"]
+    assert heading[column].startswith(f"CUDA {cuda[:2]}: driver {driver} ")
+    assert len(cards) == 7
+    for names, capabilities, *works in cards:
+        for capability in capabilities.split(", "):
+            fits = not gpu_obstacle(Gpu(names, f"{driver}.10.01", capability), cuda)
+            assert fits == (works[column - 2] != "no"), names
+            assert gpu_obstacle(Gpu(names, f"{driver - 1}.10.01", capability), cuda), "the driver is older"

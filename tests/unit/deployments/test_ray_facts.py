@@ -12,6 +12,8 @@ import pytest
 
 from isobatch import deployments
 from isobatch.deployments import ray_facts
+from isobatch.deployments.resources import by_label, gpu_options
+from isobatch.profiles.devices import kind_of
 
 RAY = Path(importlib.util.find_spec("ray").origin).parent  # type: ignore[union-attr, arg-type]  # imported in tests only
 ROOT = Path(deployments.__file__).parents[1]
@@ -172,3 +174,33 @@ def test_devices_of_other_applications_do_not_count(monkeypatch: pytest.MonkeyPa
     of_others = [{"CPU": 3.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 2.5, "GPU": 1.0}]
     assert ray_facts.nodes_beside_others("a") == of_others
     assert ray_facts.nodes_beside_others("a.b") == [{"CPU": 2.5, "GPU": 1.0, "k80": 3.0}, {"CPU": 4.0, "GPU": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind"),
+    [
+        ("Tesla K80", "k80"),
+        ("Tesla P100-PCIE-16GB", "p100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+    ],
+)
+def test_replicas_request_gpus_by_the_names_that_ray_gives_them(driver: str, kind: str) -> None:
+    """All kinds of the catalogue but the small A100, which Ray calls as it calls the large one: it needs a label."""
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager
+
+    by_ray = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(driver)
+    assert gpu_options(kind, labelled=False)["accelerator_type"] == by_ray
+    assert by_label({"GPU": 1.0, f"accelerator_type:{by_ray}": 1.0}, {}).keys() == {
+        "GPU",
+        f"accelerator_type:{kind.upper()}",
+    }
+    assert kind_of(driver) == kind

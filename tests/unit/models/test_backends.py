@@ -1,14 +1,18 @@
 """The backend of a network: the requested one, or the fastest one measured; errors are one line."""
 
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from isobatch.deployments.models import choice, load
+from isobatch.deployments.config import parse
+from isobatch.deployments.models import checkpoint, choice, load
 from isobatch.deployments.models.backends import (
     backend_of,
     block_ranges,
@@ -17,16 +21,22 @@ from isobatch.deployments.models.backends import (
     planned_block_ranges,
     warn_of_other_backend,
 )
+from isobatch.deployments.models.checkpoint import usual_dtype
 from isobatch.deployments.models.onnx_model import OnnxModel, fingerprint
-from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
-from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.models.ramps import ExitRules, RampDtype, RampRule, make_head, save_ramps
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.deployments.models.spans import Spans
 from isobatch.deployments.models.torch_model import TorchModel
+from isobatch.deployments.replica import loading
+from isobatch.deployments.replica.loading import load_model
 from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
 from isobatch.profiles.model import Batch, Exits, Launched
-from tests.helpers.tiny_networks import hugging_face, network
+from tests.helpers.backend_parity import batch_for
+from tests.helpers.tiny_networks import DISTINCT_FAMILIES, hugging_face, network
 from tests.helpers.virtual_device import SURVIVAL, table
 
 
@@ -96,6 +106,50 @@ def test_what_will_be_served_is_exported_before_anybody_asks(folder: Path) -> No
     assert not served.exported.requested
 
 
+@pytest.mark.parametrize("name", DISTINCT_FAMILIES)
+def test_a_made_up_batch_looks_like_a_real_one_before_any_block(name: str) -> None:
+    model = network(name, "entropy", [9.0])
+    seen, through = list[object](), model.through
+
+    def noted(block_range: BlockRange, arrays: Mapping[str, torch.Tensor], spans: Spans | None) -> RangeOutput:
+        seen.append((block_range, {name: (each.shape, each.dtype) for name, each in arrays.items()}))
+        return through(block_range, arrays, spans)
+
+    model.through = noted  # type: ignore[method-assign]
+    batch, ramps = batch_for(model, name), model.ramp_blocks
+    for start in range(model.num_blocks):
+        here = batch if not start else model.run(batch, start, ()).survivors
+        assert here is not None
+        seen.clear()
+        for stop in range(start + 1, model.num_blocks + 1):
+            launched = model.run(here, stop, ramps, np.arange(len(batch)))
+            here = launched.survivors or here
+        expected = list(seen)
+        seen.clear()
+        model.warm_up(start, range(start + 1, model.num_blocks + 1), ramps, batch)
+        assert seen[-len(expected) :] == expected, "though ramps would let all leave"
+        if batch.lengths is not None:
+            assert seen == expected, "blocks before the split did not run"
+
+
+def test_a_replica_runs_full_batches_of_its_plan_before_it_is_ready(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan((Placement("cpu", 1, (Split(0, 3, 5, (1,)),)), Placement("v100", 1, (Split(3, 4, 8),))))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    save(Profile("vit", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
+    files = {name: str(tmp_path / f"{name}.json") for name in ("plan", "profile")}
+    ran, run = list[tuple[int, int, int]](), TorchModel.run
+
+    def noted(model: TorchModel, batch: Batch, stop: int, *others: Any) -> Launched:
+        ran.append((batch.cursor, stop, len(batch)))
+        return run(model, batch, stop, *others)
+
+    monkeypatch.setattr(TorchModel, "run", noted)
+    load_model(parse({"model": str(folder), **files}), "cpu", str(folder))
+    assert ran == [(0, 2, 5), (2, 3, 5)]
+
+
 def test_block_ranges_go_from_ramp_to_ramp_and_include_all_ramps_that_the_policy_needs() -> None:
     alone, remembering = network("bert", "entropy", [0.5]), network("bert", "patience", [2])
     assert [*block_ranges(alone, 0, 4, (1,))] == [BlockRange(0, 2, (1,)), BlockRange(2, 4)]
@@ -161,3 +215,50 @@ def test_ramps_that_were_made_for_another_dtype_are_logged(folder: Path, caplog:
     )
     on_backend(made_for_8_bits, folder, "onnx", int8=True)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("config", "ramps", "capability", "expected"),
+    [
+        ({"dtype": "float16"}, None, (9, 0), "float16"),
+        ({"torch_dtype": "bfloat16"}, None, (8, 0), "bfloat16"),
+        ({"dtype": "bfloat16"}, None, (7, 5), "float32"),
+        ({"dtype": "float16"}, None, (6, 0), "float32"),
+        ({"dtype": "float32"}, None, (9, 0), "float32"),
+        ({}, None, (9, 0), "float32"),
+        ({"dtype": "float16"}, "bfloat16", (9, 0), "bfloat16"),
+        ({"dtype": "float16"}, "float32", (9, 0), "float32"),
+        ({"dtype": "float16"}, "int8", (9, 0), "float32"),
+    ],
+)
+def test_a_gpu_computes_in_the_precision_of_the_checkpoint_and_says_so(
+    config: dict[str, str], ramps: RampDtype | None, capability: tuple[int, int], expected: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if ramps:
+        rules = ExitRules(dtype=ramps, ramps=(RampRule(block=1, threshold=0.5, temperature=1.0),))
+        save_ramps(tmp_path, rules, {1: make_head("light", 32, 3)})
+    assert usual_dtype(tmp_path, torch.device("cpu")) == "float32"
+    assert not caplog.text
+    assert usual_dtype(tmp_path, torch.device("cuda")) == expected
+    assert f"is computed in {expected}, as " in caplog.text
+    assert ("tensor cores need" in caplog.text) == (expected == "float32")
+
+
+def test_a_replica_on_a_gpu_is_asked_for_that_precision_unless_another_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def loader(directory: str, device: str, dtype: str) -> TorchModel:
+        asked.append(dtype)
+        return load(directory)
+
+    monkeypatch.setattr(loading, "function_at", lambda path: loader)
+    monkeypatch.setattr(checkpoint, "usual_dtype", lambda folder, device: "float16")
+    monkeypatch.setattr("isobatch.deployments.models.loading.resolve_device", torch.device)
+    for arguments, kind in (({}, "l4"), ({"dtype": "bfloat16"}, "l4"), ({}, "cpu"), ({"loader": "a.b:c"}, "l4")):
+        load_model(parse({"model": str(folder), **arguments}), kind, str(folder))
+    assert asked == ["float16", "bfloat16", "float32", "float32"]

@@ -155,3 +155,15 @@ def test_ramps_are_made_from_what_the_inner_network_gives() -> None:
     for one, other in zip(exact.features(batch)[0], replayed.features(batch)[0], strict=True):
         assert torch.equal(one, other)
     assert replayed.exact is exact
+
+
+def test_the_recording_that_was_used_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MAX_RECORDINGS", 2)
+    exact = network("vit")
+    recorder = Recorder(exact)
+    replayed = GraphModel(exact, recorder)
+    recorded = []
+    for size in (1, 2, 1, 4, 1, 2):
+        replayed.run(batch_for(exact, "vit", size), 2, ())
+        recorded.append(recorder.recorded)
+    assert recorded == [1, 2, 2, 3, 3, 4]

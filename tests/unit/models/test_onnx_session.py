@@ -25,6 +25,7 @@ def test_other_sessions_do_not_record_and_never_use_tensorrt() -> None:
     given = dict(providers(CUDA, stream=4711, records=False))
     assert list(given) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
     assert "enable_cuda_graph" not in given["CUDAExecutionProvider"]
+    assert (given["CUDAExecutionProvider"]["use_tf32"] == "1") == torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_gpu_that_onnx_runtime_cannot_use_is_an_error() -> None:

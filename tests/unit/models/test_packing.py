@@ -16,7 +16,7 @@ from isobatch.deployments.models import cuda_graphs as graphs
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.served_model import BlockRange
-from isobatch.deployments.models.spans import Spans, in_bands, similar_lengths, spans_of
+from isobatch.deployments.models.spans import RecordingShape, Spans, in_bands, in_shape, similar_lengths, spans_of
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.transport.packed import pack, take, unpack
 from isobatch.profiles.model import Batch, Exits
@@ -228,3 +228,79 @@ def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths:
         assert calls
         assert found.blocks.tolist() == expected.blocks.tolist()
         assert np.abs(found.logits - expected.logits).max() < 1e-4
+
+
+def test_a_kernel_that_takes_no_scale_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.10."""
+    for name, parameters in (("varlen_old", "query, key"), ("varlen_new", "query, key, *, scale=None")):
+        (tmp_path / f"{name}.py").write_text(f"def varlen_attn({parameters}): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    kernels = {name: attention.has_kernel(name) for name in ("varlen_old", "varlen_new", "varlen_absent")}
+    assert kernels == {"varlen_old": False, "varlen_new": True, "varlen_absent": False}
+
+
+@given(some_lengths, st.integers(0, 3), st.integers(0, 9))
+def test_the_mean_of_a_texts_own_rows_needs_no_padding(lengths: list[int], missing: int, spare: int) -> None:
+    """Also in buffers with room for more texts and tokens, whose rows hold anything."""
+    tokens = sum(lengths)
+    shape = RecordingShape(len(lengths) + missing, tokens + spare, LONGEST)
+    made, hidden = in_shape(np.array(lengths), CPU, shape, fused=True), torch.randn(tokens + spare, 3)
+    hidden[tokens:] = torch.nan
+    means = [rows.mean(dim=0) for rows in hidden[:tokens].split(lengths)]
+    assert torch.allclose(made.mean(hidden)[: len(lengths)], torch.stack(means), atol=1e-6)
+    assert made.mean(hidden.half()).dtype == torch.half
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA in half precision."""
+    monkeypatch.setattr(attention, "varlen", fake_kernel)
+    for module in ("torch_model", "cuda_graphs"):
+        monkeypatch.setattr(f"isobatch.deployments.models.{module}.is_fused", lambda device, dtype: True)
+
+
+@pytest.mark.usefixtures("fused")
+def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come() -> None:
+    exact, recorded = network("distilbert"), list[tuple[BlockRange, RecordingShape]]()
+
+    def record(block_range: BlockRange, buffers: "partial[RangeInputs]") -> Recording:
+        made = buffers().spans
+        assert made is not None
+        recorded.append((block_range, made.shape))
+        return again(exact, block_range, buffers)
+
+    model = GraphModel(exact, record)
+
+    def launch(lengths: list[int]) -> None:
+        middle = exact.run(texts(lengths, 0, exact), 2, ()).survivors
+        assert middle is not None
+        expected, found = exact.run(middle, 4, ()).survivors, model.run(middle, 4, ()).survivors
+        assert expected is not None
+        assert found is not None
+        assert torch.allclose(expected.arrays["hidden"], found.arrays["hidden"], atol=1e-5)
+
+    model.warm_up(2, [4], (), texts([12] * 8, 0, exact))
+    of_split = (BlockRange(2, 4), RecordingShape(16, 96, 24))
+    for full in ([12] * 8, [6] * 15, [24, 24, 24, 20], [10, 11, 12, 13, 14, 15]):
+        launch(full)
+    assert recorded == [of_split]
+    launch([5] * 4)
+    assert recorded == [of_split, (BlockRange(2, 4), RecordingShape(4, 20, 8))]
+
+
+@given(some_lengths, st.none() | st.integers(LONGEST, 30))
+def test_a_shape_for_the_fused_kernel_holds_its_texts_and_a_quarter_more_at_most(
+    lengths: list[int], longest: int | None
+) -> None:
+    count, tokens, most = graphs.fused_shape(np.array(lengths), longest)
+    assert tokens is not None
+    assert most is not None
+    assert len(lengths) <= count < 2 * len(lengths)
+    assert sum(lengths) <= tokens <= 1.25 * sum(lengths)
+    assert max(lengths) <= most <= (longest or 2 * max(lengths))
+
+
+def test_the_fused_kernel_has_few_shapes() -> None:
+    """Of up to 4,096 tokens, with 8 texts of one length: four to each power of two."""
+    shapes = {graphs.fused_shape(np.full(8, length), None) for length in range(1, 513)}
+    assert len(shapes) <= 4 * 9 + 1

@@ -239,3 +239,14 @@ def test_a_policy_that_remembers_is_refused(tmp_path: Path) -> None:
 
 def replace_policy(rules: ExitRules) -> ExitRules:
     return rules.model_copy(update={"policy": "isobatch.deployments.exits:margin"})
+
+
+def test_a_made_up_batch_knows_which_tokens_are_answered() -> None:
+    cut, _ = network("bert")
+    ran, through = list[tuple[int, int]](), cut.through
+    cut.through = lambda block_range, arrays, spans: (  # type: ignore[method-assign]
+        ran.append((block_range.start, len(arrays["hidden"]))) or through(block_range, arrays, spans)
+    )
+    tokens = sum(len(each.arrays[ANSWERED_TOKENS]) for each in texts(3, 0))
+    cut.warm_up(1, [2, cut.num_blocks], cut.ramp_blocks, cut.merge(texts(3, 0)))
+    assert ran == [(1, tokens), (2, tokens)]
