@@ -158,7 +158,7 @@ sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from isobatch.cluster.serving.processes import adopt_orphans, is_running, reap
 adopt_orphans()
 own = subprocess.Popen(["sleep", "0"])
-orphan = int(subprocess.check_output(["sh", "-c", "{tmp_path}/haproxy 0 >/dev/null & echo $!"], text=True))
+orphan = int(subprocess.check_output(["sh", "-c", "{tmp_path}/haproxy 0.2 >/dev/null & echo $!"], text=True))
 while is_running(orphan) or is_running(own.pid):
     time.sleep(0.01)
 assert Path(f"/proc/{{orphan}}").exists()
