@@ -76,7 +76,8 @@ def checkpoint_tables(
 
 
 def _encoder(config: Any, name: str, length: int, vocabulary: int) -> Shape:
-    inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
+    name_of_inner = {"distilbert": "hidden_dim", "gpt2": "n_inner"}.get(config.model_type, "intermediate_size")
+    inner = getattr(config, name_of_inner) or 4 * config.hidden_size  # GPT-2 names none
     return encoder(
         name, layers=config.num_hidden_layers, hidden=config.hidden_size, inner=inner, length=length,
         vocabulary=vocabulary, labels=config.num_labels,

@@ -73,7 +73,12 @@ def attend(
 
 def _window_bias(window: int, query: Tensor, key: Tensor, distance: Tensor) -> Tensor:
     """Hides tokens that are `window` or more positions away."""
-    return (distance.abs() >= window).to(query.dtype) * _masked_score(query.dtype)
+    return hides(distance.abs() >= window, query.dtype)
+
+
+def hides(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias that hides these tokens."""
+    return hidden.to(dtype) * _masked_score(dtype)
 
 
 def _masked_score(dtype: torch.dtype) -> float:

@@ -127,6 +127,13 @@ class Spans:
             means.append((hidden[band.places] * weights).sum(dim=1) / weights.sum(dim=1))
         return means[0] if self.order is None else torch.cat(means)[self.order]
 
+    def last(self, hidden: Tensor) -> Tensor:
+        """The last token of each text."""
+        if not self.bands:
+            return torch.unflatten(hidden, 0, (self.count, -1))[:, -1]
+        ends = [each.places.gather(1, each.present.sum(dim=1, keepdim=True) - 1).squeeze(1) for each in self.bands]
+        return hidden[ends[0] if self.order is None else torch.cat(ends)[self.order]]
+
 
 def is_of_spans(name: str) -> bool:
     """Whether this is the name of a tensor of `Spans`.

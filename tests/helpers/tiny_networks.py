@@ -13,7 +13,7 @@ from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_h
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
 
-DISTINCT = ("bert", "roberta", "electra", "distilbert", "albert", "mpnet", "modernbert", "deberta-v3")
+DISTINCT = ("bert", "roberta", "electra", "distilbert", "albert", "mpnet", "modernbert", "deberta-v3", "gpt2")
 TEXT = (*DISTINCT, "xlm-roberta", "camembert")  # these two are RoBERTa under other names
 HEADS = ("modernbert-mean",)  # other heads of one of these: blocks are the same
 PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
@@ -52,6 +52,8 @@ def _text_config(name: str) -> Any:
         case "modernbert" | "modernbert-mean":
             pooled = {"classifier_pooling": "mean" if name.endswith("mean") else "cls", "global_attn_every_n_layers": 2}
             return transformers.ModernBertConfig(num_hidden_layers=3, local_attention=6, **pooled, **text, **WIDE)
+        case "gpt2":
+            return transformers.GPT2Config(n_layer=3, n_embd=16, n_head=4, **{**text, "n_positions": 24})
         case "deberta-v3":
             like_v3 = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
             places = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
