@@ -1,17 +1,15 @@
 """Collects on the device which inputs leave during a launch, and copies the result to the host once."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from isobatch.deployments.exits import Decision
+from isobatch.deployments.models.device_copies import to_host
 from isobatch.deployments.transport.packed import rows_of
 from isobatch.profiles.model import NOBODY, Exits
 
-PendingCopy = Callable[[], NDArray[np.float32]]  # waits for a copy to the host that has begun
 Flags = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
@@ -103,20 +101,3 @@ class TokenDepartures(Departures):
         places = rows_of(lengths, rows)
         logits = columns[places, np.repeat(ramps, lengths[rows]), 1:][answered[places]]
         return Exits(rows, np.array(self._blocks)[ramps], logits, total[rows]), staying
-
-
-def to_host(tensor: Tensor) -> PendingCopy:
-    """Begin a copy into pinned memory. The device writes it while the host goes on, ahead of work queued later."""
-    if tensor.device.type == "cpu":
-        return tensor.numpy
-    # Torch reuses pinned memory, so only the first allocation takes long.
-    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(torch.cuda.current_stream(tensor.device))
-
-    def wait() -> NDArray[np.float32]:
-        arrived.synchronize()
-        return host.numpy()
-
-    return wait

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isobatch.deployments.models.device_copies import to_device
+
 Integers = NDArray[np.int64]
 
 MAX_BANDS = 4  # more bands than this save hardly any padding
@@ -151,7 +153,8 @@ def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare
     if not spare and (lengths == lengths[0]).all():
         length, tokens = lengths[0], len(lengths) * lengths[0]
         positions, starts = np.arange(tokens) % length, np.arange(0, tokens, length)
-        return Spans(len(lengths), _on_device(positions, device), _on_device(starts, device))
+        all_positions, all_starts = to_device((positions, starts), device)
+        return Spans(len(lengths), all_positions, all_starts)
     return _in_these_bands(lengths, similar_lengths(lengths, MAX_BANDS), device, spare)
 
 
@@ -191,13 +194,15 @@ def in_shape(lengths: Integers, device: torch.device, shape: RecordingShape, fus
     positions, back = np.zeros((2, shape.tokens), np.int64)
     positions[:tokens], back[:tokens] = _positions(lengths), np.flatnonzero(present[:count])
     edges = np.concatenate([[0], np.cumsum(lengths), missing + tokens]).astype(np.int32)
+    arrays = [positions, starts, back, places, present, *([edges] if fused else [])]
+    all_positions, all_starts, all_back, all_places, all_present, *all_edges = to_device(arrays, device)
     return Spans(
         count,
-        _on_device(positions, device),
-        _on_device(starts, device),
-        (Band(_on_device(places, device), _on_device(present, device)),),
-        _on_device(back, device),
-        edges=_on_device(edges, device) if fused else None,
+        all_positions,
+        all_starts,
+        (Band(all_places, all_present),),
+        all_back,
+        edges=all_edges[0] if fused else None,
         longest=shape.longest,
     )
 
@@ -269,13 +274,16 @@ def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.
     positions[tokens], back[tokens], order[texts] = columns[there], there, np.arange(len(texts))
     if members is not bands:
         present |= np.repeat(row_lengths == 0, widths)
-    made = []
-    for end, size, width in zip(np.cumsum(sizes * longest), sizes, longest, strict=True):
-        cells = (each[end - size * width : end].reshape(size, -1) for each in (places, present))
-        made.append(Band(*(_on_device(each, device) for each in cells)))
-    all_positions, all_starts, all_back = (_on_device(each, device) for each in (positions, starts, back))
-    places_of_texts = None if len(bands) == 1 else _on_device(order[:count], device)
-    return Spans(count, all_positions, all_starts, tuple(made), all_back, places_of_texts, spare=spare)
+    cells = [
+        each[end - size * width : end].reshape(size, -1)
+        for end, size, width in zip(np.cumsum(sizes * longest), sizes, longest, strict=True)
+        for each in (places, present)
+    ]
+    arrays = [positions, starts, back, order[:count], *cells]
+    all_positions, all_starts, all_back, places_of_texts, *of_bands = to_device(arrays, device)
+    made = tuple(Band(*pair) for pair in zip(of_bands[::2], of_bands[1::2], strict=True))
+    in_order = None if len(bands) == 1 else places_of_texts
+    return Spans(count, all_positions, all_starts, made, all_back, in_order, spare=spare)
 
 
 def _starts(lengths: Integers) -> Integers:
@@ -290,8 +298,3 @@ def _positions(lengths: Integers) -> Integers:
     """
     positions: Integers = np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)
     return positions
-
-
-def _on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

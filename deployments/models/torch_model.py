@@ -12,6 +12,7 @@ from isobatch.deployments.exits import yes_or_no
 from isobatch.deployments.models.anatomy import Anatomy
 from isobatch.deployments.models.attention import is_fused
 from isobatch.deployments.models.departures import Departures, TokenDepartures
+from isobatch.deployments.models.device_copies import to_device
 from isobatch.deployments.models.encode import ANSWERED_TOKENS, Encoder
 from isobatch.deployments.models.predict import PredictedAnswer, predict
 from isobatch.deployments.models.ramps import Ramps
@@ -75,11 +76,10 @@ def merge(batches: Sequence[Batch]) -> Batch:
 def select(batch: Batch, rows: NDArray[np.int64]) -> Batch:
     """The inputs at these positions."""
     memory = torch.as_tensor(batch.memory)
-    inputs = torch.from_numpy(rows).to(memory.device, non_blocking=True)  # the arrays are on the same device
-    array_rows, lengths = inputs, None
-    if batch.lengths is not None:
-        array_rows = torch.from_numpy(rows_of(batch.lengths, rows)).to(memory.device, non_blocking=True)
-        lengths = batch.lengths[rows]
+    token_rows = [] if batch.lengths is None else [rows_of(batch.lengths, rows)]
+    inputs, *of_tokens = to_device([rows, *token_rows], memory.device)  # the arrays are on the same device
+    array_rows = of_tokens[0] if of_tokens else inputs
+    lengths = None if batch.lengths is None else batch.lengths[rows]
     arrays = {name: torch.as_tensor(array).index_select(0, array_rows) for name, array in batch.arrays.items()}
     ahead = select(batch.ahead, rows) if batch.ahead else None
     return Batch(batch.cursor, arrays, memory.index_select(0, inputs), lengths, ahead=ahead)
