@@ -9,6 +9,7 @@ from random import Random
 from typing import Protocol
 
 from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.scheduler import (
     DecodingLaunch,
     DecodingLimits,
@@ -18,7 +19,7 @@ from isobatch.deployments.decoding.scheduler import (
     Scheduler,
     by_size,
 )
-from isobatch.deployments.decoding.sequences import PagePool, Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from isobatch.profiles.text_profile import DecoderProfile, DecodingTable, DecodingWorkload, LaunchSize
 
 

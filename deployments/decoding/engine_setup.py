@@ -11,9 +11,10 @@ from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, 
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
+from isobatch.deployments.decoding.pages import PagePool, pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
-from isobatch.deployments.decoding.sequences import PagePool, Splits, pages_for
+from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.checkpoint import check_index, read_config
 from isobatch.deployments.models.loading import one_line_errors, resolve_device

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, by_size
-from isobatch.deployments.decoding.sequences import pages_for
 
 Ints = NDArray[np.int64]
 

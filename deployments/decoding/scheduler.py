@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
+from isobatch.deployments.decoding.pages import PagePool, pages_for
 from isobatch.deployments.decoding.sequences import (
     Finish,
-    PagePool,
     Sequence,
     Splits,
     TextRequest,
     TokenPrediction,
-    pages_for,
 )
 
 RECENT = 0.05  # the weight of the latest launch or sequence in a running mean

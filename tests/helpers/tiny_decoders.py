@@ -9,9 +9,10 @@ import torch
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps, Draw, at_least_float32, ban, choose
+from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
-from isobatch.deployments.decoding.sequences import PagePool, Splits, TextRequest
+from isobatch.deployments.decoding.sequences import Splits, TextRequest
 
 Thresholds = dict[int, float]
 VOCABULARY = 23

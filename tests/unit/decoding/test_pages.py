@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.pages import PagePool, page_names
 from isobatch.deployments.decoding.scheduler import DecodingLimits
-from isobatch.deployments.decoding.sequences import PagePool, Splits, TextRequest, page_names
+from isobatch.deployments.decoding.sequences import Splits, TextRequest
 from tests.helpers.tiny_decoders import BLOCKS, decoder, engine, plainly, t5, written_by
 
 PAGE = 2  # tokens

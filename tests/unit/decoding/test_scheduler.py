@@ -8,9 +8,10 @@ import pytest
 
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.front import summed
+from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.replica import ReplicaState
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, DecodingLimits, ReplicaFull, Scheduler
-from isobatch.deployments.decoding.sequences import PagePool, Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
 from tests.helpers.tiny_decoders import Clock
 
 PATIENT = DecodingLimits(max_residents=4, page_tokens=4, deep_share=0.5, ttft_s=1e9, tpot_s=1e9)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.sequences import pages_for
+from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.prepare.decoder import rhythm
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_paces import (
