@@ -213,6 +213,8 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
         ]
         if not short:
             return planned
+        if not division.estimates:  # one application alone: there is nothing to divide
+            break
         estimates = [each.estimated_per_s for each in division.estimates]
         asking = [
             replace(each, kept=each.kept * sustained_per_s / estimated_per_s) if sustained_per_s else each
@@ -269,8 +271,8 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
 
 def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
     console, alone = Console(), len(planned.applications) == 1
-    columns = [] if alone else ["by estimate", "with equal shares", "alone on all devices"]
-    table = Table("application", "devices", "inputs per second", *columns, title=f"a fleet for {planned.goal}")
+    columns = [] if alone else ["estimated", "equal share", "all devices"]
+    table = Table("application", "devices", "per second", *columns, title=f"a fleet for {planned.goal}")
     rows = zip(planned.applications, planned.results, planned.goodputs_per_s, strict=True)
     for index, (each, result, goodput_per_s) in enumerate(rows):
         used = ", ".join(f"{count} {kind}" for kind, count in result.plan.devices().items()) if result else "none"

@@ -216,6 +216,15 @@ def controllers(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
 
 
+def only(name: str, content: ServeFile) -> ServeFile:
+    """The same content with one application of isobatch and its controller."""
+    names = [name_of(each) for each in served(content)]
+    if name not in names:
+        raise UserError(f"--application {name}: the file has {', '.join(names)}")
+    others = [each for each in controllers(content) if each["args"].get("application") == name]
+    return content | {"applications": [each for each in served(content) if name_of(each) == name] + others}
+
+
 def key_variable(content: ServeFile) -> str | None:
     """The environment variable with the first application's key, if it needs a key."""
     return next((application["args"].get("api_key_variable") for application in served(content)), None)

@@ -53,7 +53,9 @@ def random_fleet(seed: int) -> tuple[list[FleetApplication], list[Device]]:
     return applications, here
 
 
-def best_by_trying(applications: Sequence[FleetApplication], devices: Sequence[Device], goal: FleetGoal) -> Value | None:
+def best_by_trying(
+    applications: Sequence[FleetApplication], devices: Sequence[Device], goal: FleetGoal
+) -> Value | None:
     """The value of the best of all divisions; None where none gives every application what it needs."""
     parts = list(product(*(range(each.count + 1) for each in devices)))
     worths = [{part: worth_on(each, devices, part, goal) for part in parts} for each in applications]
@@ -115,7 +117,5 @@ def large_fleet(name: str, rated: bool) -> tuple[list[FleetApplication], tuple[D
         assert alone.promise is not None
         rate_per_s = 0.6 * float(random.uniform(0.3, 1.7)) * alone.promise.goodput_per_s / many if rated else None
         weight = float(random.choice([1, 2, 4]))
-        applications.append(
-            FleetApplication(f"application{number}", facts, Objective(slo_s=slo_s), weight, rate_per_s)
-        )
+        applications.append(FleetApplication(f"application{number}", facts, Objective(slo_s=slo_s), weight, rate_per_s))
     return applications, devices

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from typing import Literal
 
@@ -68,7 +67,7 @@ class PartPlans:
     application: FleetApplication
     kinds: tuple[str, ...]
     gap: float
-    _plans: dict[tuple[Counts, str], Plan | None] = field(default_factory=dict)
+    _plans: dict[str, dict[Counts, Plan | None]] = field(default_factory=dict)  # by goal and devices
 
     def goodput_per_s(self, counts: Counts) -> float:
         plan = self._plan(counts, self.application.objective.for_most_goodput)
@@ -79,10 +78,17 @@ class PartPlans:
         needed_per_s = self.application.needed_per_s(goal)
         if goal != "cost":
             goodput_per_s = self.goodput_per_s(counts)
-            return self.application.worth(goal, goodput_per_s, 0.0) if goodput_per_s >= needed_per_s * (1 - SAME) else None
+            return (
+                self.application.worth(goal, goodput_per_s, 0.0) if goodput_per_s >= needed_per_s * (1 - SAME) else None
+            )
         rate_per_s = needed_per_s / self.application.kept
         plan = self._plan(counts, replace(self.application.objective, goal="cost", goodput_per_s=rate_per_s))
         return self.application.worth(goal, needed_per_s, plan.promise.cost_per_hour) if plan and plan.promise else None
+
+    def worths(self, goal: FleetGoal, parts: Sequence[Counts]) -> dict[Counts, float]:
+        """The parts that suffice, with their worths. Large parts are planned first, as their plans may need less."""
+        worths = {part: self.worth(goal, part) for part in sorted(parts, key=sum, reverse=True)}
+        return {part: worth for part in parts if (worth := worths[part]) is not None}
 
     def check_any(self, counts: Counts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""
@@ -91,10 +97,20 @@ class PartPlans:
             raise UserError(f"{self.application.name}: {why}")
 
     def _plan(self, counts: Counts, objective: Objective) -> Plan | None:
-        has = dict(zip(self.kinds, counts, strict=True))
-        devices = [replace(each, count=has[each.kind]) for each in self.application.facts.devices if has[each.kind]]
-        key = tuple(has[each.kind] for each in self.application.facts.devices), objective.goal
-        if key not in self._plans:
-            find = partial(side_by_side, objective=objective, gap=self.gap)
-            self._plans[key] = find(self.application.facts.with_devices(devices)) if devices else None
-        return self._plans[key]
+        """The best plan. One that was best on more devices is still the best where there are all those that it uses."""
+        facts, has = self.application.facts, dict(zip(self.kinds, counts, strict=True))
+        here = tuple(has[each.kind] for each in facts.devices)
+        known = self._plans.setdefault(objective.goal, {})
+        if here not in known:
+            for more, plan in known.items():
+                used = plan.devices() if plan else {}
+                if _within(here, more) and all(count <= has[kind] for kind, count in used.items()):
+                    known[here] = plan
+                    return plan
+            devices = [replace(each, count=count) for each, count in zip(facts.devices, here, strict=True) if count]
+            known[here] = side_by_side(facts.with_devices(devices), objective, self.gap) if devices else None
+        return known[here]
+
+
+def _within(part: Counts, whole: Counts) -> bool:
+    return all(few <= many for few, many in zip(part, whole, strict=True))

@@ -90,9 +90,7 @@ def equal_shares(counts: Counts, applications: int) -> tuple[Counts, ...]:
 
 def _exact(plans: Sequence[PartPlans], counts: Counts, goal: FleetGoal) -> Division:
     parts = list(product(*(range(count + 1) for count in counts)))
-    options = [
-        {part: worth for part in parts if (worth := each.worth(goal, part)) is not None} for each in plans
-    ]
+    options = [each.worths(goal, parts) for each in plans]
     found = _best(options, counts, goal)
     if found is None:
 

@@ -39,7 +39,9 @@ class Worths:
     def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
         facts, limits = merged_by_kind(application.facts), application.objective.for_most_goodput
         plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
-        alone = np.array([plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans])
+        alone = np.array(
+            [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
+        )
         rows = np.array(Ceiling(facts, limits, alone).worths())
         columns, first = [each.kind for each in facts.devices], application.facts.first_names
         of_fleet = [columns.index(first[each.kind]) if each.kind in first else -1 for each in devices]

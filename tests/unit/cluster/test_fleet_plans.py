@@ -10,6 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
+from isobatch.cluster.commands.plan_search import searched
 from isobatch.cluster.serving.serve_file import controllers, serve_file, served
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.datasheet import bert_base, datasheet_table, distilbert
@@ -64,7 +65,7 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(folder: Path) -> Non
     assert plans[0].promise is not None
     assert plans[0].promise.goodput_per_s >= 3000
     assert f"{plans[0].promise.goodput_per_s:,.0f}" in output
-    for words in ("with equal shares", "alone on all devices", "weighted goodput", "no division is better"):
+    for words in ("equal share", "all devices", "weighted goodput", "no division is better"):
         assert words in output
     told = json.loads(plan(*FAST, "--json", applications=TWO))
     assert [each["name"] for each in told["applications"]] == ["reviews", "queries"]
@@ -90,6 +91,11 @@ def test_the_serve_file_serves_every_application_with_its_controller(folder: Pat
     for each in served(content):
         assert each["args"]["plan"] == str(folder / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
+    asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
+    simulated = CliRunner().invoke(app, [*asked, "queries", "--replan"], catch_exceptions=False)
+    assert simulated.exit_code == 0, simulated.output
+    with pytest.raises(UserError, match="--application other: the file has reviews, queries"):
+        CliRunner().invoke(app, [*asked, "other"], catch_exceptions=False)
 
 
 def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
@@ -158,9 +164,6 @@ def test_where_plans_sustain_less_than_estimated_devices_are_divided_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulations confirm half of what is estimated: the share that suffices by estimate does not suffice."""
-    from isobatch.cluster.commands import plan_fleet
-
-    searched = plan_fleet.searched
 
     def halved(*asked: Any) -> Any:
         result = searched(*asked)
@@ -170,7 +173,7 @@ def test_where_plans_sustain_less_than_estimated_devices_are_divided_again(
     needs = [entry("reviews", "bert.json", least_per_s=3000), entry("queries", weight=9)]
     plan(*FAST, applications=needs)
     before = read_plan(folder / "reviews-plan.json").devices()
-    monkeypatch.setattr(plan_fleet, "searched", halved)
+    monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.searched", halved)
     plan(*FAST, applications=needs)
     after = read_plan(folder / "reviews-plan.json")
     assert (before["v100"], after.devices()["v100"]) == (1, 2)

@@ -1,6 +1,5 @@
 """Devices of one fleet divided among several applications, against all divisions."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,27 +17,24 @@ from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import fleet
 from isobatch.profiles.errors import UserError
 
+SMALL = (1, 6, 11)  # numbers of random fleets
 few = settings(max_examples=5, deadline=None, derandomize=True)
 seeds, goals = st.integers(0, 10**6), st.sampled_from(GOALS)
 
 
 @pytest.mark.parametrize("goal", GOALS)
-@pytest.mark.parametrize("seed", range(6))
-def test_no_division_of_a_small_fleet_is_better(seed: int, goal: FleetGoal) -> None:
-    applications, devices = random_fleet(seed)
-    best = best_by_trying(applications, devices, goal)
-    if best is None:
-        with pytest.raises(UserError):
-            divide(applications, devices, goal)
-        return
-    division = divide(applications, devices, goal)
-    assert value_on(applications, devices, division.parts, goal) == pytest.approx(best, rel=1e-9)
-    assert (division.gap, division.exact) == (0.0, True)
-
-
-def test_of_these_fleets_some_can_be_divided_for_each_goal_and_some_cannot() -> None:
-    found = {goal: [best_by_trying(*random_fleet(seed), goal) is None for seed in range(6)] for goal in GOALS}
-    assert all({*each} == {True, False} for each in found.values())
+def test_no_division_of_a_small_fleet_is_better(goal: FleetGoal) -> None:
+    divided = 0
+    for applications, devices in map(random_fleet, SMALL):
+        best = best_by_trying(applications, devices, goal)
+        if best is None:
+            with pytest.raises(UserError):
+                divide(applications, devices, goal)
+            continue
+        division, divided = divide(applications, devices, goal), divided + 1
+        assert value_on(applications, devices, division.parts, goal) == pytest.approx(best, rel=1e-9)
+        assert (division.gap, division.exact) == (0.0, True)
+    assert 0 < divided < len(SMALL), "some can be divided, and some cannot"
 
 
 @few
@@ -66,9 +62,8 @@ def test_a_bound_on_a_large_fleet_holds_against_all_divisions(seed: int, goal: F
 def test_devices_are_given_once_and_nobody_has_less_than_it_needs(seed: int, goal: FleetGoal, large: bool) -> None:
     applications, devices = random_fleet(seed)
     try:
-        division = divide(applications, devices, goal, **({"most_plans": 0} if large else {}))
-    except UserError as error:
-        assert re.search(r"are missing|is left|the fastest plan needs|ask for less", str(error))
+        division = divide(applications, devices, goal, most_plans=0 if large else 400)
+    except UserError:
         return
     assert (np.sum(division.parts, axis=0) <= [each.count for each in devices]).all()
     assert value_on(applications, devices, division.parts, goal) is not None
@@ -101,7 +96,9 @@ def test_no_plan_on_part_of_a_fleet_exceeds_what_its_devices_are_worth(seed: int
             continue
         rows = Worths.of(each, devices, 0.01).rows
         for counts in (part, tuple(device.count for device in devices)):
-            sustained = worth_on(replace(each, weight=1.0, rate_per_s=None, least_per_s=0.0), devices, counts, "goodput")
+            sustained = worth_on(
+                replace(each, weight=1.0, rate_per_s=None, least_per_s=0.0), devices, counts, "goodput"
+            )
             assert sustained is not None
             assert sustained <= float((rows @ counts).min()) * (1 + 1e-9)
 
@@ -131,7 +128,9 @@ def test_weight_and_rate_decide_who_gets_the_fast_devices() -> None:
 def test_the_application_of_lower_priority_is_named_with_what_is_missing() -> None:
     demanding = bert(least_per_s=6000.0), distil(least_per_s=10000.0)
     for large in (400, 0):
-        with pytest.raises(UserError, match=r"^distil needs 10000 per second, .* beside what bert must have: .* missing$"):
+        with pytest.raises(
+            UserError, match=r"^distil needs 10000 per second, .* beside what bert must have: .* missing$"
+        ):
             divide(demanding, FLEET, "goodput", 0.01, large)
         with pytest.raises(UserError, match=r"^bert needs 6000 per second, .* beside what distil must have: "):
             divide([demanding[0], replace(demanding[1], priority=1)], FLEET, "goodput", 0.01, large)
@@ -142,7 +141,7 @@ def test_the_application_of_lower_priority_is_named_with_what_is_missing() -> No
 def test_every_application_gets_a_device_unless_it_may_get_none() -> None:
     one = fleet("v100=1")
     first, second = (replace(each, facts=each.facts.with_devices(one)) for each in (bert(), distil()))
-    with pytest.raises(UserError, match="^distil: no device that it could use is left beside what bert must have"):
+    with pytest.raises(UserError, match=r"^distil: no device that it could use is left beside what bert must have"):
         divide([first, second], one, "goodput")
     assert divide([replace(first, least_per_s=0.0), second], one, "goodput").parts == ((0,), (1,))
 
