@@ -136,9 +136,9 @@ class Planned:
         """The plan that `isobatch plan` makes of one application on these devices; None if it gets none."""
         if not devices:
             return None
-        text, seconds = _text(devices), self.options.seconds
-        with LivePlan(seconds) as live:
-            return searched(replace(self.options, devices=text), text, self.profile, self.asks.objective, live)
+        text = _text(devices)
+        with LivePlan(self.options.seconds) as live:
+            return searched(self.options, text, self.profile, self.asks.objective, live)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from isobatch.optimizer.search.exact import search
 from isobatch.profiles.errors import UserError
 
 PROBLEMS = 3000
-FLEETS = 100  # each for every goal
+FLEETS = 60  # each for every goal
 SEVERAL_KINDS = 300  # problems, less those of one kind
 SLO = Objective(slo_s=0.1)
 PATIENT = Objective(slo_s=1.0)  # 96 blocks take longer

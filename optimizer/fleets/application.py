@@ -8,9 +8,10 @@ from typing import Literal
 from isobatch.optimizer.effort import SAME
 from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.sharing import promised_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
 SOMETHING = 1e-6  # the least goodput of an application for which none is given: it gets some device
@@ -62,33 +63,34 @@ def value_of(goal: FleetGoal, worths: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass
 class PartPlans:
-    """The best plans of one application on parts of the fleet, by the planner. Each part is planned once."""
+    """The best plans of one application on parts of the fleet, by the planner. Each part is planned once.
+
+    Devices cost money whether or not a plan uses them: the least cost of a goodput is that of the cheapest part that
+    sustains it.
+    """
 
     application: FleetApplication
-    kinds: tuple[str, ...]
+    devices: Sequence[Device]
     gap: float
-    _plans: dict[str, dict[Counts, Plan | None]] = field(default_factory=dict)  # by goal and devices
+    _known: dict[Counts, float] = field(default_factory=dict)
 
     def goodput_per_s(self, counts: Counts) -> float:
-        plan = self._plan(counts, self.application.objective.for_most_goodput)
-        return plan.promise.goodput_per_s * self.application.kept if plan and plan.promise else 0.0
+        facts, has = self.application.facts, self._part(counts)
+        here = [has[each.kind] for each in facts.devices if has[each.kind].count]
+        key = tuple(has[each.kind].count for each in facts.devices)
+        if key not in self._known:
+            limits = self.application.objective.for_most_goodput
+            plan = side_by_side(facts.with_devices(here), limits, self.gap) if here else None
+            self._known[key] = promised_per_s(plan) * self.application.kept
+        return self._known[key]
 
     def worth(self, goal: FleetGoal, counts: Counts) -> float | None:
         """The worth of these devices for the application; None if they do not do what it needs."""
-        needed_per_s = self.application.needed_per_s(goal)
-        if goal != "cost":
-            goodput_per_s = self.goodput_per_s(counts)
-            return (
-                self.application.worth(goal, goodput_per_s, 0.0) if goodput_per_s >= needed_per_s * (1 - SAME) else None
-            )
-        rate_per_s = needed_per_s / self.application.kept
-        plan = self._plan(counts, replace(self.application.objective, goal="cost", goodput_per_s=rate_per_s))
-        return self.application.worth(goal, needed_per_s, plan.promise.cost_per_hour) if plan and plan.promise else None
-
-    def worths(self, goal: FleetGoal, parts: Sequence[Counts]) -> dict[Counts, float]:
-        """The parts that suffice, with their worths. Large parts are planned first, as their plans may need less."""
-        worths = {part: self.worth(goal, part) for part in sorted(parts, key=sum, reverse=True)}
-        return {part: worth for part in parts if (worth := worths[part]) is not None}
+        goodput_per_s = self.goodput_per_s(counts)
+        if goodput_per_s < self.application.needed_per_s(goal) * (1 - SAME):
+            return None
+        dollars = sum(each.price_per_hour * each.count for each in self._part(counts).values())
+        return self.application.worth(goal, goodput_per_s, dollars)
 
     def check_any(self, counts: Counts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""
@@ -96,21 +98,5 @@ class PartPlans:
             why = reason(self.application.facts, self.application.objective.for_most_goodput)
             raise UserError(f"{self.application.name}: {why}")
 
-    def _plan(self, counts: Counts, objective: Objective) -> Plan | None:
-        """The best plan. One that was best on more devices is still the best where there are all those that it uses."""
-        facts, has = self.application.facts, dict(zip(self.kinds, counts, strict=True))
-        here = tuple(has[each.kind] for each in facts.devices)
-        known = self._plans.setdefault(objective.goal, {})
-        if here not in known:
-            for more, plan in known.items():
-                used = plan.devices() if plan else {}
-                if _within(here, more) and all(count <= has[kind] for kind, count in used.items()):
-                    known[here] = plan
-                    return plan
-            devices = [replace(each, count=count) for each, count in zip(facts.devices, here, strict=True) if count]
-            known[here] = side_by_side(facts.with_devices(devices), objective, self.gap) if devices else None
-        return known[here]
-
-
-def _within(part: Counts, whole: Counts) -> bool:
-    return all(few <= many for few, many in zip(part, whole, strict=True))
+    def _part(self, counts: Counts) -> dict[str, Device]:
+        return {each.kind: replace(each, count=count) for each, count in zip(self.devices, counts, strict=True)}

@@ -61,12 +61,12 @@ def divide(
     One application alone gets all devices. `gap` is that of the plans; all divisions are compared where that takes at
     most so many plans.
     """
-    counts, kinds = tuple(each.count for each in devices), tuple(each.kind for each in devices)
+    counts = tuple(each.count for each in devices)
     if len(applications) == 1:
         return Division((counts,))
     parts = prod(count + 1 for count in counts)
     exact = parts <= MOST_PARTS and parts * len(applications) <= most_plans
-    plans = [PartPlans(each, kinds, gap if exact else max(gap, NEAR)) for each in applications]
+    plans = [PartPlans(each, devices, gap if exact else max(gap, NEAR)) for each in applications]
     for each in plans:
         each.check_any(counts)
     division = _exact(plans, counts, goal) if exact else _near(plans, devices, goal)
@@ -90,7 +90,7 @@ def equal_shares(counts: Counts, applications: int) -> tuple[Counts, ...]:
 
 def _exact(plans: Sequence[PartPlans], counts: Counts, goal: FleetGoal) -> Division:
     parts = list(product(*(range(count + 1) for count in counts)))
-    options = [each.worths(goal, parts) for each in plans]
+    options = [{part: worth for part in parts if (worth := each.worth(goal, part)) is not None} for each in plans]
     found = _best(options, counts, goal)
     if found is None:
 
@@ -149,9 +149,10 @@ def _near(plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal
         raise UserError(_missing(applications, goal, program.most_per_s))
     best: tuple[tuple[float, ...], tuple[Counts, ...]] | None = None
     for parts in (equal_shares(tuple(each.count for each in devices), len(applications)), *_proposals(plans, program)):
-        value = _value(plans, parts, devices, goal)
-        if value is not None and (best is None or value > best[0]):
-            best = value, parts
+        worths = [each.worth(goal, part) for each, part in zip(plans, parts, strict=True)]
+        if None not in worths:
+            value = value_of(goal, [worth for worth in worths if worth is not None])
+            best = max(best or (value, parts), (value, parts), key=itemgetter(0))
     if best is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
     value = best[0][0]
@@ -173,17 +174,3 @@ def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator
                 scales[index] = sustained_per_s / bound_per_s
             elif needed[index]:  # so few devices do nothing
                 needed[index] = max(needed[index], 2 * scales[index] * bound_per_s)
-
-
-def _value(
-    plans: Sequence[PartPlans], parts: Sequence[Counts], devices: Sequence[Device], goal: FleetGoal
-) -> tuple[float, ...] | None:
-    """The value of a division, where devices cost money whether or not a plan uses them; None: it does not suffice."""
-    worths = []
-    for each, part in zip(plans, parts, strict=True):
-        sustained_per_s = each.goodput_per_s(part)
-        if sustained_per_s < each.application.needed_per_s(goal) * (1 - SAME):
-            return None
-        dollars = sum(device.price_per_hour * count for device, count in zip(devices, part, strict=True))
-        worths.append(each.application.worth(goal, sustained_per_s, dollars))
-    return value_of(goal, worths)

@@ -75,10 +75,10 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(folder: Path) -> Non
 
 @pytest.mark.parametrize("cost", [False, True])
 def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
-    asked = ("--rate", "3000", "--min-cost") if cost else ()
+    asked = ("--rate", "13000", "--min-cost") if cost else ()
     options = ("plan", "--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--picture", "")
     CliRunner().invoke(app, [*options, *asked, "--believed", "--out", "plan.json"], catch_exceptions=False)
-    plan("--believed", applications=[entry("one", rate_per_s=3000)], goal="cost" if cost else "goodput")
+    plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
 
 
@@ -128,7 +128,7 @@ def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
             r"reviews needs 90000 per second, these devices sustain [\d.]+: [\d.]+ are missing",
         ),
         (
-            {"applications": [TWO[0] | {"least_per_s": 8000}, TWO[1] | {"least_per_s": 9000}]},
+            {"applications": [TWO[0] | {"least_per_s": 6000}, TWO[1] | {"least_per_s": 9000}]},
             r"queries needs 9000 per second, .* beside what reviews must have: [\d.]+ are missing",
         ),
     ],
