@@ -172,8 +172,10 @@ class PlannedFleet:
 
     def plan_of(self, index: int) -> Plan | None:
         each, result = self.applications[index], self.results[index]
-        named = {"model": each.profile.model, "weights": each.profile.weights, "slo_s": each.asks.objective.slo_s}
-        return replace(result.plan, **named) if result else None
+        if result is None:
+            return None
+        model, weights = each.profile.model, each.profile.weights
+        return replace(result.plan, model=model, weights=weights, slo_s=each.asks.objective.slo_s)
 
 
 def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:

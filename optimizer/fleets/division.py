@@ -24,8 +24,8 @@ from isobatch.profiles.errors import UserError
 
 MOST_PARTS = 128  # of a fleet that is divided exactly
 MOST_PLANS = 400  # for that
-ROUNDS = 6  # of proposals
-NEAR = 0.01  # the gap of the plans of a larger fleet
+ROUNDS = 3  # of proposals
+NEAR = 0.03  # the gap of the plans of a larger fleet
 
 Options = Mapping[Counts, float]  # parts of the fleet that an application may get, with what they are worth
 
@@ -155,8 +155,8 @@ def _near(plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal
             best = max(best or (value, parts), (value, parts), key=itemgetter(0))
     if best is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
-    value = best[0][0]
-    return Division(best[1], max(0.0, (bound - value) / abs(bound if goal == "cost" else value)), exact=False)
+    (worth, *_), parts = best
+    return Division(parts, max(0.0, (bound - worth) / abs(bound if goal == "cost" else worth)), exact=False)
 
 
 def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[Counts, ...]]:

@@ -68,7 +68,7 @@ class DivisionProgram:
     def bound(self) -> float | None:
         """A value that no division exceeds (for cost: dollars that none undercuts, negative); None: there is none."""
         found = self._solved(self._aim(), self.needed, np.ones(len(self.applications)), whole=True)
-        return None if found.status == INFEASIBLE else -float(found.mip_dual_bound)
+        return None if found.status == INFEASIBLE else float(found.bound)
 
     def most_per_s(self, index: int, before: Sequence[int]) -> float:
         """The most goodput that an application can have while those `before` have what they need."""
@@ -129,8 +129,23 @@ class DivisionProgram:
         options = {"node_limit": NODES, "mip_rel_gap": WHOLE_GAP} if whole else {}
         integral = self._zeros()
         integral[: self._u.start] = whole
-        limits = LinearConstraint(rows, -np.inf, most)
-        return milp(-aim, integrality=integral, bounds=Bounds(low, high), constraints=limits, options=options)
+        unit = self._units()  # the solver's tolerances are for numbers near 1
+        rows, aim = rows * unit, aim * unit
+        size, largest = np.abs(rows).max(axis=1), float(np.abs(aim).max())
+        limits = LinearConstraint(rows / size[:, None], -np.inf, most / size)
+        bounds = Bounds(low / unit, high / unit)
+        found = milp(-aim / largest, integrality=integral, bounds=bounds, constraints=limits, options=options)
+        if found.x is not None:
+            found.x = found.x * unit
+        found.bound = found.mip_dual_bound and -float(found.mip_dual_bound) * largest
+        return found
+
+    def _units(self) -> Floats:
+        units, counts = self._zeros() + 1.0, [each.count for each in self.devices]
+        most = np.array([float((each.rows @ counts).min()) for each in self.worths])
+        units[self._u] = units[self._asked] = most
+        units[-1] = float((most / self._levels).max())
+        return units
 
     def _limits(self, scales: Floats, able: bool) -> Iterator[Floats]:
         """Rows of what is at most `counts`, by kind, and after these of what is at most 0."""

@@ -167,6 +167,7 @@ def test_where_plans_sustain_less_than_estimated_devices_are_divided_again(
 
     def halved(*asked: Any) -> Any:
         result = searched(*asked)
+        assert result.plan.promise is not None
         promise = replace(result.plan.promise, goodput_per_s=result.plan.promise.goodput_per_s / 2)
         return replace(result, plan=replace(result.plan, promise=promise))
 
