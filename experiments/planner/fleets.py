@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, DISTILBERT, FOUR_KINDS, RESNET50, evenly
-from isobatch.optimizer.fleets.application import BEYOND, Counts, FleetApplication, FleetGoal
+from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import Device, fleet
@@ -62,7 +62,9 @@ def best_by_trying(
     return max((_value([*each], goal) for each in _divisions(worths, devices)), default=None)
 
 
-def worth_on(application: FleetApplication, devices: Sequence[Device], part: Counts, goal: FleetGoal) -> float | None:
+def worth_on(
+    application: FleetApplication, devices: Sequence[Device], part: KindCounts, goal: FleetGoal
+) -> float | None:
     """The worth of some devices for an application, as docs/planner.md has it; None where they do not suffice."""
     here = [replace(each, count=count) for each, count in zip(devices, part, strict=True) if count]
     least, rate, weight = application.least_per_s, application.rate_per_s or inf, application.weight
@@ -82,7 +84,7 @@ def worth_on(application: FleetApplication, devices: Sequence[Device], part: Cou
 
 
 def _divisions(
-    worths: Sequence[Mapping[Counts, float | None]], devices: Sequence[Device]
+    worths: Sequence[Mapping[KindCounts, float | None]], devices: Sequence[Device]
 ) -> Iterator[tuple[float, ...]]:
     """The worths of the applications in every division of the devices."""
     counts = np.array([each.count for each in devices])
@@ -97,7 +99,7 @@ def _value(worths: Sequence[float], goal: FleetGoal) -> Value:
 
 
 def value_on(
-    applications: Sequence[FleetApplication], devices: Sequence[Device], parts: Sequence[Counts], goal: FleetGoal
+    applications: Sequence[FleetApplication], devices: Sequence[Device], parts: Sequence[KindCounts], goal: FleetGoal
 ) -> Value | None:
     """The value of one division; None where an application has less than it needs."""
     worths = [worth_on(each, devices, part, goal) for each, part in zip(applications, parts, strict=True)]

@@ -15,7 +15,7 @@ from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
 SOMETHING = 1e-6  # the least goodput of an application for which none is given: it gets some device
-Counts = tuple[int, ...]  # devices of each kind, in the order of the fleet
+KindCounts = tuple[int, ...]  # devices of each kind, in the order of the fleet
 FleetGoal = Literal["goodput", "cost", "fairness"]
 # Goodput above the asked rate counts as this share of goodput below it, so that no device is left over.
 BEYOND = 1e-3
@@ -72,9 +72,9 @@ class PartPlans:
     application: FleetApplication
     devices: Sequence[Device]
     gap: float
-    _known: dict[Counts, float] = field(default_factory=dict)
+    _known: dict[KindCounts, float] = field(default_factory=dict)
 
-    def goodput_per_s(self, counts: Counts) -> float:
+    def goodput_per_s(self, counts: KindCounts) -> float:
         facts, has = self.application.facts, self._part(counts)
         here = [has[each.kind] for each in facts.devices if has[each.kind].count]
         key = tuple(has[each.kind].count for each in facts.devices)
@@ -84,7 +84,7 @@ class PartPlans:
             self._known[key] = promised_per_s(plan) * self.application.kept
         return self._known[key]
 
-    def worth(self, goal: FleetGoal, counts: Counts) -> float | None:
+    def worth(self, goal: FleetGoal, counts: KindCounts) -> float | None:
         """The worth of these devices for the application; None if they do not do what it needs."""
         goodput_per_s = self.goodput_per_s(counts)
         if goodput_per_s < self.application.needed_per_s(goal) * (1 - SAME):
@@ -92,11 +92,11 @@ class PartPlans:
         dollars = sum(each.price_per_hour * each.count for each in self._part(counts).values())
         return self.application.worth(goal, goodput_per_s, dollars)
 
-    def check_any(self, counts: Counts) -> None:
+    def check_any(self, counts: KindCounts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""
         if not self.goodput_per_s(counts):
             why = reason(self.application.facts, self.application.objective.for_most_goodput)
             raise UserError(f"{self.application.name}: {why}")
 
-    def _part(self, counts: Counts) -> dict[str, Device]:
+    def _part(self, counts: KindCounts) -> dict[str, Device]:
         return {each.kind: replace(each, count=count) for each, count in zip(self.devices, counts, strict=True)}

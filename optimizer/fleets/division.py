@@ -10,24 +10,31 @@ best of equal shares and of what the program proposes; after each proposal its s
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, chain, pairwise, product
 from math import prod
 from operator import itemgetter
 
 import numpy as np
 
 from isobatch.optimizer.effort import SAME
-from isobatch.optimizer.fleets.application import SOMETHING, Counts, FleetApplication, FleetGoal, PartPlans, value_of
+from isobatch.optimizer.fleets.application import (
+    SOMETHING,
+    FleetApplication,
+    FleetGoal,
+    KindCounts,
+    PartPlans,
+    value_of,
+)
 from isobatch.optimizer.fleets.program import DivisionProgram, Worths
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
 MOST_PARTS = 128  # of a fleet that is divided exactly
 MOST_PLANS = 400  # for that
-ROUNDS = 3  # of proposals
+ROUNDS, ENOUGH_ROUNDS = 8, 3  # of proposals; where one gives every application what it needs, fewer are enough
 NEAR = 0.03  # the gap of the plans of a larger fleet
 
-Options = Mapping[Counts, float]  # parts of the fleet that an application may get, with what they are worth
+PartWorths = Mapping[KindCounts, float]  # parts of the fleet that an application may get, with what they are worth
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Comparison:
 class Division:
     """The devices of each application, by kind of the fleet. No division is better by more than `gap`, by estimate."""
 
-    parts: tuple[Counts, ...]
+    parts: tuple[KindCounts, ...]
     gap: float = 0.0
     exact: bool = True  # all divisions were compared
     estimates: tuple[Comparison, ...] = ()  # of each application; none for one alone
@@ -75,7 +82,7 @@ def divide(
     return replace(division, estimates=tuple(estimates))
 
 
-def equal_shares(counts: Counts, applications: int) -> tuple[Counts, ...]:
+def equal_shares(counts: KindCounts, applications: int) -> tuple[KindCounts, ...]:
     """Devices dealt like cards: kind by kind, one to each application in turn.
 
     >>> equal_shares((3, 2), 2)
@@ -88,27 +95,27 @@ def equal_shares(counts: Counts, applications: int) -> tuple[Counts, ...]:
     )
 
 
-def _exact(plans: Sequence[PartPlans], counts: Counts, goal: FleetGoal) -> Division:
+def _exact(plans: Sequence[PartPlans], counts: KindCounts, goal: FleetGoal) -> Division:
     parts = list(product(*(range(count + 1) for count in counts)))
     options = [{part: worth for part in parts if (worth := each.worth(goal, part)) is not None} for each in plans]
-    found = _best(options, counts, goal)
-    if found is None:
+    solution = _best(options, counts, goal)
+    if solution is None:
 
         def most_per_s(index: int, before: Sequence[int]) -> float:
             """The most goodput of an application while those before it have what they need; the others have nothing."""
             needing = [dict.fromkeys(options[each], 0.0) for each in before]
             most = {part: plans[index].goodput_per_s(part) for part in parts}
-            found = _best([*needing, most], counts, "goodput")
-            return most[found[-1]] if found else 0.0
+            solution = _best([*needing, most], counts, "goodput")
+            return most[solution[-1]] if solution else 0.0
 
         raise UserError(_missing([each.application for each in plans], goal, most_per_s))
-    return Division(found)
+    return Division(solution)
 
 
-def _best(options: Sequence[Options], counts: Counts, goal: FleetGoal) -> tuple[Counts, ...] | None:
+def _best(options: Sequence[PartWorths], counts: KindCounts, goal: FleetGoal) -> tuple[KindCounts, ...] | None:
     """The best choice of a part for each application, out of its options; None: there is none."""
     lefts = list(product(*(range(count + 1) for count in counts)))
-    best: dict[Counts, tuple[tuple[float, ...], tuple[Counts, ...]]] = dict.fromkeys(lefts, ((), ()))
+    best: dict[KindCounts, tuple[tuple[float, ...], tuple[KindCounts, ...]]] = dict.fromkeys(lefts, ((), ()))
     for worths in options:
         following = {}
         for left in lefts:
@@ -147,8 +154,11 @@ def _near(plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal
     bound = program.bound()
     if bound is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
-    best: tuple[tuple[float, ...], tuple[Counts, ...]] | None = None
-    for parts in (equal_shares(tuple(each.count for each in devices), len(applications)), *_proposals(plans, program)):
+    best: tuple[tuple[float, ...], tuple[KindCounts, ...]] | None = None
+    equal = equal_shares(tuple(each.count for each in devices), len(applications))
+    for tried, parts in enumerate(chain([equal], _proposals(plans, program))):
+        if best and tried > ENOUGH_ROUNDS:
+            break
         worths = [each.worth(goal, part) for each, part in zip(plans, parts, strict=True)]
         if None not in worths:
             value = value_of(goal, [worth for worth in worths if worth is not None])
@@ -159,9 +169,9 @@ def _near(plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal
     return Division(parts, max(0.0, (bound - worth) / abs(bound if goal == "cost" else worth)), exact=False)
 
 
-def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[Counts, ...]]:
+def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator[tuple[KindCounts, ...]]:
     """Divisions in whole devices. After each one, the scales are those at which its applications were planned."""
-    needed, scales, proposed = program.needed, np.ones(len(plans)), set[tuple[Counts, ...]]()
+    needed, scales, proposed = program.needed, np.ones(len(plans)), set[tuple[KindCounts, ...]]()
     for _ in range(ROUNDS):
         parts = program.proposal(needed, scales)
         if parts is None or parts in proposed:
@@ -171,6 +181,6 @@ def _proposals(plans: Sequence[PartPlans], program: DivisionProgram) -> Iterator
         for index, (each, part) in enumerate(zip(plans, parts, strict=True)):
             bound_per_s = float((program.worths[index].rows @ np.array(part)).min())
             if sustained_per_s := each.goodput_per_s(part):
-                scales[index] = sustained_per_s / bound_per_s
+                scales[index] = min(scales[index], sustained_per_s / bound_per_s)
             elif needed[index]:  # so few devices do nothing
                 needed[index] = max(needed[index], 2 * scales[index] * bound_per_s)

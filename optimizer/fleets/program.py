@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
 from isobatch.optimizer.effort import Bools, Floats
-from isobatch.optimizer.fleets.application import BEYOND, Counts, FleetApplication, FleetGoal
+from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
 from isobatch.optimizer.pipelines.ceiling import Ceiling
 from isobatch.optimizer.pipelines.same_kinds import merged_by_kind
 from isobatch.optimizer.search.exact import search
@@ -67,26 +67,26 @@ class DivisionProgram:
 
     def bound(self) -> float | None:
         """A value that no division exceeds (for cost: dollars that none undercuts, negative); None: there is none."""
-        found = self._solved(self._aim(), self.needed, np.ones(len(self.applications)), whole=True)
-        return None if found.status == INFEASIBLE else float(found.bound)
+        solution = self._solved(self._aim(), self.needed, np.ones(len(self.applications)), whole=True)
+        return None if solution.status == INFEASIBLE else float(solution.bound)
 
     def most_per_s(self, index: int, before: Sequence[int]) -> float:
         """The most goodput that an application can have while those `before` have what they need."""
         needed, aim = np.zeros(len(self.applications)), self._zeros()
         needed[list(before)] = self.needed[list(before)]
         aim[self._u][index] = 1.0
-        found = self._solved(aim, needed, np.ones(len(self.applications)))
-        return 0.0 if found.x is None else float(aim @ found.x)
+        solution = self._solved(aim, needed, np.ones(len(self.applications)))
+        return 0.0 if solution.x is None else float(aim @ solution.x)
 
-    def proposal(self, needed: Floats, scales: Floats) -> tuple[Counts, ...] | None:
+    def proposal(self, needed: Floats, scales: Floats) -> tuple[KindCounts, ...] | None:
         """The best division in whole devices, if applications sustain these shares of their upper bounds."""
         aim = self._aim()
         if self.goal == "fairness":
             aim[self._u] += LEVEL / len(self.applications) / self._levels
-        found = self._solved(aim, needed, scales, whole=True, able=True)
-        if found.x is None:
+        solution = self._solved(aim, needed, scales, whole=True, able=True)
+        if solution.x is None:
             return None
-        parts = np.rint(found.x[: self._u.start]).reshape(len(self.applications), -1)
+        parts = np.rint(solution.x[: self._u.start]).reshape(len(self.applications), -1)
         return tuple(tuple(int(count) for count in part) for part in parts)
 
     @property
@@ -134,11 +134,11 @@ class DivisionProgram:
         size, largest = np.abs(rows).max(axis=1), float(np.abs(aim).max())
         limits = LinearConstraint(rows / size[:, None], -np.inf, most / size)
         bounds = Bounds(low / unit, high / unit)
-        found = milp(-aim / largest, integrality=integral, bounds=bounds, constraints=limits, options=options)
-        if found.x is not None:
-            found.x = found.x * unit
-        found.bound = found.mip_dual_bound and -float(found.mip_dual_bound) * largest
-        return found
+        solution = milp(-aim / largest, integrality=integral, bounds=bounds, constraints=limits, options=options)
+        if solution.x is not None:
+            solution.x = solution.x * unit
+        solution.bound = solution.mip_dual_bound and -float(solution.mip_dual_bound) * largest
+        return solution
 
     def _units(self) -> Floats:
         units, counts = self._zeros() + 1.0, [each.count for each in self.devices]
