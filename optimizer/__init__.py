@@ -15,6 +15,7 @@ The package, in the order in which a plan comes about:
     model/                       what a plan costs: split_costs has every assumption about hardware
     search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local_placements: its other kind of plans
     pipelines/                   several side by side, the baselines, and upper bounds (ceiling, shortfalls)
+    fleets/                      the devices of several applications
     plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs
     effort                           the constants of the search
     early_answers                    an input is answered at a ramp but runs to the end

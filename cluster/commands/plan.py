@@ -118,7 +118,10 @@ class DecoderPlanOptions(_CommonOptions):
 
     model: Annotated[
         str | None,
-        typer.Argument(help="Directory or URL of a decoder, or llm-demo; others need only --profile."),
+        typer.Argument(
+            help="A fleet's file (*.yaml) of several applications; or directory or URL of a decoder, or llm-demo. "
+            "Others need only --profile."
+        ),
     ] = None
     ttft_ms: Annotated[float, typer.Option(help="The time to the first token.")] = 1000.0
     tpot_ms: Annotated[float, typer.Option(help="The time from one token to the next.")] = 200.0
@@ -157,12 +160,21 @@ def plan(given: GivenOptions) -> None:
     Example: [bold]isobatch plan my-llama-ee --observed http://127.0.0.1:8000 --out plan.json[/]
 
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
+
+    Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """
     for name in (
         "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "alpha", "ttft_ms", "tpot_ms",
     ):  # fmt: skip
         above_0(flag(name), given.values[name])
-    if given.values["model"]:
+    target = given.values["model"]
+    if target and Path(target).suffix in (".yaml", ".yml"):
+        from isobatch.cluster.commands.plan_fleet import OF_ONE, plan_fleet
+
+        refusal = "is for one application: the fleet's file says it, or every application has its own"
+        given = replace(given, values={**given.values, "model": None})
+        plan_fleet(Path(target), given.only(ClassifierPlanOptions, refusal, but=OF_ONE))
+    elif target:
         from isobatch.cluster.commands.plan_texts import plan_decoder
 
         refusal = "is for classifiers: a decoder is planned by --ttft-ms, --tpot-ms and --rate"

@@ -44,7 +44,7 @@ def searched(
     options: "ClassifierPlanOptions", devices: str, profile: Profile, objective: Objective, live: LivePlan
 ) -> PlanResult:
     """The result for the inputs that leave at the ramps of its plan; plans are simulated once these are known."""
-    exits, problem_for = _problems(options, devices, profile)
+    exits, problem_for = problems(options, devices, profile)
     within = no_later(problem_for(exits.survival), objective) if options.no_later else objective
     simulate = _simulation(options, live)
 
@@ -82,7 +82,7 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
     )
 
 
-def _problems(
+def problems(
     options: "ClassifierPlanOptions", devices: str, profile: Profile
 ) -> tuple[ExitProfile, Callable[[tuple[float, ...]], Problem]]:
     """The share of inputs that leave at each ramp, and the function from the survival to the planning problem."""

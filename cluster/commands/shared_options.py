@@ -163,11 +163,14 @@ class GivenOptions:
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
-    def only(self, kind: type[KindOptions], refusal: str) -> KindOptions:
-        """Those of one kind. Raise UserError if another option was given: if its value is not its default."""
+    def only(self, kind: type[KindOptions], refusal: str, but: Iterable[str] = ()) -> KindOptions:
+        """Those of one kind, `but` some. Raise UserError if another was given: if its value is not its default."""
         names = {field.name for field in fields(kind)}
         for name, value in self.values.items():
-            if name not in names and value not in (self.defaults[name], []):  # []: a repeatable option, not given
+            if (name not in names or name in but) and value not in (
+                self.defaults[name],
+                [],
+            ):  # []: a repeatable option, not given
                 raise UserError(f"{flag(name)} {refusal}")
         return kind(**{name: self.values[name] for name in names})
 

@@ -14,6 +14,9 @@ class CommonOptions(ArrivalOptions):
     config: Annotated[
         Path, typer.Option(help="A Serve file whose args: name a plan and a profile, or a decoder's directory.")
     ]
+    application: Annotated[
+        str | None, typer.Option(help="The name of the application, where the file has several.")
+    ] = None
     plan: Annotated[Path | None, typer.Option(help="The plan, where the file names none.")] = None
     hours: Annotated[float, typer.Option(help="How long, in simulated time.")] = 0.1
 
@@ -76,11 +79,13 @@ def simulate(given: GivenOptions) -> None:
     Example: [bold]isobatch simulate --config serve.yaml --rate 2000 --hours 1[/]
     """
     from isobatch.cluster.commands import check_writable, simulate_run
-    from isobatch.cluster.serving.serve_file import decoders, serve_file
+    from isobatch.cluster.serving.serve_file import decoders, only, serve_file
 
     check_writable(given.values["out"])
     plan = given.values["plan"]
     content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {})
+    if name := given.values["application"]:
+        content = only(name, content)
     if applications := decoders(content):
         refusal = "is for classifiers: texts of a decoder are simulated without it"
         simulate_run.rehearse_texts(given.only(DecoderSimulationOptions, refusal), applications)

@@ -140,12 +140,16 @@ def _made_for(model: str | None, planned: bool) -> ServeFile:
     arguments = {"model": model} if model else {}
     if model and is_decoder(local(model)):
         return {"applications": [{"name": NAME, "import_path": DECODER, "args": arguments}]}
-    served = {"name": NAME, "import_path": APPLICATION, "args": arguments}
     if not planned:
-        return {"applications": [served]}
-    served |= {"route_prefix": "/", "args": arguments | {"replan": True}}
-    controller = {"name": "controller", "import_path": CONTROLLER, "route_prefix": "/controller"}
-    return {"applications": [served, controller | {"args": {"application": NAME}}]}
+        return {"applications": [{"name": NAME, "import_path": APPLICATION, "args": arguments}]}
+    return {"applications": with_controller(NAME, "controller", "", arguments)}
+
+
+def with_controller(name: str, controller: str, prefix: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """An application with a plan, which answers below a prefix, and its controller."""
+    served = {"name": name, "import_path": APPLICATION, "route_prefix": prefix or "/"}
+    control = {"name": controller, "import_path": CONTROLLER, "route_prefix": f"{prefix}/controller"}
+    return [served | {"args": arguments | {"replan": True}}, control | {"args": {"application": name}}]
 
 
 def name_of(application: dict[str, Any]) -> str:
@@ -212,6 +216,15 @@ def controllers(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
 
 
+def only(name: str, content: ServeFile) -> ServeFile:
+    """The same content with one application of isobatch and its controller."""
+    names = [name_of(each) for each in served(content)]
+    if name not in names:
+        raise UserError(f"--application {name}: the file has {', '.join(names)}")
+    others = [each for each in controllers(content) if each["args"].get("application") == name]
+    return content | {"applications": [each for each in served(content) if name_of(each) == name] + others}
+
+
 def key_variable(content: ServeFile) -> str | None:
     """The environment variable with the first application's key, if it needs a key."""
     return next((application["args"].get("api_key_variable") for application in served(content)), None)
@@ -271,16 +284,21 @@ def _grpc_host(arguments: dict[str, Any]) -> str:
     return str(arguments.get("grpc_host", LOCALHOST))
 
 
-def _read(path: Path) -> ServeFile:
+def yaml_in(path: Path) -> Any:
+    """The YAML in a file that the user named."""
     import yaml
 
     text = read_text(path)
     if len(text) > LONGEST:
-        raise UserError(f"{path} has {len(text):,} characters: a Serve file has {LONGEST:,} at most")
+        raise UserError(f"{path} has {len(text):,} characters: such a file has {LONGEST:,} at most")
     try:
-        content = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def _read(path: Path) -> ServeFile:
+    content = yaml_in(path)
     applications = content.get("applications") if isinstance(content, dict) else None
     if not (isinstance(applications, list) and applications and all(isinstance(entry, dict) for entry in applications)):
         raise UserError(f"{path} is not a Serve file: it needs a list 'applications:', as cluster/serve.yaml has")

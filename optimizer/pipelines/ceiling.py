@@ -41,6 +41,11 @@ class Ceiling:
                 break
         return least
 
+    def worths(self) -> list[Floats]:
+        """Rows of a goodput for a device of each kind: no pipelines sustain more than the sum over their devices."""
+        least = [(by, self._least(by)) for by in self._cuts()]
+        return [by.mu / bound for by, bound in least if 0 < bound < np.inf]
+
     @cached_property
     def _search(self) -> Search:
         return Search(self.facts, self.objective, self.effort)

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from isobatch.cluster.commands.plan_fleet import FleetFile
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -28,6 +29,7 @@ FILES: dict[str, tuple[Any, dict[str, Any]]] = {  # the type of a file, and the 
     "plan": (Plan, _VERSION),
     "profile": (Profile, _VERSION),
     "decoder-profile": (DecoderProfile, _VERSION | {"profile_of": {"const": "decoder"}}),
+    "fleet": (FleetFile, {}),
     "exits": (ExitRules, {}),
     "decoder-exits": (DecoderRules, {}),
 }

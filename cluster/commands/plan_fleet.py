@@ -1,0 +1,337 @@
+"""`isobatch plan fleet.yaml`: divides one set of devices among several applications, and plans each of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from rich.console import Console
+from rich.table import Table
+
+from isobatch.cluster.commands import check_writable
+from isobatch.cluster.commands.plan_live import LivePlan
+from isobatch.cluster.commands.plan_report import PlanResult
+from isobatch.cluster.commands.plan_search import objective_of, problems, searched
+from isobatch.cluster.commands.serve import write
+from isobatch.cluster.serving.serve_file import serve_file, with_controller, yaml_in
+from isobatch.deployments.config import AppConfig, checked
+from isobatch.deployments.graph import check_weights
+from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.planning import summary
+from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.fleets.application import SOMETHING, FleetApplication, FleetGoal, value_of
+from isobatch.optimizer.fleets.division import Division, divide
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
+from isobatch.optimizer.tuning import opened, plan_for_its_ramps
+from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.files import Profile, load
+
+if TYPE_CHECKING:
+    from isobatch.cluster.commands.plan import ClassifierPlanOptions
+
+# The options of one application's plan that a fleet's file says, or that its division does not know.
+OF_ONE = (
+    "profile", "devices", "rate", "goal", "min_cost", "per_dollar", "slo_ms", "budget", "alpha", "no_later", "cut",
+    "max_splits", "one_pipeline", "polish", "evaluate", "surprises", "shortfalls", "picture",
+)  # fmt: skip
+DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
+CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
+OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
+
+
+class FleetEntry(BaseModel):
+    """An application in the file of a fleet."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    profile: str
+    slo_ms: float | None = Field(None, gt=0)
+    rate_per_s: float | None = Field(None, gt=0)
+    weight: float = Field(1.0, gt=0)
+    least_per_s: float = Field(SOMETHING, ge=0)  # 0: the application may get no device
+    priority: int = 0
+    model: str | None = None
+    args: dict[str, Any] = {}
+
+
+class FleetFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    devices: dict[str, int | str] = Field(min_length=1)
+    goal: FleetGoal = "goodput"
+    applications: tuple[FleetEntry, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        names = [each.name for each in self.applications]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two applications are called {twice}: give each its own name")
+        unrated = [each.name for each in self.applications if each.rate_per_s is None]
+        if unrated and self.goal == "cost":
+            raise ValueError(f"the goal cost needs rate_per_s of {unrated[0]}: how much must it sustain?")
+        if self.goal == "fairness" and 0 < len(unrated) < len(names):
+            raise ValueError(f"fairness compares with rate_per_s, which {unrated[0]} lacks: give it to all, or to none")
+        for each in self.applications:
+            if wrong := next((name for name in OF_PLANS if name in each.args), None):
+                raise ValueError(f"args: {wrong} of {each.name} comes from its plan or its other fields: leave it out")
+        return self
+
+
+def read_fleet(path: Path) -> FleetFile:
+    content = yaml_in(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a fleet's file has the fields {', '.join(FleetFile.model_fields)}")
+    for entry in content["applications"] if isinstance(content.get("applications"), list) else ():
+        if isinstance(entry, dict):  # so that errors name the application
+            checked(FleetEntry, entry, f"{path}: {entry.get('name', 'an application without a name')}")
+    return checked(FleetFile, content, str(path))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One application with the part of the fleet that it may use, and what it is planned with."""
+
+    entry: FleetEntry
+    path: Path
+    profile: Profile
+    options: "ClassifierPlanOptions"
+    asks: FleetApplication
+
+    @classmethod
+    def of(
+        cls, entry: FleetEntry, folder: Path, goal: FleetGoal, devices: Sequence[Device],
+        options: "ClassifierPlanOptions",
+    ) -> Self:  # fmt: skip
+        path = folder / entry.profile
+        profile = load(path)
+        here = _known(devices, profile)
+        if not here:
+            has = ", ".join(each.kind for each in devices)
+            raise UserError(f"{entry.name}: {path} has times of {', '.join(profile.kinds)}, the fleet has {has}")
+        cost = goal == "cost"
+        rate = max(entry.rate_per_s or 0.0, entry.least_per_s) if cost else None
+        own = replace(options, profile=path, slo_ms=entry.slo_ms, rate=rate, goal="cost" if cost else None)
+        objective = objective_of(own)
+        exits, problem_for = problems(own, _text(here), profile)
+        survival = exits.survival
+        if exits.sure:
+
+            def find(survival: tuple[float, ...]) -> Plan | None:
+                return side_by_side(problem_for(survival), objective.for_most_goodput, CANDIDATE_GAP)
+
+            first = plan_for_its_ramps(exits, find, lambda plan: plan)
+            survival = exits.planning_survival(opened(first)) if first else survival
+        asks = FleetApplication(
+            entry.name, problem_for(survival), objective, entry.weight, entry.rate_per_s, entry.least_per_s,
+            entry.priority,
+        )  # fmt: skip
+        return cls(entry, path, profile, own, asks)
+
+    def plan_on(self, devices: Sequence[Device]) -> PlanResult | None:
+        """The plan that `isobatch plan` makes of one application on these devices; None if it gets none."""
+        if not devices:
+            return None
+        text = _text(devices)
+        with LivePlan(self.options.seconds) as live:
+            return searched(self.options, text, self.profile, self.asks.objective, live)
+
+
+@dataclass(frozen=True)
+class PlannedFleet:
+    goal: FleetGoal
+    devices: Sequence[Device]
+    applications: Sequence[Planned]
+    division: Division
+    results: Sequence[PlanResult | None]
+
+    @property
+    def goodputs_per_s(self) -> list[float]:
+        promises = [result.plan.promise if result else None for result in self.results]
+        return [promise.goodput_per_s if promise else 0.0 for promise in promises]
+
+    @property
+    def dollars(self) -> list[float]:
+        return [result.score.cost_per_hour if result else 0.0 for result in self.results]
+
+    @property
+    def left(self) -> dict[str, int]:
+        """The devices that no plan uses."""
+        used = [result.plan.devices() for result in self.results if result]
+        left = {each.kind: each.count - sum(plan.get(each.kind, 0) for plan in used) for each in self.devices}
+        return {kind: count for kind, count in left.items() if count}
+
+    @property
+    def value(self) -> float:
+        rows = zip(self.applications, self.goodputs_per_s, self.dollars, strict=True)
+        return abs(value_of(self.goal, [each.asks.worth(self.goal, *figures) for each, *figures in rows])[0])
+
+    def plan_of(self, index: int) -> Plan | None:
+        each, result = self.applications[index], self.results[index]
+        if result is None:
+            return None
+        model, weights = each.profile.model, each.profile.weights
+        return replace(result.plan, model=model, weights=weights, slo_s=each.asks.objective.slo_s)
+
+
+def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
+    content, out = read_fleet(file), options.out
+    devices = fleet(",".join(f"{kind}={count}" for kind, count in content.devices.items()))
+    check_writable(out or Path("plan.json"))
+    options = replace(options, seconds=options.seconds and options.seconds / len(content.applications))
+    applications = [Planned.of(each, file.parent, content.goal, devices, options) for each in content.applications]
+    covered = {kind for each in applications for kind in each.profile.kinds}
+    if unknown := [each.kind for each in devices if each.kind not in covered]:
+        raise UserError(f"{file}: devices: {unknown[0]}: no application's profile has times of this kind: leave it out")
+    if out:
+        for each in applications:
+            _check_served(each, devices, file.parent)
+    planned = _planned(applications, devices, content.goal, options.gap)
+    written = _write_plans(planned, out.parent if out else Path())
+    if options.as_json:
+        print(json.dumps(_json(planned), indent=2))
+    else:
+        _print(planned, written)
+    if out:
+        _write_serve_file(planned, written, out, file.parent)
+
+
+def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float) -> PlannedFleet:
+    """Divide and plan; where a plan sustains less than its application needs, divide again with what was learnt."""
+    asking = [each.asks for each in applications]
+    for _ in range(DIVISIONS):
+        division = divide(asking, devices, goal, gap)
+        parts = [_part(devices, part) for part in division.parts]
+        results = [each.plan_on(_known(part, each.profile)) for each, part in zip(applications, parts, strict=True)]
+        planned = PlannedFleet(goal, devices, applications, division, results)
+        short = [
+            (each, sustained_per_s)
+            for each, sustained_per_s in zip(asking, planned.goodputs_per_s, strict=True)
+            if sustained_per_s < each.needed_per_s(goal) * (1 - SAME)
+        ]
+        if not short:
+            return planned
+        if not division.estimates:  # one application alone: there is nothing to divide
+            break
+        estimates = [each.estimated_per_s for each in division.estimates]
+        asking = [
+            replace(each, kept=each.kept * sustained_per_s / estimated_per_s) if sustained_per_s else each
+            for each, sustained_per_s, estimated_per_s in zip(asking, planned.goodputs_per_s, estimates, strict=False)
+        ] or asking
+    each, sustained_per_s = short[0]
+    needed_per_s = each.needed_per_s(goal)
+    raise UserError(
+        f"{each.name} needs {needed_per_s:.6g} per second, its plan sustains {sustained_per_s:.6g}, as simulated: "
+        f"{needed_per_s - sustained_per_s:.6g} are missing"
+    )
+
+
+def _check_served(each: Planned, devices: Sequence[Device], folder: Path) -> None:
+    """Raise UserError if the application cannot be served: asked before its plan is made."""
+    entry = each.entry
+    if entry.model is None and entry.args.get("backend") != VIRTUAL:
+        raise UserError(f"--out: {entry.name} needs model: the directory to serve; or backend: virtual under args:")
+    counts = {device.kind: device.count for device in devices}
+    config = checked(AppConfig, _arguments(each, folder) | {"devices": counts}, f"{entry.name}: args")
+    if config.model and not config.folder.is_dir():
+        raise UserError(f"{entry.name}: model = {entry.model!r}: no such directory")
+    check_weights(config)
+
+
+def _arguments(each: Planned, folder: Path) -> dict[str, Any]:
+    """The `args:` of an application, without its plan."""
+    model = each.entry.model
+    here = model and (folder / model).exists()
+    named = {"model": str((folder / model).resolve()) if here else model} if model else {}
+    return {"name": each.entry.name, **named, **each.entry.args, "profile": str(each.path.resolve())}
+
+
+def _write_plans(planned: PlannedFleet, folder: Path) -> dict[str, Path]:
+    written = {}
+    for index, each in enumerate(planned.applications):
+        if plan := planned.plan_of(index):
+            written[each.entry.name] = folder / f"{each.entry.name}-plan.json"
+            written[each.entry.name].write_text(plan.to_json() + "\n")
+    return written
+
+
+def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, folder: Path) -> None:
+    import yaml
+
+    content: list[dict[str, Any]] = []
+    for each in planned.applications:
+        if path := plans.get(name := each.entry.name):
+            arguments = _arguments(each, folder) | {"plan": str(path.resolve())}
+            content += with_controller(name, f"{name}-controller", f"/{name}", arguments)
+    out.write_text(yaml.safe_dump({"applications": content}))
+    write(serve_file(out, {}), out)
+
+
+def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
+    console, alone = Console(), len(planned.applications) == 1
+    columns = [] if alone else ["estimated", "equal share", "all devices"]
+    table = Table("application", "devices", "per second", *columns, title=f"a fleet for {planned.goal}")
+    rows = zip(planned.applications, planned.results, planned.goodputs_per_s, strict=True)
+    for index, (each, result, goodput_per_s) in enumerate(rows):
+        used = ", ".join(f"{count} {kind}" for kind, count in result.plan.devices().items()) if result else "none"
+        estimates = [] if alone else asdict(planned.division.estimates[index]).values()
+        table.add_row(each.entry.name, used, f"{goodput_per_s:,.0f}", *(f"{each:,.0f}" for each in estimates))
+    console.print(table)
+    for index, each in enumerate(planned.applications):
+        if plan := planned.plan_of(index):
+            text = f"{each.entry.name}: {summary(plan)}; written to {written[each.entry.name]}"
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for line in _lines(planned):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _lines(planned: PlannedFleet) -> list[str]:
+    """The value of the division, how near to the best it is, and the devices that are left."""
+    words = {
+        "goodput": f"weighted goodput {planned.value:,.0f} per second",
+        "cost": f"${planned.value:,.2f} per hour",
+        "fairness": f"the smallest share is {planned.value:,.3g}",
+    }
+    division, left = planned.division, planned.left
+    proved = "no division is better" if division.exact else f"no division is better by more than {division.gap:.1%}"
+    lines = [words[planned.goal]]
+    if len(planned.applications) > 1:
+        lines[0] += f"; by the planner's estimates, {proved}"
+    if left:
+        lines.append(f"not used: {', '.join(f'{count} {kind}' for kind, count in left.items())}")
+    return lines
+
+
+def _json(planned: PlannedFleet) -> dict[str, object]:
+    rows = enumerate(zip(planned.applications, planned.results, planned.goodputs_per_s, strict=True))
+    applications = [
+        {"name": each.entry.name, "goodput_per_s": goodput_per_s}
+        | (asdict(planned.division.estimates[index]) if planned.division.estimates else {})
+        | {"result": result and result.as_json()}
+        for index, (each, result, goodput_per_s) in rows
+    ]
+    return {
+        "schema_version": 1,
+        "goal": planned.goal,
+        "value": planned.value,
+        "gap": planned.division.gap,
+        "exact": planned.division.exact,
+        "not_used": planned.left,
+        "applications": applications,
+    }
+
+
+def _part(devices: Sequence[Device], counts: Sequence[int]) -> list[Device]:
+    return [replace(each, count=count) for each, count in zip(devices, counts, strict=True) if count]
+
+
+def _known(devices: Sequence[Device], profile: Profile) -> list[Device]:
+    return [each for each in devices if each.kind in profile.kinds]
+
+
+def _text(devices: Sequence[Device]) -> str:
+    return ",".join(f"{each.kind}={each.count}@{each.price_per_hour!r}" for each in devices)

@@ -1,0 +1,102 @@
+"""What each application asks of a fleet, and what its best plan on some of the devices sustains."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Literal
+
+from isobatch.optimizer.effort import SAME
+from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.sharing import promised_per_s
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.problem import Problem
+from isobatch.profiles.devices import Device
+from isobatch.profiles.errors import UserError
+
+SOMETHING = 1e-6  # the least goodput of an application for which none is given: it gets some device
+KindCounts = tuple[int, ...]  # devices of each kind, in the order of the fleet
+FleetGoal = Literal["goodput", "cost", "fairness"]
+# Goodput above the asked rate counts as this share of goodput below it, so that no device is left over.
+BEYOND = 1e-3
+
+
+@dataclass(frozen=True)
+class FleetApplication:
+    """One application. `facts`: its network on the whole fleet, without the kinds that its profile lacks.
+
+    `weight` multiplies its goodput for the goal goodput, and divides it for the goal fairness. `kept`: the share of its
+    estimated goodput that was confirmed by simulation.
+    """
+
+    name: str
+    facts: Problem
+    objective: Objective
+    weight: float = 1.0
+    rate_per_s: float | None = None
+    least_per_s: float = SOMETHING  # 0: it may get no device
+    priority: int = 0
+    kept: float = 1.0
+
+    def needed_per_s(self, goal: FleetGoal) -> float:
+        """The goodput below which a division is none."""
+        return max(self.least_per_s, self.rate_per_s or 0.0) if goal == "cost" else self.least_per_s
+
+    def worth(self, goal: FleetGoal, goodput_per_s: float, dollars: float) -> float:
+        """The part of this application in the value of a division."""
+        if goal == "cost":
+            return -dollars
+        if goal == "fairness":
+            return goodput_per_s / (self.weight * (self.rate_per_s or 1.0))
+        asked_per_s = min(goodput_per_s, self.rate_per_s or inf)
+        return self.weight * (asked_per_s + BEYOND * (goodput_per_s - asked_per_s))
+
+
+def value_of(goal: FleetGoal, worths: Sequence[float]) -> tuple[float, ...]:
+    """The value of a division, the larger the better. For fairness the smallest worth counts first, then the next.
+
+    >>> value_of("goodput", [2.0, 1.0]), value_of("fairness", [2.0, 1.0])
+    ((3.0,), (1.0, 2.0))
+    """
+    return tuple(sorted(worths)) if goal == "fairness" else (sum(worths),)
+
+
+@dataclass
+class PartPlans:
+    """The best plans of one application on parts of the fleet, by the planner. Each part is planned once.
+
+    Devices cost money whether or not a plan uses them: the least cost of a goodput is that of the cheapest part that
+    sustains it.
+    """
+
+    application: FleetApplication
+    devices: Sequence[Device]
+    gap: float
+    _known: dict[KindCounts, float] = field(default_factory=dict)
+
+    def goodput_per_s(self, counts: KindCounts) -> float:
+        facts, has = self.application.facts, self._part(counts)
+        here = [has[each.kind] for each in facts.devices if has[each.kind].count]
+        key = tuple(has[each.kind].count for each in facts.devices)
+        if key not in self._known:
+            limits = self.application.objective.for_most_goodput
+            plan = side_by_side(facts.with_devices(here), limits, self.gap) if here else None
+            self._known[key] = promised_per_s(plan) * self.application.kept
+        return self._known[key]
+
+    def worth(self, goal: FleetGoal, counts: KindCounts) -> float | None:
+        """The worth of these devices for the application; None if they do not do what it needs."""
+        goodput_per_s = self.goodput_per_s(counts)
+        if goodput_per_s < self.application.needed_per_s(goal) * (1 - SAME):
+            return None
+        dollars = sum(each.price_per_hour * each.count for each in self._part(counts).values())
+        return self.application.worth(goal, goodput_per_s, dollars)
+
+    def check_any(self, counts: KindCounts) -> None:
+        """Raise UserError if the application has no plan even on all these devices."""
+        if not self.goodput_per_s(counts):
+            why = reason(self.application.facts, self.application.objective.for_most_goodput)
+            raise UserError(f"{self.application.name}: {why}")
+
+    def _part(self, counts: KindCounts) -> dict[str, Device]:
+        return {each.kind: replace(each, count=count) for each, count in zip(self.devices, counts, strict=True)}

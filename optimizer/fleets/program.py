@@ -1,0 +1,167 @@
+"""A linear program that bounds every division of a fleet, and in whole numbers proposes divisions.
+
+By each row of worths (pipelines/ceiling.py) an application sustains at most the sum of the worths of its devices. With
+n[a, k] devices of kind k for application a, which sustain u[a],
+
+    u[a] <= scale[a] * worths[a, row] . n[a]  for every row,    u[a] >= needed[a],    sum over a of n[a, k] <= counts[k]
+    most:  sum of weight * min(u, rate)   |   - sum of price * n   |   t, where every u[a] >= t * weight[a] * rate[a]
+
+In fractions of devices this bounds all divisions while every scale is 1. Scales fit it to what was planned.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+
+from isobatch.optimizer.effort import Bools, Floats
+from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
+from isobatch.optimizer.pipelines.ceiling import Ceiling
+from isobatch.optimizer.pipelines.same_kinds import merged_by_kind
+from isobatch.optimizer.search.exact import search
+from isobatch.profiles.devices import Device
+
+NODES = 300  # of the search for whole numbers: a limit in nodes gives the same answer on every machine
+WHOLE_GAP = 1e-3  # of that search
+INFEASIBLE = 2  # the status of scipy's `milp`
+LEVEL = 1e-3  # for fairness, the weight of all goodputs beside the smallest one
+
+
+@dataclass(frozen=True)
+class Worths:
+    """Rows of the most goodput that a device of each kind adds, and the kinds that sustain something by themselves."""
+
+    rows: Floats
+    able: Bools
+
+    @classmethod
+    def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
+        facts, limits = merged_by_kind(application.facts), application.objective.for_most_goodput
+        plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
+        alone = np.array(
+            [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
+        )
+        rows = np.array(Ceiling(facts, limits, alone).worths())
+        columns, first = [each.kind for each in facts.devices], application.facts.first_names
+        of_fleet = [columns.index(first[each.kind]) if each.kind in first else -1 for each in devices]
+        here = np.array(of_fleet) >= 0
+        return cls(application.kept * rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
+
+
+@dataclass(frozen=True)
+class DivisionProgram:
+    """The variables, in this order: n, u, what of u is asked for, and t."""
+
+    applications: Sequence[FleetApplication]
+    goal: FleetGoal
+    devices: Sequence[Device]
+    worths: Sequence[Worths]
+
+    @property
+    def needed(self) -> Floats:
+        """What each application needs. Where that is any goodput, it is what some device adds at least."""
+        some = [float(each.rows[each.rows > 0].min()) for each in self.worths]
+        asked = np.array([each.needed_per_s(self.goal) for each in self.applications])
+        return np.where(asked > 0, np.maximum(asked, some), 0.0)
+
+    def bound(self) -> float | None:
+        """A value that no division exceeds (for cost: dollars that none undercuts, negative); None: there is none."""
+        solution = self._solved(self._aim(), self.needed, np.ones(len(self.applications)), whole=True)
+        return None if solution.status == INFEASIBLE else float(solution.bound)
+
+    def most_per_s(self, index: int, before: Sequence[int]) -> float:
+        """The most goodput that an application can have while those `before` have what they need."""
+        needed, aim = np.zeros(len(self.applications)), self._zeros()
+        needed[list(before)] = self.needed[list(before)]
+        aim[self._u][index] = 1.0
+        solution = self._solved(aim, needed, np.ones(len(self.applications)))
+        return 0.0 if solution.x is None else float(aim @ solution.x)
+
+    def proposal(self, needed: Floats, scales: Floats) -> tuple[KindCounts, ...] | None:
+        """The best division in whole devices, if applications sustain these shares of their upper bounds."""
+        aim = self._aim()
+        if self.goal == "fairness":
+            aim[self._u] += LEVEL / len(self.applications) / self._levels
+        solution = self._solved(aim, needed, scales, whole=True, able=True)
+        if solution.x is None:
+            return None
+        parts = np.rint(solution.x[: self._u.start]).reshape(len(self.applications), -1)
+        return tuple(tuple(int(count) for count in part) for part in parts)
+
+    @property
+    def _u(self) -> slice:
+        start = len(self.applications) * len(self.devices)
+        return slice(start, start + len(self.applications))
+
+    @property
+    def _asked(self) -> slice:
+        return slice(self._u.stop, self._u.stop + len(self.applications))
+
+    @property
+    def _levels(self) -> Floats:
+        """The goodput that counts as 1 for fairness, by application."""
+        return np.array([1 / each.worth("fairness", 1.0, 0.0) for each in self.applications])
+
+    def _zeros(self) -> Floats:
+        return np.zeros(self._asked.stop + 1)
+
+    def _aim(self) -> Floats:
+        aim, weights = self._zeros(), np.array([each.weight for each in self.applications])
+        if self.goal == "cost":
+            aim[: self._u.start] = np.tile([-each.price_per_hour for each in self.devices], len(self.applications))
+        elif self.goal == "fairness":
+            aim[-1] = 1.0
+        else:
+            aim[self._u], aim[self._asked] = BEYOND * weights, (1 - BEYOND) * weights
+        return aim
+
+    def _solved(
+        self, aim: Floats, needed: Floats, scales: Floats, whole: bool = False, able: bool = False
+    ) -> OptimizeResult:
+        """`able`: kinds that can do nothing alone do nothing without others."""
+        low, high = self._zeros(), self._zeros() + np.inf
+        low[self._u] = needed
+        high[: self._u.start] = np.tile([each.count for each in self.devices], len(self.applications))
+        high[self._asked] = [each.rate_per_s or np.inf for each in self.applications]
+        rows = np.array(list(self._limits(scales, able)))
+        most = np.append([float(each.count) for each in self.devices], np.zeros(len(rows) - len(self.devices)))
+        options = {"node_limit": NODES, "mip_rel_gap": WHOLE_GAP} if whole else {}
+        integral = self._zeros()
+        integral[: self._u.start] = whole
+        unit = self._units()  # the solver's tolerances are for numbers near 1
+        rows, aim = rows * unit, aim * unit
+        size, largest = np.abs(rows).max(axis=1), float(np.abs(aim).max())
+        limits = LinearConstraint(rows / size[:, None], -np.inf, most / size)
+        bounds = Bounds(low / unit, high / unit)
+        solution = milp(-aim / largest, integrality=integral, bounds=bounds, constraints=limits, options=options)
+        if solution.x is not None:
+            solution.x = solution.x * unit
+        solution.bound = solution.mip_dual_bound and -float(solution.mip_dual_bound) * largest
+        return solution
+
+    def _units(self) -> Floats:
+        units, counts = self._zeros() + 1.0, [each.count for each in self.devices]
+        most = np.array([float((each.rows @ counts).min()) for each in self.worths])
+        units[self._u] = units[self._asked] = most
+        units[-1] = float((most / self._levels).max())
+        return units
+
+    def _limits(self, scales: Floats, able: bool) -> Iterator[Floats]:
+        """Rows of what is at most `counts`, by kind, and after these of what is at most 0."""
+        kinds = len(self.devices)
+        for kind in range(kinds):
+            used = self._zeros()
+            used[kind : self._u.start : kinds] = 1.0
+            yield used
+        for index, (each, scale) in enumerate(zip(self.worths, scales, strict=True)):
+            part, u = slice(index * kinds, (index + 1) * kinds), self._u.start + index
+            enough = float((each.rows @ [device.count for device in self.devices]).max())  # of one able device
+            for row in (*(scale * each.rows), *([enough * each.able] if able and each.able.any() else [])):
+                sustained = self._zeros()
+                sustained[part], sustained[u] = -row, 1.0
+                yield sustained
+            asked, level = self._zeros(), self._zeros()
+            asked[self._asked.start + index], asked[u] = 1.0, -1.0
+            level[-1], level[u] = self._levels[index], -1.0
+            yield from (asked, level)

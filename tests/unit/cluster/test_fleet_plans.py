@@ -1,0 +1,182 @@
+"""isobatch plan fleet.yaml: several applications on one set of devices."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from isobatch.cluster.cli import app
+from isobatch.cluster.commands.plan_search import searched
+from isobatch.cluster.serving.serve_file import controllers, serve_file, served
+from isobatch.optimizer.plan import read_plan
+from isobatch.profiles.datasheet import bert_base, datasheet_table, distilbert
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.exits import ExitProfile
+from isobatch.profiles.files import Profile, save
+
+FAST = ("--believed", "--gap", "0.02")
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet")
+    for name, shape in {"distilbert": distilbert(), "bert": bert_base()}.items():
+        tables = tuple(datasheet_table(shape, kind) for kind in ("v100", "k80"))
+        blocks = tables[0].num_blocks
+        exits = ExitProfile(tuple(1 - 0.7 * block / blocks for block in range(blocks)))
+        save(Profile(name, tables, exits, weights="a1b2"), folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture
+def folder(profiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in profiles.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def entry(name: str, profile: str = "distilbert.json", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "profile": profile, "slo_ms": 100} | fields
+
+
+def plan(*options: str, **content: Any) -> str:
+    fleet = {"devices": {"v100": 2, "k80": 3}} | content
+    Path("fleet.yaml").write_text(yaml.safe_dump(fleet))
+    result = CliRunner().invoke(app, ["plan", "fleet.yaml", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+TWO = [entry("reviews", "bert.json", least_per_s=3000, weight=2), entry("queries", rate_per_s=2000)]
+
+
+def test_each_application_gets_a_plan_on_devices_of_its_own(folder: Path) -> None:
+    output = " ".join(plan(*FAST, applications=TWO).split())
+    plans = [read_plan(folder / f"{name}-plan.json") for name in ("reviews", "queries")]
+    assert [(each.model, each.slo_s) for each in plans] == [("bert", 0.1), ("distilbert", 0.1)]
+    for kind, count in {"v100": 2, "k80": 3}.items():
+        assert sum(each.devices().get(kind, 0) for each in plans) <= count
+    assert all(each.promise is not None for each in plans)
+    assert plans[0].promise is not None
+    assert plans[0].promise.goodput_per_s >= 3000
+    assert f"{plans[0].promise.goodput_per_s:,.0f}" in output
+    for words in ("equal share", "all devices", "weighted goodput", "no division is better"):
+        assert words in output
+    told = json.loads(plan(*FAST, "--json", applications=TWO))
+    assert [each["name"] for each in told["applications"]] == ["reviews", "queries"]
+    assert (told["goal"], told["gap"], told["exact"]) == ("goodput", 0.0, True)
+    assert told["applications"][0]["alone_per_s"] >= told["applications"][0]["estimated_per_s"]
+
+
+@pytest.mark.parametrize("cost", [False, True])
+def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
+    asked = ("--rate", "13000", "--min-cost") if cost else ()
+    options = ("plan", "--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--picture", "")
+    CliRunner().invoke(app, [*options, *asked, "--believed", "--out", "plan.json"], catch_exceptions=False)
+    plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
+    assert Path("one-plan.json").read_text() == Path("plan.json").read_text()
+
+
+def test_the_serve_file_serves_every_application_with_its_controller(folder: Path) -> None:
+    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
+    plan(*FAST, "--out", "serve.yaml", applications=[each | virtual for each in TWO])
+    content = serve_file(folder / "serve.yaml", {})
+    assert [each["route_prefix"] for each in served(content)] == ["/reviews", "/queries"]
+    assert [each["args"]["application"] for each in controllers(content)] == ["reviews", "queries"]
+    for each in served(content):
+        assert each["args"]["plan"] == str(folder / f"{each['name']}-plan.json")
+        assert each["args"]["backend"] == "virtual"
+    asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
+    simulated = CliRunner().invoke(app, [*asked, "queries", "--replan"], catch_exceptions=False)
+    assert simulated.exit_code == 0, simulated.output
+    with pytest.raises(UserError, match="--application other: the file has reviews, queries"):
+        CliRunner().invoke(app, [*asked, "other"], catch_exceptions=False)
+
+
+def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
+    rated = [entry("reviews", "bert.json", rate_per_s=100), entry("queries", rate_per_s=50)]
+    output = plan(*FAST, goal="cost", applications=rated)
+    assert "not used: " in output
+    assert "$" in output
+    shares = [entry("reviews", "bert.json", rate_per_s=100), entry("queries", rate_per_s=400)]
+    assert "the smallest share is" in plan(*FAST, goal="fairness", applications=shares)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"applications": []}, r"fleet.yaml: applications = \[\]: Tuple should have at least 1 item"),
+        ({"applications": TWO, "goals": "cost"}, "there is no field 'goals'; there are: devices, goal, applications"),
+        ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, profile, slo_ms"),
+        ({"applications": [entry("a", weight=0)]}, "a: weight = 0: Input should be greater than 0"),
+        ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
+        ({"applications": TWO, "goal": "speed"}, "goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),
+        ({"applications": TWO, "goal": "cost"}, "the goal cost needs rate_per_s of reviews"),
+        ({"applications": TWO, "goal": "fairness"}, "rate_per_s, which reviews lacks: give it to all, or to none"),
+        ({"applications": TWO, "devices": {"v1000": 2}}, "unknown device kind 'v1000': choose among k80"),
+        ({"applications": TWO, "devices": {"v100": 1, "t4": 2}}, "t4: no application's profile has times of this kind"),
+        ({"applications": TWO, "devices": {"t4": 2}}, "reviews: bert.json has times of v100, k80, the fleet has t4"),
+        ({"applications": [entry("a", "none.json")]}, "cannot read none.json: No such file"),
+        ({"applications": [entry("a", args={"plan": "p"})]}, "args: plan of a comes from its plan"),
+        (
+            {"applications": [TWO[0] | {"least_per_s": 90000}, TWO[1]]},
+            r"reviews needs 90000 per second, these devices sustain [\d.]+: [\d.]+ are missing",
+        ),
+        (
+            {"applications": [TWO[0] | {"least_per_s": 6000}, TWO[1] | {"least_per_s": 9000}]},
+            r"queries needs 9000 per second, .* beside what reviews must have: [\d.]+ are missing",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_sentence(folder: Path, content: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as error:
+        plan(*FAST, **content)
+    assert "\n" not in str(error.value)
+    assert not list(folder.glob("*-plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "sentence"),
+    [
+        (("--rate", "5"), {}, "--rate is for one application"),
+        (("--devices", "v100=1"), {}, "--devices is for one application"),
+        (("--ttft-ms", "5"), {}, "--ttft-ms is for one application"),
+        (("--out", "nowhere/serve.yaml"), {}, "cannot write nowhere/serve.yaml"),
+        (("--out", "serve.yaml"), {}, "--out: a needs model: the directory to serve"),
+        (("--out", "serve.yaml"), {"model": "nothing"}, "a: model = 'nothing': no such directory"),
+        (("--out", "serve.yaml"), {"args": {"backend": "virtual", "x": 1}}, "a: args: there is no field 'x'"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_any_plan_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], fields: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.divide", lambda *_: pytest.fail("it divides"))
+    with pytest.raises(UserError, match=sentence):
+        plan(*options, applications=[entry("a", **fields)])
+
+
+def test_where_plans_sustain_less_than_estimated_devices_are_divided_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulations confirm half of what is estimated: the share that suffices by estimate does not suffice."""
+
+    def halved(*asked: Any) -> Any:
+        result = searched(*asked)
+        assert result.plan.promise is not None
+        promise = replace(result.plan.promise, goodput_per_s=result.plan.promise.goodput_per_s / 2)
+        return replace(result, plan=replace(result.plan, promise=promise))
+
+    needs = [entry("reviews", "bert.json", least_per_s=3000), entry("queries", weight=9)]
+    plan(*FAST, applications=needs)
+    before = read_plan(folder / "reviews-plan.json").devices()
+    monkeypatch.setattr("isobatch.cluster.commands.plan_fleet.searched", halved)
+    plan(*FAST, applications=needs)
+    after = read_plan(folder / "reviews-plan.json")
+    assert (before["v100"], after.devices()["v100"]) == (1, 2)
+    with pytest.raises(UserError, match=r"^queries needs 9000 per second, its plan sustains \d+.* as simulated: "):
+        plan(*FAST, applications=[needs[1] | {"least_per_s": 9000}])

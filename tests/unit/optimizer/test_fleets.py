@@ -1,0 +1,160 @@
+"""Devices of one fleet divided among several applications, against all divisions."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.planner.fleets import GOALS, best_by_trying, random_fleet, value_on, worth_on
+from experiments.planner.settings import BERT_BASE, DISTILBERT
+from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal
+from isobatch.optimizer.fleets.division import divide, equal_shares
+from isobatch.optimizer.fleets.program import Worths
+from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.profiles.devices import fleet
+from isobatch.profiles.errors import UserError
+
+SMALL = (1, 6, 11)  # numbers of random fleets
+few = settings(max_examples=4, deadline=None, derandomize=True)
+seeds, goals = st.integers(0, 10**6), st.sampled_from(GOALS)
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_no_division_of_a_small_fleet_is_better(goal: FleetGoal) -> None:
+    divided = 0
+    for applications, devices in map(random_fleet, SMALL):
+        best = best_by_trying(applications, devices, goal)
+        if best is None:
+            with pytest.raises(UserError):
+                divide(applications, devices, goal)
+            continue
+        division, divided = divide(applications, devices, goal), divided + 1
+        assert value_on(applications, devices, division.parts, goal) == pytest.approx(best, rel=1e-9)
+        assert (division.gap, division.exact) == (0.0, True)
+    assert 0 < divided < len(SMALL), "some can be divided, and some cannot"
+
+
+@few
+@given(seeds, goals)
+def test_a_bound_on_a_large_fleet_holds_against_all_divisions(seed: int, goal: FleetGoal) -> None:
+    applications, devices = random_fleet(seed)
+    best = best_by_trying(applications, devices, goal)
+    try:
+        division = divide(applications, devices, goal, most_plans=0)
+    except UserError:
+        return
+    assert not division.exact
+    value = value_on(applications, devices, division.parts, goal)
+    assert best is not None
+    assert value is not None
+    if goal == "cost":
+        assert -value[0] <= -best[0] * (1 + division.gap) * (1 + 1e-6)
+    else:
+        assert best[0] <= value[0] * (1 + division.gap) * (1 + 0.01) * (1 + 1e-6)  # plans are near the best by 1 %
+    assert value[0] <= best[0] + abs(best[0]) * 1e-9
+
+
+@few
+@given(seeds, goals, st.booleans())
+def test_devices_are_given_once_and_nobody_has_less_than_it_needs(seed: int, goal: FleetGoal, large: bool) -> None:
+    applications, devices = random_fleet(seed)
+    try:
+        division = divide(applications, devices, goal, most_plans=0 if large else 400)
+    except UserError:
+        return
+    assert (np.sum(division.parts, axis=0) <= [each.count for each in devices]).all()
+    assert value_on(applications, devices, division.parts, goal) is not None
+
+
+@few
+@given(seeds, goals)
+def test_with_more_devices_no_value_is_smaller(seed: int, goal: FleetGoal) -> None:
+    applications, devices = random_fleet(seed)
+    more = [replace(devices[0], count=devices[0].count + 1), *devices[1:]]
+
+    def value(has: list) -> tuple[float, ...]:  # type: ignore[type-arg]
+        facts = [replace(each, facts=each.facts.with_devices(has)) for each in applications]
+        try:
+            return value_on(facts, has, divide(facts, has, goal).parts, goal) or ()
+        except UserError:
+            return ()
+
+    before, after = value(list(devices)), value(more)
+    assert after >= tuple(each - abs(each) * 1e-9 for each in before)
+
+
+@few
+@given(seeds)
+def test_no_plan_on_part_of_a_fleet_exceeds_what_its_devices_are_worth(seed: int) -> None:
+    applications, devices = random_fleet(seed)
+    part = tuple(each.count // 2 for each in devices)
+    for each in applications:
+        if side_by_side(each.facts, each.objective) is None:
+            continue
+        rows = Worths.of(each, devices, 0.01).rows
+        for counts in (part, tuple(device.count for device in devices)):
+            sustained = worth_on(
+                replace(each, weight=1.0, rate_per_s=None, least_per_s=0.0), devices, counts, "goodput"
+            )
+            assert sustained is not None
+            assert sustained <= float((rows @ counts).min()) * (1 + 1e-9)
+
+
+FLEET = fleet("v100=2,k80=2")
+
+
+def bert(**fields: float) -> FleetApplication:
+    return FleetApplication("bert", BERT_BASE.facts("v100=2,k80=2"), Objective(slo_s=0.1), **fields)  # type: ignore[arg-type]
+
+
+def distil(**fields: float) -> FleetApplication:
+    facts = DISTILBERT.facts("v100=2,k80=2")
+    return FleetApplication("distil", facts, Objective(slo_s=0.1), **fields)  # type: ignore[arg-type]
+
+
+def test_one_application_alone_gets_all_devices() -> None:
+    assert divide([bert()], FLEET, "goodput").parts == ((2, 2),)
+
+
+def test_weight_and_rate_decide_who_gets_the_fast_devices() -> None:
+    assert divide([bert(), distil()], FLEET, "goodput", 0.01).parts[1][0] == 2, "DistilBERT answers twice as many"
+    assert divide([bert(weight=9.0), distil()], FLEET, "goodput", 0.01).parts[0][0] == 2
+    assert divide([bert(), distil(rate_per_s=100.0)], FLEET, "goodput", 0.01).parts[0][0] == 2
+
+
+def test_the_application_of_lower_priority_is_named_with_what_is_missing() -> None:
+    demanding = bert(least_per_s=6000.0), distil(least_per_s=10000.0)
+    for large in (400, 0):
+        with pytest.raises(
+            UserError, match=r"^distil needs 10000 per second, .* beside what bert must have: .* missing$"
+        ):
+            divide(demanding, FLEET, "goodput", 0.01, large)
+        with pytest.raises(UserError, match=r"^bert needs 6000 per second, .* beside what distil must have: "):
+            divide([demanding[0], replace(demanding[1], priority=1)], FLEET, "goodput", 0.01, large)
+        with pytest.raises(UserError, match=r"^bert needs 90000 per second, these devices sustain [\d.]+: "):
+            divide([bert(least_per_s=9e4), distil()], FLEET, "fairness", 0.01, large)
+
+
+def test_every_application_gets_a_device_unless_it_may_get_none() -> None:
+    one = fleet("v100=1")
+    first, second = (replace(each, facts=each.facts.with_devices(one)) for each in (bert(), distil()))
+    with pytest.raises(UserError, match=r"^distil: no device that it could use is left beside what bert must have"):
+        divide([first, second], one, "goodput")
+    assert divide([replace(first, least_per_s=0.0), second], one, "goodput").parts == ((0,), (1,))
+
+
+def test_an_application_without_any_plan_is_named() -> None:
+    with pytest.raises(UserError, match=r"^distil: 0.01 ms SLO: the fastest plan needs"):
+        divide([bert(), replace(distil(), objective=Objective(slo_s=1e-5))], FLEET, "goodput")
+
+
+@few
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 7))
+def test_equal_shares_differ_by_one_device_at_most(counts: list[int], applications: int) -> None:
+    shares = np.array(equal_shares(tuple(counts), applications))
+    assert shares.sum(axis=0).tolist() == counts
+    assert np.ptp(shares.sum(axis=1)) <= 1
+    assert (np.ptp(shares, axis=0) <= 1).all()
