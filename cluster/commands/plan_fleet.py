@@ -217,11 +217,10 @@ def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: F
             return planned
         if not division.estimates:  # one application alone: there is nothing to divide
             break
-        estimates = [each.estimated_per_s for each in division.estimates]
         asking = [
-            replace(each, kept=each.kept * sustained_per_s / estimated_per_s) if sustained_per_s else each
-            for each, sustained_per_s, estimated_per_s in zip(asking, planned.goodputs_per_s, estimates, strict=False)
-        ] or asking
+            each.learned(sustained_per_s, estimate.estimated_per_s)
+            for each, sustained_per_s, estimate in zip(asking, planned.goodputs_per_s, division.estimates, strict=True)
+        ]
     each, sustained_per_s = short[0]
     needed_per_s = each.needed_per_s(goal)
     raise UserError(

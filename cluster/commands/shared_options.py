@@ -167,10 +167,8 @@ class GivenOptions:
         """Those of one kind, `but` some. Raise UserError if another was given: if its value is not its default."""
         names = {field.name for field in fields(kind)}
         for name, value in self.values.items():
-            if (name not in names or name in but) and value not in (
-                self.defaults[name],
-                [],
-            ):  # []: a repeatable option, not given
+            is_given = value not in (self.defaults[name], [])  # []: a repeatable option
+            if is_given and (name not in names or name in but):
                 raise UserError(f"{flag(name)} {refusal}")
         return kind(**{name: self.values[name] for name in names})
 

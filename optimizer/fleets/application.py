@@ -42,6 +42,11 @@ class FleetApplication:
         """The goodput below which a division is none."""
         return max(self.least_per_s, self.rate_per_s or 0.0) if goal == "cost" else self.least_per_s
 
+    def learned(self, sustained_per_s: float, estimated_per_s: float) -> "FleetApplication":
+        """The same, after a simulation of a plan for which `estimated_per_s` was expected."""
+        confirmed = sustained_per_s / estimated_per_s if sustained_per_s and estimated_per_s else 1.0
+        return replace(self, kept=self.kept * confirmed)
+
     def worth(self, goal: FleetGoal, goodput_per_s: float, dollars: float) -> float:
         """The part of this application in the value of a division."""
         if goal == "cost":

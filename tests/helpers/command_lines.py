@@ -78,4 +78,9 @@ def material(folder: Path) -> Path:
         rows = [f"{text},{random.integers(3)}" for text in texts]
         (folder / name).write_text("\n".join(["text,label", *rows]) + "\n")
     (folder / "bodies.jsonl").write_text('{"inputs": "a good film"}\n{"inputs": ["a dull film", "a bad film"]}\n')
+    entries = [
+        f"  - {{name: {name}, profile: profile.json, model: my-bert-ee, slo_ms: 1000}}"
+        for name in ("reviews", "queries")
+    ]
+    (folder / "fleet.yaml").write_text("\n".join(["devices: {cpu: 2}", "applications:", *entries]) + "\n")
     return folder
