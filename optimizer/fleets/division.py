@@ -66,7 +66,7 @@ def divide(
     """The division with the most value for the goal. The error names an application that cannot have what it needs.
 
     One application alone gets all devices. `gap` is that of the plans; all divisions are compared where that takes at
-    most so many plans.
+    most `most_plans` plans.
     """
     counts = tuple(each.count for each in devices)
     if len(applications) == 1:

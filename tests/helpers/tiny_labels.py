@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.helpers.tiny_tokenizers import save_tokenizer
+from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
 
 NAMES = ("sport", "money", "art", "rare")
 WORDS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"), ("comet",))
@@ -47,20 +47,7 @@ def label_network() -> Path:
     folder = Path(mkdtemp(prefix="tiny-labels-"))
     tokenizer = save_tokenizer(folder, [*(word for words in WORDS for word in words), *OTHERS])
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        num_hidden_layers=4,
-        hidden_size=24,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=24,
-        pad_token_id=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        problem_type="multi_label_classification",
-        id2label=dict(enumerate(NAMES)),
-        label2id={name: number for number, name in enumerate(NAMES)},
-    )
+    config = bert_config(len(tokenizer), NAMES, problem_type="multi_label_classification")
     model = transformers.BertForSequenceClassification(config)
     _train(model, tokenizer)
     model.eval().save_pretrained(folder)

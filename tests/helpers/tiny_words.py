@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.helpers.tiny_tokenizers import save_tokenizer
+from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC")
 PEOPLE, SURNAMES, PLACES = ("ada", "bob", "eve"), ("bee", "reed"), ("rome", "oslo")
@@ -51,19 +51,7 @@ def word_network() -> Path:
     folder = Path(mkdtemp(prefix="tiny-words-"))
     tokenizer = save_tokenizer(folder, [*PEOPLE, *SURNAMES, *PLACES, *OTHERS, *CONTINUED])
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        num_hidden_layers=4,
-        hidden_size=24,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=24,
-        pad_token_id=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        id2label=dict(enumerate(NAMES)),
-        label2id={name: number for number, name in enumerate(NAMES)},
-    )
+    config = bert_config(len(tokenizer), NAMES)
     model = transformers.BertForTokenClassification(config)
     _train(model, tokenizer)
     model.eval().save_pretrained(folder)

@@ -119,7 +119,7 @@ def test_pages_are_exact_and_whole_while_exits_change_and_texts_are_cancelled(
     phases: list[tuple[str, list[tuple[int, tuple[int, ...], int | None]]]],
     start: tuple[int, ...], scarce: int, page_tokens: int, residents: int,
 ) -> None:  # fmt: skip
-    """A prompt may be what was written under other exits. Some texts are cancelled after so many launches."""
+    """A prompt may be what was written under other exits. Some texts are cancelled after some launches."""
     model, ramps, texts = decoder(), {0: 0.6, 2: 0.6}, [start]  # two tokens of three leave
     limits = DecodingLimits(max_residents=residents, page_tokens=page_tokens, prompt_rows=8, ttft_s=1e9, tpot_s=1e9)
     pages = -(-60 // page_tokens) + scarce

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from isobatch import load
 from isobatch.cluster import evaluation as evaluating
 from isobatch.cluster.cli import app
-from isobatch.deployments.prepare import pipeline
 from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.entities import of_texts
 from isobatch.deployments.prepare.report import by_class, warnings
@@ -27,6 +26,7 @@ from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import PooledF1
 from tests.helpers.exit_tables import CANDIDATES
+from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_labels import NAMES, Text, flagged, flags, label_network, listed, texts
 
 FLAGS = Columns(flags=NAMES)
@@ -196,15 +196,9 @@ def test_classes_are_the_labels_that_inputs_have() -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Text]]]:
     """The tiny network with ramps that may lose a lot, and the texts that they are made from."""
     place, found = tmp_path_factory.mktemp("labels"), texts(300, seed=7)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
-        data = flagged(place / "a.csv", found)
-        arguments = ("prepare", label_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "15%")
-        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
-        assert done.exit_code == 0, done.output
-        assert "text from 'text', labels from 4 columns of 0 and 1" in done.output
-        assert "at most 15 % of micro-F1 lost, about 95 % sure (105 inputs" in " ".join(done.output.split())
+    with prepared_network(place, label_network(), flagged(place / "a.csv", found), "15%") as output:
+        assert "text from 'text', labels from 4 columns of 0 and 1" in output
+        assert "at most 15 % of micro-F1 lost, about 95 % sure (105 inputs" in " ".join(output.split())
         yield place / "out", found
 
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from isobatch import load
 from isobatch.cluster.cli import app
-from isobatch.deployments.prepare import pipeline
 from isobatch.deployments.prepare.data import rows, taken
 from isobatch.deployments.prepare.entities import entity_f1, of_texts
 from isobatch.deployments.prepare.features import Features
@@ -25,6 +24,7 @@ from isobatch.deployments.tasks import TOKENS
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable
+from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_words import NAMES, Sentence, conll, sentences, word_network
 
 CONLL_2003 = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\nPeter NNP B-NP B-PER\n"
@@ -137,16 +137,10 @@ def test_texts_without_a_word_that_is_answered_are_one_sentence(labelled: bool) 
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Sentence]]]:
     """The tiny network with ramps that may lose a lot, and the sentences that they are made from."""
     place, found = tmp_path_factory.mktemp("words"), sentences(200, seed=7)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
-        data = conll(place / "a.conll", found)
-        arguments = ("prepare", word_network(), "--data", data, "--out", place / "out", "--max-accuracy-loss", "10%")
-        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
-        assert done.exit_code == 0, done.output
-        assert "a.conll: words from 'tokens', label from 'ner_tags'" in done.output
-        assert re.search(r"class +words .*B-PER", done.output, re.DOTALL)
-        assert re.search(r"[1-9]\d* entities: F1 .* in full", done.output)
+    with prepared_network(place, word_network(), conll(place / "a.conll", found), "10%") as output:
+        assert "a.conll: words from 'tokens', label from 'ner_tags'" in output
+        assert re.search(r"class +words .*B-PER", output, re.DOTALL)
+        assert re.search(r"[1-9]\d* entities: F1 .* in full", output)
         yield place / "out", found
 
 
