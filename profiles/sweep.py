@@ -62,6 +62,10 @@ class Rounds:
     def of(cls, rounds: Sequence[Round]) -> "Rounds":
         return cls(*map(np.asarray, zip(*rounds, strict=True)))
 
+    def __add__(self, other: "Rounds") -> "Rounds":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Rounds(*(np.concatenate(pair) for pair in pairs))
+
     @property
     def median_s(self) -> float:
         return float(np.median(self.whole))

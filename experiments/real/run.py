@@ -24,12 +24,13 @@ from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
 from experiments.shared.live import Live, bare
-from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
+from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, profiled
 from experiments.shared.version import code_of
 from isobatch.deployments.folders import cache_directory
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
+from isobatch.profiles.sweep import whole_s
 
 SIX_LAYERS = 6
 PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
@@ -43,6 +44,7 @@ OTHERS: Mapping[str, Callable[[RealCase], RealCase]] = {
 }
 PARTS = ("launches", "live", *OTHERS, "idle", "peers")
 PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32", "int8")))
+AGAIN_S = 10.0  # for which the network is timed after the rounds, as the machine's speed changes with its neighbours
 console = Console(stderr=True, width=140)
 
 
@@ -142,7 +144,14 @@ def _live(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
         known = profiled(case.checkpoint, Path(folder), dtype=case.dtype)
         found = systems(known, case.slo_ms / 1e3, case.replicas)
         with bare() as here:
-            return asyncio.run(_measured(here, Path(folder), known, found, case, rounds, seconds))
+            figures = asyncio.run(_measured(here, Path(folder), known, found, case, rounds, seconds))
+        again = profiled(case.checkpoint, Path(folder), AGAIN_S, case.dtype)
+        return figures | {"machine_slower": _largest_s(again) / _largest_s(known)}
+
+
+def _largest_s(profile: Profile) -> float:
+    """The time of the largest launch that was measured, without exits: how slow the machine was."""
+    return float(whole_s(profile.table(KIND))[-1])
 
 
 async def _measured(
