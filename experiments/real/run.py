@@ -30,7 +30,7 @@ from isobatch.deployments.folders import cache_directory
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
-from isobatch.profiles.sweep import whole_s
+from isobatch.profiles.sweep import rate_per_s
 
 SIX_LAYERS = 6
 PATIENCE = 2  # answers in a row that must agree, in ElasticBERT's recorded exits
@@ -146,12 +146,15 @@ def _live(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
         with bare() as here:
             figures = asyncio.run(_measured(here, Path(folder), known, found, case, rounds, seconds))
         again = profiled(case.checkpoint, Path(folder), AGAIN_S, case.dtype)
-        return figures | {"machine_slower": _largest_s(again) / _largest_s(known)}
+        return figures | {"machine_slower": _slower(again, known)}
 
 
-def _largest_s(profile: Profile) -> float:
-    """The time of the largest launch that was measured, without exits: how slow the machine was."""
-    return float(whole_s(profile.table(KIND))[-1])
+def _slower(later: Profile, before: Profile) -> float:
+    """The time of the largest launch that both profiles have, without exits: later, over before."""
+    tables = [profile.table(KIND) for profile in (later, before)]
+    size = min(table.largest for table in tables)
+    after_s, before_s = (size / float(rate_per_s(table, size)) for table in tables)
+    return after_s / before_s
 
 
 async def _measured(
