@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from isobatch.deployments.cluster_checks import ClusterState
-from isobatch.deployments.config import ServedConfig, ports_in
+from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.named import ports_in
 from isobatch.deployments.resources import KIND, Resources, by_label, requested_amounts
 from isobatch.deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
