@@ -31,21 +31,15 @@ WATCH_EVERY_S = 2.0
 
 def status(
     url: Annotated[str, typer.Argument(help="Address of the application.")] = "http://127.0.0.1:8000",
-    watch: Annotated[bool, typer.Option("--watch", help="Update the display until Ctrl-C.")] = False,
-    pause: Annotated[bool, typer.Option("--pause", help="Let the controller change nothing from now on.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Let the controller change plans again.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Plan now, and apply the best plan, whatever it gains.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what the controller would decide now, and apply nothing.")
-    ] = False,
-    earlier: Annotated[
-        bool, typer.Option("--earlier", help="Also show the decisions in earlier deployments of the application.")
-    ] = False,
-    path: Annotated[str, typer.Option(help="Route prefix of the controller's application.")] = PATH,
+    watch: Annotated[bool, "Update the display until Ctrl-C."] = False,
+    pause: Annotated[bool, "Let the controller change nothing from now on."] = False,
+    resume: Annotated[bool, "Let the controller change plans again."] = False,
+    force: Annotated[bool, "Plan now, and apply the best plan, whatever it gains."] = False,
+    dry_run: Annotated[bool, "Show what the controller would decide now, and apply nothing."] = False,
+    earlier: Annotated[bool, "Also show the decisions in earlier deployments of the application."] = False,
+    path: Annotated[str, "Route prefix of the controller's application."] = PATH,
     api_key_variable: KeyVariable = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    as_json: Annotated[bool, "Print JSON, for other programs."] = False,
 ) -> None:
     """Show the running plan, how full its launches are, promised and current goodput, the forecast and decisions.
 
