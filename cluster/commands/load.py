@@ -15,7 +15,7 @@ from rich.console import Console
 from isobatch.cluster.commands import KeyVariable, above_0, check_writable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
 from isobatch.cluster.load import generator, prompts, report
-from isobatch.cluster.load.http_connection import run_noting_polls
+from isobatch.cluster.load.generator import run_noting_polls
 from isobatch.cluster.load.prompts import PromptLoad, prompts_in
 from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up, predicts_at, promised_ms
 from isobatch.deployments.prepare.sample import sampled

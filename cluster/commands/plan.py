@@ -147,7 +147,7 @@ def plan(given: GivenOptions) -> None:
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from isobatch.cluster.commands import check_writable, plan_report
-    from isobatch.cluster.commands.plan_live import LivePlan
+    from isobatch.cluster.commands.plan_search import LivePlan
     from isobatch.cluster.commands.plan_search import objective_of, searched
 
     if options.profile is None or options.devices is None:

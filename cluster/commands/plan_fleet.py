@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable
-from isobatch.cluster.commands.plan_live import LivePlan
+from isobatch.cluster.commands.plan_search import LivePlan
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import objective_of, problems, searched
 from isobatch.cluster.commands.serve import write

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from isobatch.cluster.load.generator import Floats, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN
 from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from experiments.replan.timeline import Timeline, load, timeline
 from experiments.shared.live import NAME
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import WRONG, LoadGenerator, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN
 from isobatch.cluster.load.workloads import Floats, arrivals
 from isobatch.optimizer.plan import Plan
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from experiments.replan.suite import SURVIVAL, leaves_after
 from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN, Carrier, HttpConnection
+from isobatch.cluster.load.generator import BROKEN, Carrier, HttpConnection
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.profiles.exits import ExitProfile
 
