@@ -36,9 +36,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 1000,
     as_json: Annotated[bool, "Print only the result, as JSON."] = False,
-    out: Annotated[Path, "File for the same result; a picture is written beside it."] = Path(
-        "bench.json"
-    ),
+    out: Annotated[Path, "File for the same result; a picture is written beside it."] = Path("bench.json"),
 ) -> None:
     """Compare the full network, plain early exit, and constant batches: the rate that each sustains within an SLO.
 

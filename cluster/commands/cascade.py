@@ -24,9 +24,7 @@ class _CascadeOptions:
         float, typer.Option(min=0.5, max=0.9999, help="The confidence with which the loss is tested.")
     ] = 0.95
     metric: Annotated[Metric, f"What the loss is measured by: {METRICS}."] = "accuracy"
-    policy: Annotated[
-        str, "Which inputs are answered early: entropy, confidence, margin, or module:function."
-    ] = "entropy"
+    policy: Annotated[str, "Which inputs leave early: entropy, confidence, margin, or module:function."] = "entropy"
     levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks in a cascade.")] = 2
     labels: Labels = None
     max_rows: Annotated[int, typer.Option(min=50, help="The most rows; more are sampled uniformly.")] = 20_000

@@ -61,9 +61,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
 
 
 def environment(
-    folder: Annotated[
-        Path, "Folder for HAProxy's files: a short path to which only you can write."
-    ] = Path("~/.isobatch"),
+    folder: Annotated[Path, "Folder for HAProxy's files: a short path, writable only for you."] = Path("~/.isobatch"),
 ) -> None:
     """Print the settings for `ray start` as shell commands, and write the files that they name.
 

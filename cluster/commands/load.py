@@ -64,9 +64,7 @@ def load(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
     api_key_variable: KeyVariable = None,
-    out: Annotated[Path, "File for the figures; a picture is written beside it."] = Path(
-        "load.json"
-    ),
+    out: Annotated[Path, "File for the figures; a picture is written beside it."] = Path("load.json"),
 ) -> None:
     """Send requests at a given rate, however fast the server is, and count latency from when each request was due.
 

@@ -95,9 +95,7 @@ class DecoderPlanOptions(_CommonOptions):
         int | None,
         typer.Option(min=1, help="The most memory for KV on a replica; if not given: all there is."),
     ] = None
-    observed: Annotated[
-        str | None, "Plan for the texts of a running server, by its address or its saved /stats."
-    ] = None
+    observed: Annotated[str | None, "Plan for the texts of a running server: its address, or saved /stats."] = None
 
 
 PANELS = {
@@ -147,8 +145,7 @@ def plan(given: GivenOptions) -> None:
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from isobatch.cluster.commands import check_writable, plan_report
-    from isobatch.cluster.commands.plan_search import LivePlan
-    from isobatch.cluster.commands.plan_search import objective_of, searched
+    from isobatch.cluster.commands.plan_search import LivePlan, objective_of, searched
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")

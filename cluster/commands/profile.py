@@ -36,9 +36,7 @@ class _CommonOptions:
 class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
     """The options for a network that classifies."""
 
-    backend: Annotated[
-        str, "As `backend:` of `isobatch serve`, which should be the same. auto: the fastest here."
-    ] = "torch"
+    backend: Annotated[str, "As `backend:` of `isobatch serve`, which should be equal. auto: the fastest."] = "torch"
     data: Annotated[Path | None, f"Recorded inputs, over which exits are counted: {READS}."] = None
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows of --data; more are sampled.")] = 2000
     lengths: Annotated[

@@ -1,7 +1,7 @@
 """The options of commands: parameters of a function, or fields of dataclasses that several commands share.
 
-A text beside the type of an option is its help, and an option whose default is False is a flag: `Annotated[bool, "..."]`.
-Others are annotated for typer.
+A text beside the type of an option is its help, as in `Annotated[int, "..."]`, and an option whose default is False is
+a flag. Others are annotated for typer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

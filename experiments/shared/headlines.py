@@ -131,18 +131,15 @@ HEADLINES = {
         Headline("sim", "p50_error_max", "simulated against live p50, relative error, worst case", 0.1, True),
         Headline("sim", "p99_error_max", "simulated against live p99, relative error, worst case", 0.1, True),
         Headline(
-            "homogeneous",
-            "gain_over_early_exit_batch_4",
-            "datasheets: BERT-base, 16 V100, batch 4, over early exit",
-            paper=1.44,
-        ),  # fmt: skip
+            "homogeneous", "gain_over_early_exit_batch_4", "datasheets: 16 V100, batch 4, over early exit", paper=1.44
+        ),
         Headline("homogeneous", "gain_over_no_exits_batch_4", "the same, over no exits", paper=1.30),
         Headline(
             "heterogeneous",
             "gain_over_best_batch_4",
             "by datasheet tables: 6 V100, 8 P100, 15 K80, batch 4, over the best other",
             paper=1.70,
-        ),  # fmt: skip
+        ),
     ),
     "Scale, simulated: GPUs of four kinds (processor time is real)": tuple(
         Headline("scale", f"{figure}_{gpus}", f"{gpus:,} GPUs: {says}")
@@ -368,11 +365,8 @@ HEADLINES = {
         Headline("tcb", "rows_over_padded_to_100_das", "DAS: rows over padded to 100 tokens", paper=2.22),
         Headline("tcb", "rows_over_sorted_by_length_das", "DAS: rows over sorted by length", paper=1.48),
         Headline(
-            "tcb",
-            "rows_over_padded_to_the_longest_first_come",
-            "first come: rows over padded to the longest",
-            paper=3.33,
-        ),  # fmt: skip
+            "tcb", "rows_over_padded_to_the_longest_first_come", "first come: over padded to the longest", paper=3.33
+        ),
         Headline("tcb", "rows_over_padded_to_100_first_come", "first come: rows over padded to 100 tokens", paper=3.33),
         Headline("tcb", "rows_over_sorted_by_length_first_come", "first come: rows over sorted by length", paper=1.52),
         Headline(

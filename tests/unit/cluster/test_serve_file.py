@@ -132,7 +132,10 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
     assert (told.slo_ms, told.backend, told.dtype) == (90.0, VIRTUAL, "float32")
     published = replace(plan, backend="tensorrt", dtype="float16")  # nothing here computes by that
     (tmp_path / "plan.json").write_text(published.to_json())
-    assert (checked(AppConfig, application["args"]).backend, checked(AppConfig, application["args"]).dtype) == ("torch", "float32")
+    assert (checked(AppConfig, application["args"]).backend, checked(AppConfig, application["args"]).dtype) == (
+        "torch",
+        "float32",
+    )
     with pytest.raises(UserError, match="a plan needs its profile too"):
         serve_file(tmp_path, {"plan": files["plan"]})
 

@@ -103,7 +103,9 @@ def test_fields_that_contradict_early_answers_are_refused(told: dict[str, object
 
 
 def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
-    made = first_plan(checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4}), load(Path(profile)))
+    made = first_plan(
+        checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4}), load(Path(profile))
+    )
     assert max(split.batch_size for split in made.splits) <= 4
     with pytest.raises(UserError, match="rate_per_s needs devices"):
         checked(AppConfig, {"rate_per_s": 5.0})
