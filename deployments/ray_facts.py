@@ -239,8 +239,7 @@ def declared_applications() -> list[dict[str, Any]]:
 
 def _applications() -> dict[str, Any]:
     """Serve's details of all its applications, by name."""
-    details: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
-    return details
+    return serve_client().get_serve_details()["applications"] if serve_client() else {}
 
 
 def scale(application: str, deployment: str, replicas: int) -> None:

@@ -209,8 +209,7 @@ def _prices(sizes: Floats, seconds: Floats) -> Floats:
     scaled = sizes / seconds[:, None]
     scale = np.abs(scaled).max(axis=0)
     scale[scale == 0] = 1.0
-    prices: Floats = nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
-    return prices
+    return nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
 
 
 def weights_bytes(model: Any) -> int:

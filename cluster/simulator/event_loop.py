@@ -22,6 +22,7 @@ from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
 from isobatch.profiles.errors import UserError
 
+
 @dataclass(frozen=True)
 class Outage:
     """A replica that is gone for a while. The launches that it runs and the survivors that it holds are lost."""
