@@ -22,6 +22,7 @@ from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
 from isobatch.cluster.commands.profiles import profiles
 from isobatch.cluster.commands.serve import serve
+from isobatch.cluster.commands.shared_options import with_options
 from isobatch.cluster.commands.simulate import simulate
 from isobatch.cluster.commands.status import status
 from isobatch.cluster.commands.tune import tune
@@ -55,7 +56,7 @@ for command in (
     bench, cascade, dashboards, deploy, doctor, environment, evaluate, explain, kubernetes, load, plan, predict,
     prepare, profile, serve, simulate, status, tune, up,
 ):  # fmt: skip
-    app.command()(command)
+    app.command()(with_options()(command))
 app.add_typer(profiles, name="profiles")
 
 

@@ -26,8 +26,8 @@ from isobatch.deployments.front.follower import Follower
 from isobatch.deployments.front.grpc_server import check_port
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.in_process import InProcess
-from isobatch.deployments.front.metrics import export
 from isobatch.deployments.front.service import Service
+from isobatch.deployments.front.stats import export
 from isobatch.deployments.graph import check_depth, check_weights
 from isobatch.deployments.planning import has_room_beside
 from isobatch.deployments.ray_facts import application_name, cluster_state, free_resources, labelled, nodes

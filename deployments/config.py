@@ -1,6 +1,5 @@
 """The fields under `args:` in a Serve file: those of every network, and those of one that classifies."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from math import ceil
@@ -11,7 +10,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
-from isobatch.deployments.named import BACKENDS, LOADER, VIRTUAL, demo_folder, known_backend, well_formed
+from isobatch.deployments.named import (
+    BACKENDS,
+    LOADER,
+    VIRTUAL,
+    DeclaredDevices,
+    DeviceName,
+    HostName,
+    ImportPath,
+    LinkName,
+    LogFormat,
+    Ports,
+    WebOrigin,
+    demo_folder,
+    known_backend,
+)
 from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
@@ -21,24 +34,6 @@ from isobatch.profiles.promise import RULES
 
 VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
-
-
-def _shaped(pattern: str, rule: str) -> AfterValidator:
-    """Refuses a text that does not have the pattern; `rule` says what it must be."""
-
-    def checked_text(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"{text!r} must {rule}")
-        return text
-
-    return AfterValidator(checked_text)
-
-
-def _device_counts(devices: dict[str, int] | str) -> dict[str, int] | str:
-    counts = devices.values() if isinstance(devices, dict) else ()
-    if devices != "auto" and (not counts or min(counts) < 1):
-        raise ValueError("devices must be auto, or counts of at least one, as in {v100: 2, p100: 2}")
-    return devices
 
 
 def _known_backend_or_virtual(name: str) -> str:
@@ -53,37 +48,7 @@ def _known_order(name: str) -> str:
     return name
 
 
-def _port_range(text: str) -> str:
-    """
-    >>> ports_in(_port_range("24000-24002"))
-    range(24000, 24003)
-    """
-    first, dash, last = text.partition("-")
-    if not (dash and first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
-        raise ValueError(f"{text!r} must be FIRST-LAST, from 1024 to 65535, as in 24000-24099")
-    return text
-
-
-def ports_in(port_range: str) -> range:
-    first, _, last = port_range.partition("-")
-    return range(int(first), int(last) + 1)
-
-
 LabelCount = Annotated[int, Field(ge=1)]
-LinkName = Annotated[str, _shaped(r"[^>\s]+>[^>\s]+", "name two kinds of devices: KIND>KIND, as in v100>k80")]
-WebOrigin = Annotated[
-    str,
-    _shaped(r"https?://[\w.-]+(:\d{1,5})?", "be as browsers send it: https://NAME or http://NAME:PORT, without a path"),
-    AfterValidator(str.lower),
-]
-HostName = Annotated[
-    str, _shaped(r"[\w-]+(\.[\w-]+)*", "be a name, as in api.example, without a port"), AfterValidator(str.lower)
-]
-Ports = Annotated[str, AfterValidator(_port_range)]
-ImportPath = Annotated[str, AfterValidator(well_formed)]
-LogFormat = Literal["text", "json"]
-DeviceName = Annotated[str, _shaped(r"cpu|cuda(:0)?", "be 'cpu' or 'cuda': Ray gives a replica its GPU")]
-DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_device_counts)]
 
 
 class ServedConfig(BaseModel):
@@ -398,17 +363,12 @@ class AppConfig(ServedConfig):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def parse(arguments: dict[str, Any]) -> AppConfig:
-    """The configuration; raises UserError with one line about the first wrong field.
+def checked(model: type[Model], arguments: dict[str, Any], where: str = "args") -> Model:
+    """The configuration; raises UserError with one line about the first wrong field of the section `where`.
 
-    >>> parse({"max_batch": 8}).max_batch
+    >>> checked(AppConfig, {"max_batch": 8}).max_batch
     8
     """
-    return checked(AppConfig, arguments)
-
-
-def checked(model: type[Model], arguments: dict[str, Any], where: str = "args") -> Model:
-    """As `parse`, for any configuration. `where` is the name of the section in errors."""
     try:
         return model.model_validate(arguments)
     except ValidationError as error:

@@ -1,10 +1,12 @@
-"""Resolves names that users give: built-in networks, backends, and functions by their import paths."""
+"""Names that users give, and their forms: built-in networks, backends, functions, devices, ports, hosts."""
 
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from isobatch.profiles.errors import UserError
 
@@ -40,7 +42,7 @@ def function_at(path: str) -> Callable[..., Any]:
         raise UserError(f"{path!r} cannot be imported: {error}") from error
     if not callable(function):
         raise UserError(f"{path!r} must name a function as 'module:function'")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def demo_folder() -> Path:
@@ -97,3 +99,56 @@ def known_backend(name: str) -> str:
     if name != AUTO:
         backend_path(name)
     return name
+
+
+# The forms of values in Serve files
+
+
+def _shaped(pattern: str, rule: str) -> AfterValidator:
+    """Refuses a text that does not have the pattern; `rule` says what it must be."""
+
+    def checked_text(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} must {rule}")
+        return text
+
+    return AfterValidator(checked_text)
+
+
+def _device_counts(devices: dict[str, int] | str) -> dict[str, int] | str:
+    counts = devices.values() if isinstance(devices, dict) else ()
+    if devices != "auto" and (not counts or min(counts) < 1):
+        raise ValueError("devices must be auto, or counts of at least one, as in {v100: 2, p100: 2}")
+    return devices
+
+
+def _port_range(text: str) -> str:
+    """
+    >>> ports_in(_port_range("24000-24002"))
+    range(24000, 24003)
+    """
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ValueError(f"{text!r} must be FIRST-LAST, from 1024 to 65535, as in 24000-24099")
+    return text
+
+
+def ports_in(port_range: str) -> range:
+    first, _, last = port_range.partition("-")
+    return range(int(first), int(last) + 1)
+
+
+LinkName = Annotated[str, _shaped(r"[^>\s]+>[^>\s]+", "name two kinds of devices: KIND>KIND, as in v100>k80")]
+WebOrigin = Annotated[
+    str,
+    _shaped(r"https?://[\w.-]+(:\d{1,5})?", "be as browsers send it: https://NAME or http://NAME:PORT, without a path"),
+    AfterValidator(str.lower),
+]
+HostName = Annotated[
+    str, _shaped(r"[\w-]+(\.[\w-]+)*", "be a name, as in api.example, without a port"), AfterValidator(str.lower)
+]
+Ports = Annotated[str, AfterValidator(_port_range)]
+ImportPath = Annotated[str, AfterValidator(well_formed)]
+LogFormat = Literal["text", "json"]
+DeviceName = Annotated[str, _shaped(r"cpu|cuda(:0)?", "be 'cpu' or 'cuda': Ray gives a replica its GPU")]
+DeclaredDevices = Annotated[dict[str, int] | str, AfterValidator(_device_counts)]

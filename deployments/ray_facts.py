@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from isobatch.deployments.cluster_checks import ClusterState
-from isobatch.deployments.config import ServedConfig, ports_in
+from isobatch.deployments.config import ServedConfig
+from isobatch.deployments.named import ports_in
 from isobatch.deployments.resources import KIND, Resources, by_label, requested_amounts
 from isobatch.deployments.transport.wire import ANY_PORT, Certificates, Wire, tls_contexts
 
@@ -238,8 +239,7 @@ def declared_applications() -> list[dict[str, Any]]:
 
 def _applications() -> dict[str, Any]:
     """Serve's details of all its applications, by name."""
-    details: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
-    return details
+    return serve_client().get_serve_details()["applications"] if serve_client() else {}
 
 
 def scale(application: str, deployment: str, replicas: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import Any
 
-from isobatch.deployments.config import LogFormat
+from isobatch.deployments.named import LogFormat
 from isobatch.deployments.ray_facts import inside_replica
 from isobatch.deployments.tracing import tracing_here
 

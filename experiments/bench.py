@@ -11,12 +11,10 @@ Its figures are printed, not kept.
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -28,33 +26,14 @@ from rich.table import Table
 
 from experiments.shared import results_page
 from experiments.shared import version as version_of
+from experiments.shared.machine import end_as_by_ctrl_c, processor, processor_flags
 from experiments.shared.results_page import EXPERIMENTS, RESULTS
 from isobatch.profiles.errors import UserError
-
-CPUINFO = Path("/proc/cpuinfo")
-FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnni": "avx512_vnni", "avx2": "avx2"}
 
 
 def claims() -> list[str]:
     """The names that can be measured."""
     return sorted(path.parent.name for path in EXPERIMENTS.glob("*/run.py"))
-
-
-def processor(cpuinfo: Path = CPUINFO) -> str:
-    """Its model, where Linux tells; its architecture elsewhere."""
-    with suppress(OSError):
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def processor_flags(cpuinfo: Path = CPUINFO) -> list[str]:
-    """Those flags of the processor that make launches of many inputs cheap."""
-    with suppress(OSError):
-        has = set(cpuinfo.read_text().split())
-        return [name for name, flag in FLAGS.items() if flag in has]
-    return []
 
 
 def commit_of_tree(root: Path = EXPERIMENTS.parent) -> str:
@@ -116,14 +95,8 @@ def smaller(parts: Sequence[str]) -> dict[str, int | str]:
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
-def _end(number: int, _: object) -> None:
-    """End as Ctrl-C ends it: what was started is stopped. That is not interrupted by more of the same."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_ctrl_c()
     name, *parts = arguments or [""]
     if name not in claims() or not all("=" in each for each in parts):
         usage = "python -m experiments.bench NAME [WHAT=SMALLER ...], with NAME one of"

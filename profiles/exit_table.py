@@ -78,14 +78,12 @@ class ExitTable:
     @property
     def agrees(self) -> NDArray[Any]:
         """Ramps + 1 x inputs: whether the answer is the full network's, or the share of its answers that are."""
-        agrees: NDArray[Any] = self.labels == self.full_labels if self.agreed is None else self.agreed
-        return agrees
+        return self.labels == self.full_labels if self.agreed is None else self.agreed
 
     @property
     def full_labels(self) -> Labels:
         """The answers of the full network, or of the reference in its place."""
-        labels: Labels = self.labels[-1] if self.reference is None else self.reference
-        return labels
+        return self.labels[-1] if self.reference is None else self.reference
 
     @property
     def full_right(self) -> Floats:
@@ -119,8 +117,7 @@ class ExitTable:
         return float(self.costs[places].mean())
 
     def answers(self, places: Indices) -> Labels:
-        labels: Labels = self.labels[places, np.arange(self.num_inputs)]
-        return labels
+        return self.labels[places, np.arange(self.num_inputs)]
 
     def pooled(self, places: Indices) -> PooledF1:
         """The labels of inputs that leave at these ramps."""

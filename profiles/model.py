@@ -104,8 +104,7 @@ class Exits:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        labels: NDArray[np.int64] = self.logits.argmax(axis=1)
-        return labels
+        return self.logits.argmax(axis=1)
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
@@ -186,8 +185,7 @@ class SplitModel(Protocol):
 
 def edges_of(model: SplitModel) -> tuple[int, ...]:
     """The blocks at which the second and later levels of a cascade begin; empty for other networks."""
-    edges: tuple[int, ...] = getattr(model, "edges", ())
-    return edges
+    return getattr(model, "edges", ())
 
 
 def label_names(model: SplitModel) -> tuple[str, ...]:

@@ -177,8 +177,7 @@ def _block_s(rounds: Rounds, launch_s: float) -> Floats:
     alone = np.median(rounds.blocks, axis=0)
     own = np.maximum(alone - launch_s, 0.05 * alone)
     together = float(np.median(rounds.whole))
-    blocks: Floats = own * max(together - launch_s, 0.5 * together) / own.sum()
-    return blocks
+    return own * max(together - launch_s, 0.5 * together) / own.sum()
 
 
 def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
@@ -192,8 +191,7 @@ def _digits(value: float) -> float:
 
 def whole_s(table: LatencyTable) -> Floats:
     """Seconds of one launch through all blocks, without ramps, at the table's own sizes."""
-    seconds: Floats = table.launch_s + np.asarray(table.block_s).sum(axis=1)
-    return seconds
+    return table.launch_s + np.asarray(table.block_s).sum(axis=1)
 
 
 def rate_per_s(table: LatencyTable, batch: ArrayLike) -> Floats:

@@ -18,31 +18,25 @@ def bench(
     model: Annotated[
         str, typer.Argument(help="Directory of a checkpoint made by `isobatch prepare`; demo: the demo's.")
     ],
-    data: Annotated[
-        Path | None, typer.Option(help=f"Real inputs, with or without labels, for realistic exits: {READS}.")
-    ] = None,
+    data: Annotated[Path | None, f"Real inputs, with or without labels, for realistic exits: {READS}."] = None,
     labels: Labels = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(help="File of `isobatch profile` on this device; none: it is measured first, for --budget."),
+        Path | None, "File of `isobatch profile` on this device; none: it is measured first, for --budget."
     ] = None,
-    slo_ms: Annotated[str, typer.Option(help="SLOs for which to compare.")] = "25,50,100",
+    slo_ms: Annotated[str, "SLOs for which to compare."] = "25,50,100",
     seconds: Annotated[float, typer.Option(min=0.1, help="The duration of each load; six rates are tried.")] = 1.0,
     device: DeviceHere = "auto",
     dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: as isobatch profile."),
+        str | None, "float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: as isobatch profile."
     ] = None,
-    backend: Annotated[str, typer.Option(help="As `backend:` of `isobatch serve`. auto: the fastest here.")] = "auto",
+    backend: Annotated[str, "As `backend:` of `isobatch serve`. auto: the fastest here."] = "auto",
     length: Annotated[int, typer.Option(min=1, help="Tokens per text, without --data.")] = 32,
     largest: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds to measure the network for.")] = 20.0,
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False,
-    out: Annotated[Path, typer.Option(help="File for the same result; a picture is written beside it.")] = Path(
-        "bench.json"
-    ),
+    as_json: Annotated[bool, "Print only the result, as JSON."] = False,
+    out: Annotated[Path, "File for the same result; a picture is written beside it."] = Path("bench.json"),
 ) -> None:
     """Compare the full network, plain early exit, and constant batches: the rate that each sustains within an SLO.
 

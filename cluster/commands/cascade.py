@@ -15,20 +15,16 @@ class _CascadeOptions:
     models: Annotated[
         list[str], typer.Argument(help="Directories or hub ids, from the smallest to the largest; prepared or not.")
     ]
-    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not, on which no network was trained: {READS}.")]
-    out: Annotated[Path, typer.Option(help="Directory to write the best combination to.")]
-    devices: Annotated[str, typer.Option(help="The fleet, as in cpu=2 or v100=6,k80=15@0.45 (dollars per hour).")]
-    slo_ms: Annotated[float, typer.Option(help="The deadline that plans must keep.")] = 1000.0
-    max_accuracy_loss: Annotated[
-        str, typer.Option(help="The most that may be lost compared with the last network alone.")
-    ] = "1%"
+    data: Annotated[Path, f"Inputs, labelled or not, on which no network was trained: {READS}."]
+    out: Annotated[Path, "Directory to write the best combination to."]
+    devices: Annotated[str, "The fleet, as in cpu=2 or v100=6,k80=15@0.45 (dollars per hour)."]
+    slo_ms: Annotated[float, "The deadline that plans must keep."] = 1000.0
+    max_accuracy_loss: Annotated[str, "The most that may be lost compared with the last network alone."] = "1%"
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The confidence with which the loss is tested.")
     ] = 0.95
-    metric: Annotated[Metric, typer.Option(help=f"What the loss is measured by: {METRICS}.")] = "accuracy"
-    policy: Annotated[
-        str, typer.Option(help="Which inputs are answered early: entropy, confidence, margin, or module:function.")
-    ] = "entropy"
+    metric: Annotated[Metric, f"What the loss is measured by: {METRICS}."] = "accuracy"
+    policy: Annotated[str, "Which inputs leave early: entropy, confidence, margin, or module:function."] = "entropy"
     levels: Annotated[int, typer.Option(min=1, max=4, help="The most networks in a cascade.")] = 2
     labels: Labels = None
     max_rows: Annotated[int, typer.Option(min=50, help="The most rows; more are sampled uniformly.")] = 20_000
@@ -36,8 +32,8 @@ class _CascadeOptions:
     budget: Annotated[float, typer.Option(min=0.1, help="Seconds of timing for each network.")] = 20.0
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 32
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one for each of its CPUs.")] = 1
-    seed: Annotated[int, typer.Option(help="For the sample and its parts.")] = 0
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False
+    seed: Annotated[int, "For the sample and its parts."] = 0
+    force: Annotated[bool, "Replace OUT if it is a prepared model."] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,14 @@ DASHBOARDS = Path(__file__).parents[1] / "grafana"
 def deploy(
     file: Annotated[Path, typer.Argument(help="A Serve file (*.yaml).")],
     address: Annotated[
-        str, typer.Option(help="The cluster's address, as HOST:6379; auto: the cluster that this machine belongs to.")
+        str, "The cluster's address, as HOST:6379; auto: the cluster that this machine belongs to."
     ] = "auto",
     check: Annotated[bool, typer.Option(help="Only check every node, and deploy nothing.")] = False,
     others: Annotated[
         Literal["keep", "end"] | None,
-        typer.Option(help="Keep or end applications that run there and are not in FILE. Required if there are any."),
+        "Keep or end applications that run there and are not in FILE. Required if there are any.",
     ] = None,
-    patience_s: Annotated[float, typer.Option(help="Seconds that the start may take.")] = 600.0,
+    patience_s: Annotated[float, "Seconds that the start may take."] = 600.0,
 ) -> None:
     """Deploy a Serve file onto a running cluster, once every node has what it needs. Run it on one of the nodes.
 
@@ -61,9 +61,7 @@ def run(content: dict[str, Any], address: str, check: bool, others: str | None, 
 
 
 def environment(
-    folder: Annotated[
-        Path, typer.Option(help="Folder for HAProxy's files: a short path to which only you can write.")
-    ] = Path("~/.isobatch"),
+    folder: Annotated[Path, "Folder for HAProxy's files: a short path, writable only for you."] = Path("~/.isobatch"),
 ) -> None:
     """Print the settings for `ray start` as shell commands, and write the files that they name.
 
@@ -88,10 +86,8 @@ def environment(
 
 def kubernetes(
     file: Annotated[Path, typer.Argument(help="A Serve file (*.yaml) with a plan, as isobatch serve --out writes it.")],
-    image: Annotated[str, typer.Option(help="The image of every node, with your files in its folder /models.")],
-    storage_class: Annotated[
-        str, typer.Option(help="A class of volumes to which several nodes may write, for the controller's memory.")
-    ],
+    image: Annotated[str, "The image of every node, with your files in its folder /models."],
+    storage_class: Annotated[str, "A class of volumes to which several nodes may write, for the controller's memory."],
     nodes: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,10 +95,8 @@ def kubernetes(
             metavar="KIND=LABEL:VALUE",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of printing.")] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="Instead: write a Helm chart to this folder; image and class are its values.")
-    ] = None,
+    out: Annotated[Path | None, "Write to this file instead of printing."] = None,
+    chart: Annotated[Path | None, "Instead: write a Helm chart to this folder; image and class are its values."] = None,
 ) -> None:
     """Write a RayService with a group of nodes for each kind of device of the plan, and a volume.
 
@@ -132,7 +126,7 @@ def kubernetes(
 
 
 def dashboards(
-    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("isobatch-grafana"),
+    out: Annotated[Path, "Folder for the files."] = Path("isobatch-grafana"),
 ) -> None:
     """Write dashboard.json for Grafana and alerts.yaml for Prometheus. docs/watching.md explains how to use them.
 

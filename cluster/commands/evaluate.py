@@ -25,20 +25,17 @@ from isobatch.profiles.errors import UserError
 def evaluate(
     reading: ReadingOptions,
     model: Annotated[str, typer.Argument(help="Directory, hub id or URL of a checkpoint made by `isobatch prepare`.")],
-    data: Annotated[Path, typer.Option(help=f"Inputs on which it was not prepared, labelled or not: {READS}.")],
-    url: Annotated[
-        str | None, typer.Option(help="Take the answers with exits from this server, which runs the same network.")
-    ] = None,
+    data: Annotated[Path, f"Inputs on which it was not prepared, labelled or not: {READS}."],
+    url: Annotated[str | None, "Take the answers with exits from this server, which runs the same network."] = None,
     api_key_variable: KeyVariable = None,
     labels: Labels = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
     device: DeviceHere = "auto",
     dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Precision of the network; if not given, the one for which its ramps were made."),
+        Dtype | None, "Precision of the network; if not given, the one for which its ramps were made."
     ] = None,
-    seed: Annotated[int, typer.Option(help="For the sample.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    seed: Annotated[int, "For the sample."] = 0,
+    as_json: Annotated[bool, "Print JSON, for other programs."] = False,
 ) -> None:
     """Measure accuracy, macro-F1, MCC and recall, in full and with exits, agreement and depth, with 95 % intervals.
 

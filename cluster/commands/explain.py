@@ -25,15 +25,13 @@ PADDED_SHARE = 0.9  # texts are padded to a length that this share of them does 
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="A plan, as `isobatch plan --out` wrote it.")],
-    profile: Annotated[Path, typer.Option(help="The measured times that the plan was made from.")],
-    slo_ms: Annotated[
-        float | None, typer.Option(help="The deadline of every answer; if not given, that of the plan.")
-    ] = None,
+    profile: Annotated[Path, "The measured times that the plan was made from."],
+    slo_ms: Annotated[float | None, "The deadline of every answer; if not given, that of the plan."] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="The largest batch.")] = 64,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the steps; '': no picture.", show_default="beside the plan")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    as_json: Annotated[bool, "Print JSON, for other programs."] = False,
 ) -> None:
     """Simulate what batches, exits, constant batches, cuts and several kinds bring to a plan, one after the other.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from isobatch.cluster.commands import KeyVariable, above_0, check_writable, key_headers, server_at
 from isobatch.cluster.commands.shared_options import READS, ArrivalOptions, ReadingOptions, with_options
 from isobatch.cluster.load import generator, prompts, report
-from isobatch.cluster.load.http_connection import run_noting_polls
+from isobatch.cluster.load.generator import run_noting_polls
 from isobatch.cluster.load.prompts import PromptLoad, prompts_in
 from isobatch.cluster.load.request_bodies import accepted_at, bodies_in, bodies_of, made_up, predicts_at, promised_ms
 from isobatch.deployments.prepare.sample import sampled
@@ -45,18 +45,14 @@ def load(
             show_default=False,
         ),
     ] = None,
-    deadline: Annotated[bool, typer.Option(help="Send the SLO as X-Deadline-Ms; not with --prompts.")] = True,
-    data: Annotated[
-        Path | None, typer.Option(help=f"Inputs, sent in turn, one in each request: {READS}. None: made-up ones.")
-    ] = None,
-    bodies: Annotated[Path | None, typer.Option(help="Instead: JSON bodies, one in each line, sent in turn.")] = None,
+    deadline: Annotated[bool, "Send the SLO as X-Deadline-Ms; not with --prompts."] = True,
+    data: Annotated[Path | None, f"Inputs, sent in turn, one in each request: {READS}. None: made-up ones."] = None,
+    bodies: Annotated[Path | None, "Instead: JSON bodies, one in each line, sent in turn."] = None,
     lengths: Annotated[
-        Path | None,
-        typer.Option(help="Instead: made-up texts with these numbers of tokens, one in each line, sent in turn."),
+        Path | None, "Instead: made-up texts with these numbers of tokens, one in each line, sent in turn."
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(help="For networks that write texts: prompts, one a line, sent in turn; answers are streamed."),
+        Path | None, "For networks that write texts: prompts, one a line, sent in turn; answers are streamed."
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -68,9 +64,7 @@ def load(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 10_000,
     api_key_variable: KeyVariable = None,
-    out: Annotated[Path, typer.Option(help="File for the figures; a picture is written beside it.")] = Path(
-        "load.json"
-    ),
+    out: Annotated[Path, "File for the figures; a picture is written beside it."] = Path("load.json"),
 ) -> None:
     """Send requests at a given rate, however fast the server is, and count latency from when each request was due.
 

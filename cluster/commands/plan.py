@@ -17,35 +17,21 @@ from isobatch.profiles.files import load
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
     profile: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured times: a file of 'isobatch profile'. Not needed for a decoder that was profiled here."
-        ),
+        Path | None, "Measured times: a file of 'isobatch profile'. Not needed for a decoder that was profiled here."
     ] = None
     devices: Annotated[
-        str | None,
-        typer.Option(
-            help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],... For a decoder, if not given: one device as measured."
-        ),
+        str | None, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],... For a decoder, if not given: one device as measured."
     ] = None
-    rate: Annotated[
-        float | None, typer.Option(help="Inputs per second to sustain; if not given, as many as possible.")
-    ] = None
+    rate: Annotated[float | None, "Inputs per second to sustain; if not given, as many as possible."] = None
     goal: Annotated[
         str | None,
         typer.Option(help="The plan's goal, such as cost; goodput if not given.", metavar="NAME"),
     ] = None
-    min_cost: Annotated[
-        bool, typer.Option("--min-cost", help="--goal cost: the fewest dollars that sustain --rate.")
-    ] = False
-    per_dollar: Annotated[
-        bool, typer.Option("--per-dollar", help="--goal goodput-per-dollar: the most inputs per dollar.")
-    ] = False
-    in_time: Annotated[
-        float, typer.Option(help="The share of inputs that must be answered in time at the promised rate.")
-    ] = 0.99
-    out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False
+    min_cost: Annotated[bool, "--goal cost: the fewest dollars that sustain --rate."] = False
+    per_dollar: Annotated[bool, "--goal goodput-per-dollar: the most inputs per dollar."] = False
+    in_time: Annotated[float, "The share of inputs that must be answered in time at the promised rate."] = 0.99
+    out: Annotated[Path | None, "Write the plan as JSON."] = None
+    as_json: Annotated[bool, "Print JSON, for other programs."] = False
 
     @property
     def goal_name(self) -> str | None:
@@ -60,53 +46,32 @@ class _CommonOptions:
 class ClassifierPlanOptions(_CommonOptions):
     """The options for a network that classifies."""
 
-    slo_ms: Annotated[float | None, typer.Option(help="The deadline of every answer; if not given, there is none.")] = (
-        None
-    )
-    budget: Annotated[float | None, typer.Option(help="The most dollars per hour.")] = None
-    alpha: Annotated[
-        float | None, typer.Option(help="No less goodput than without exits, at no more than ALPHA times its cost.")
-    ] = None
-    slack: Annotated[float, typer.Option(help="The share of the SLO that is reserved for bursts.")] = 0.2
-    backend: Annotated[
-        str, typer.Option(help="Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt.")
-    ] = ""
-    dtype: Annotated[
-        str, typer.Option(help="Times in this precision, where the profile has several: float16, float32.")
-    ] = ""
-    no_later: Annotated[
-        bool, typer.Option("--no-later", help="No answer takes longer than without exits, whatever the SLO allows.")
-    ] = False
-    margin: Annotated[float, typer.Option(help="Hold also if this share fewer inputs leave early than expected.")] = 0.0
-    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 64
-    cut: Annotated[
-        str | None, typer.Option(help="Cut before exactly these blocks: 2,4. If not given: where it pays.")
-    ] = None
+    slo_ms: Annotated[float | None, "The deadline of every answer; if not given, there is none."] = None
+    budget: Annotated[float | None, "The most dollars per hour."] = None
+    alpha: Annotated[float | None, "No less goodput than without exits, at no more than ALPHA times its cost."] = None
+    slack: Annotated[float, "The share of the SLO that is reserved for bursts."] = 0.2
+    backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
+    dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
+    no_later: Annotated[bool, "No answer takes longer than without exits, whatever the SLO allows."] = False
+    margin: Annotated[float, "Hold also if this share fewer inputs leave early than expected."] = 0.0
+    max_batch: Annotated[int, "The largest batch."] = 64
+    cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
     max_splits: Annotated[
         int | None, typer.Option(min=1, help="No more splits than this, cut alike in all pipelines.")
     ] = None
-    one_machine: Annotated[bool, typer.Option("--one-machine", help="Devices share a host, not a network.")] = False
-    one_pipeline: Annotated[
-        bool, typer.Option("--one-pipeline", help="Chain all kinds of devices: no pipelines side by side.")
-    ] = False
-    gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0
+    one_machine: Annotated[bool, "Devices share a host, not a network."] = False
+    one_pipeline: Annotated[bool, "Chain all kinds of devices: no pipelines side by side."] = False
+    gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0
     seconds: Annotated[
-        float | None,
-        typer.Option(help="Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."),
+        float | None, "Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."
     ] = None
     polish: Annotated[
-        float | None,
-        typer.Option(help="Simulate the plan and similar ones for this many seconds, and take the best of them."),
+        float | None, "Simulate the plan and similar ones for this many seconds, and take the best of them."
     ] = None
-    believed: Annotated[
-        bool,
-        typer.Option("--believed", help="Simulate nothing: promise the planner's own estimate of the goodput."),
-    ] = False
-    evaluate: Annotated[Path | None, typer.Option(help="Score this plan instead of searching for one.")] = None
-    surprises: Annotated[bool, typer.Option("--surprises", help="Report the cost of a wrong forecast.")] = False
-    shortfalls: Annotated[
-        bool, typer.Option("--shortfalls", help="Report why the plan is below the goodput that no system exceeds.")
-    ] = False
+    believed: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
+    evaluate: Annotated[Path | None, "Score this plan instead of searching for one."] = None
+    surprises: Annotated[bool, "Report the cost of a wrong forecast."] = False
+    shortfalls: Annotated[bool, "Report why the plan is below the goodput that no system exceeds."] = False
     picture: Annotated[
         Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
     ] = None
@@ -123,19 +88,14 @@ class DecoderPlanOptions(_CommonOptions):
             "Others need only --profile."
         ),
     ] = None
-    ttft_ms: Annotated[float, typer.Option(help="The time to the first token.")] = 1000.0
-    tpot_ms: Annotated[float, typer.Option(help="The time from one token to the next.")] = 200.0
-    exits: Annotated[str, typer.Option(help="How tokens leave early: recompute, verified, project or off.")] = (
-        "recompute"
-    )
+    ttft_ms: Annotated[float, "The time to the first token."] = 1000.0
+    tpot_ms: Annotated[float, "The time from one token to the next."] = 200.0
+    exits: Annotated[str, "How tokens leave early: recompute, verified, project or off."] = "recompute"
     kv_megabytes: Annotated[
         int | None,
         typer.Option(min=1, help="The most memory for KV on a replica; if not given: all there is."),
     ] = None
-    observed: Annotated[
-        str | None,
-        typer.Option(help="Plan for the texts of a running server, by its address or its saved /stats."),
-    ] = None
+    observed: Annotated[str | None, "Plan for the texts of a running server: its address, or saved /stats."] = None
 
 
 PANELS = {
@@ -185,8 +145,7 @@ def plan(given: GivenOptions) -> None:
 
 def _plan_classifier(options: ClassifierPlanOptions) -> None:
     from isobatch.cluster.commands import check_writable, plan_report
-    from isobatch.cluster.commands.plan_live import LivePlan
-    from isobatch.cluster.commands.plan_search import objective_of, searched
+    from isobatch.cluster.commands.plan_search import LivePlan, objective_of, searched
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")

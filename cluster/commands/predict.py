@@ -36,22 +36,15 @@ class _Source:
 def predict(
     reading: ReadingOptions,
     data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Inputs, labelled or not: {READS}.")],
-    out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl or .parquet.")],
-    model: Annotated[
-        str | None, typer.Option(help="Directory, hub id or URL of a checkpoint: this process answers.")
-    ] = None,
-    url: Annotated[str | None, typer.Option(help="Address of a server that answers.")] = None,
+    out: Annotated[Path, "File to write: .csv, .jsonl or .parquet."],
+    model: Annotated[str | None, "Directory, hub id or URL of a checkpoint: this process answers."] = None,
+    url: Annotated[str | None, "Address of a server that answers."] = None,
     api_key_variable: KeyVariable = None,
-    scores: Annotated[
-        str, typer.Option(help="The labels to list with their probabilities: winner, all, or a number of them.")
-    ] = "winner",
-    full: Annotated[bool, typer.Option("--full", help="Answers of the full network, without exits.")] = False,
+    scores: Annotated[str, "The labels to list with their probabilities: winner, all, or a number of them."] = "winner",
+    full: Annotated[bool, "Answers of the full network, without exits."] = False,
     device: DeviceHere = "auto",
-    dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="With --model: its precision; none: the one for which its ramps were made."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start again, and replace OUT.")] = False,
+    dtype: Annotated[Dtype | None, "With --model: its precision; none: the one for which its ramps were made."] = None,
+    force: Annotated[bool, "Start again, and replace OUT."] = False,
 ) -> None:
     """Answer every input of a file. After an interruption, the same command goes on where it stopped.
 

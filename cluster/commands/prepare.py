@@ -40,40 +40,27 @@ MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
     model: Annotated[str, typer.Argument(help="Directory, hub id or URL (hf, s3, gs) of a classifier or a decoder.")]
-    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")]
-    out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its ramps and exits.json.")]
-    max_accuracy_loss: Annotated[str, typer.Option(help="What other inputs may lose against the full network.")] = "1%"
+    data: Annotated[Path, f"Inputs, labelled or not: {READS}."]
+    out: Annotated[Path, "Directory to write: the checkpoint, its ramps and exits.json."]
+    max_accuracy_loss: Annotated[str, "What other inputs may lose against the full network."] = "1%"
     max_rows: Annotated[int, typer.Option(min=50, help="Use a uniform sample of at most this many rows.")] = 20_000
     dtype: Annotated[
         Dtype | None,
-        typer.Option(
-            help="The precision that will be served: ramps and thresholds are made for it; none: float32, or on a GPU "
-            "that of the checkpoint."
-        ),
+        "The precision that will be served: ramps and thresholds are made for it; none: float32, or on a GPU "
+        "that of the checkpoint.",
     ] = None
     device: DeviceHere = "auto"
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False
+    force: Annotated[bool, "Replace OUT if it is a prepared model."] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     """The options for a network that classifies."""
 
-    ramp: Annotated[Kind, typer.Option(help="light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear).")] = (
-        "light"
-    )
-    own_exits: Annotated[
-        bool,
-        typer.Option(
-            "--own-exits", help="The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."
-        ),
-    ] = False
-    exit_names: Annotated[
-        Path | None, typer.Option(help="A JSON file with the names of other exits (docs/prepare.md).")
-    ] = None
-    policy: Annotated[
-        str, typer.Option(help="When an input leaves: a name in isobatch.deployments.exits or module:function.")
-    ] = "entropy"
+    ramp: Annotated[Kind, "light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear)."] = "light"
+    own_exits: Annotated[bool, "The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."] = False
+    exit_names: Annotated[Path | None, "A JSON file with the names of other exits (docs/prepare.md)."] = None
+    policy: Annotated[str, "When an input leaves: a name in isobatch.deployments.exits or module:function."] = "entropy"
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
@@ -81,7 +68,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
         Metric | None, typer.Option(help=f"What may be lost: {METRICS}.", show_default="accuracy, or micro-f1")
     ] = None
     labels: Labels = None
-    seed: Annotated[int, typer.Option(help="For the sample, its parts and the training.")] = 0
+    seed: Annotated[int, "For the sample, its parts and the training."] = 0
 
     @property
     def policy_path(self) -> str:

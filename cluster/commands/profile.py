@@ -17,38 +17,30 @@ class _CommonOptions:
         str,
         typer.Argument(help="Directory, hub id or URL of a checkpoint, prepared or not; or demo, llm-demo."),
     ]
-    out: Annotated[Path, typer.Option(help="File to write, or to add this device to.")] = Path("profile.json")
+    out: Annotated[Path, "File to write, or to add this device to."] = Path("profile.json")
     device: DeviceHere = "auto"
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or on a GPU "
-            "and for a decoder the precision of its ramps, or of its checkpoint if this device is fast in it."
-        ),
+        "float32, float16, bfloat16, or int8 (CPU, ONNX Runtime); none: float32, or on a GPU "
+        "and for a decoder the precision of its ramps, or of its checkpoint if this device is fast in it.",
     ] = None
     budget: Annotated[
         float, typer.Option(min=0.1, help="Seconds of timing; the first sizes are measured whatever they cost.")
     ] = 60.0
     threads: Annotated[int, typer.Option(min=1, help="Host threads; a Ray replica has one per CPU it asks for.")] = 1
-    kind: Annotated[str | None, typer.Option(help="Name of this kind of device, if not the catalogue's.")] = None
-    devices: Annotated[
-        str, typer.Option(help="Add tables of these kinds from published times, not measured: v100,p100,k80.")
-    ] = ""
+    kind: Annotated[str | None, "Name of this kind of device, if not the catalogue's."] = None
+    devices: Annotated[str, "Add tables of these kinds from published times, not measured: v100,p100,k80."] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierProfileOptions(ReadingOptions, _CommonOptions):
     """The options for a network that classifies."""
 
-    backend: Annotated[
-        str,
-        typer.Option(help="As `backend:` of `isobatch serve`, which should be the same. auto: the fastest here."),
-    ] = "torch"
-    data: Annotated[Path | None, typer.Option(help=f"Recorded inputs, over which exits are counted: {READS}.")] = None
+    backend: Annotated[str, "As `backend:` of `isobatch serve`, which should be equal. auto: the fastest."] = "torch"
+    data: Annotated[Path | None, f"Recorded inputs, over which exits are counted: {READS}."] = None
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows of --data; more are sampled.")] = 2000
     lengths: Annotated[
-        str | None,
-        typer.Option(help="Tokens per text to measure at; none: texts as long as those of --data, else 32,128."),
+        str | None, "Tokens per text to measure at; none: texts as long as those of --data, else 32,128."
     ] = None
     largest: Annotated[int, typer.Option(min=1, help="The largest batch to measure.")] = 64
 

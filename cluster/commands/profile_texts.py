@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from isobatch.cluster.profiling import front_costs, launch_prices
+from isobatch.cluster.profiling import launch_prices
 from isobatch.cluster.profiling.block_times import source_of, uncatalogued
 from isobatch.cluster.profiling.launch_estimates import estimated_table
 from isobatch.deployments.decoding.anatomy import anatomy_of
@@ -86,7 +86,7 @@ def _measured_table(
     with busy("timing launches"):
         prices = launch_prices.measured(model, workload, options.budget)
     with busy("timing the front"):
-        front_s = front_costs.front_s_per_token(source, anatomy.shape)
+        front_s = launch_prices.front_s_per_token(source, anatomy.shape)
     return DecodingTable(
         kind,
         prices.price_s,

@@ -52,23 +52,19 @@ def serve(
         int | None,
         typer.Option(min=0, max=65535, help="Port for gRPC; by default the file's, or 8001 if free; 0: no gRPC."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="The device that computes the network: cpu or cuda.")] = None,
+    device: Annotated[str | None, "The device that computes the network: cpu or cuda."] = None,
     plan: Annotated[
-        Path | None,
-        typer.Option(help="A file of isobatch plan: each split runs on its own replicas, and a controller is added."),
+        Path | None, "A file of isobatch plan: each split runs on its own replicas, and a controller is added."
     ] = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(help="The file of isobatch profile from which the plan was made; decoders need none."),
+        Path | None, "The file of isobatch profile from which the plan was made; decoders need none."
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Only write a Serve file with these options, for isobatch simulate and deploy.")
-    ] = None,
+    out: Annotated[Path | None, "Only write a Serve file with these options, for isobatch simulate and deploy."] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too, on 127.0.0.1 only.")] = False,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port for Prometheus's /metrics; none: any free port.")
     ] = None,
-    patience_s: Annotated[float, typer.Option(help="Seconds that the start may take.")] = 300.0,
+    patience_s: Annotated[float, "Seconds that the start may take."] = 300.0,
 ) -> None:
     """Serve a model at http://127.0.0.1:8000 on its own Ray, until Ctrl-C.
 

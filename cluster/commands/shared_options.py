@@ -1,6 +1,7 @@
-"""Options of commands as dataclasses: each field is an option, annotated for typer, with its default.
+"""The options of commands: parameters of a function, or fields of dataclasses that several commands share.
 
-Several commands share those for a file of inputs and for the times at which inputs arrive.
+A text beside the type of an option is its help, as in `Annotated[int, "..."]`, and an option whose default is False is
+a flag. Others are annotated for typer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -46,17 +47,10 @@ DeviceHere = Annotated[str, typer.Option(callback=_here, help="Where networks co
 class TextFileOptions:
     """The options for a file of texts."""
 
-    text_column: Annotated[
-        str | None, typer.Option(help="Column of the texts; if not given, found by common names.")
-    ] = None
-    columns: Annotated[
-        str | None,
-        typer.Option("--columns", help="Names for the columns of a file without a header: label,title,text"),
-    ] = None
-    delimiter: Annotated[
-        str | None, typer.Option(help="Character between columns; by default a comma, in tsv a tab.")
-    ] = None
-    encoding: Annotated[str, typer.Option(help="Encoding of a text file, such as cp1252.")] = "utf-8"
+    text_column: Annotated[str | None, "Column of the texts; if not given, found by common names."] = None
+    columns: Annotated[str | None, "Names for the columns of a file without a header: label,title,text"] = None
+    delimiter: Annotated[str | None, "Character between columns; by default a comma, in tsv a tab."] = None
+    encoding: Annotated[str, "Encoding of a text file, such as cp1252."] = "utf-8"
 
     @property
     def data_columns(self) -> Columns:
@@ -87,12 +81,10 @@ class TextFileOptions:
 class ReadingOptions(TextFileOptions):
     """The options for a file of inputs of any type."""
 
-    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second texts of pairs.")] = None
-    image_column: Annotated[str | None, typer.Option(help="Column of picture paths or of nested arrays.")] = None
-    label_column: Annotated[str | None, typer.Option(help="Column of the labels.")] = None
-    label_separator: Annotated[str, typer.Option(help="Between the labels in a cell, where an input has several.")] = (
-        ","
-    )
+    text_pair_column: Annotated[str | None, "Column of the second texts of pairs."] = None
+    image_column: Annotated[str | None, "Column of picture paths or of nested arrays."] = None
+    label_column: Annotated[str | None, "Column of the labels."] = None
+    label_separator: Annotated[str, "Between the labels in a cell, where an input has several."] = ","
 
     @property
     def data_columns(self) -> Columns:
@@ -122,17 +114,13 @@ def pairs_of(labels: str | None) -> Mapping[str, str]:
 class ArrivalOptions:
     """The options for when inputs arrive: by a process at a rate, or as in a trace."""
 
-    rate: Annotated[
-        float | None, typer.Option(help="Inputs per second on average. None with --trace: the trace's own rate.")
-    ] = None
-    trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace to follow, scaled to --rate (docs/simulator.md: formats).")
-    ] = None
+    rate: Annotated[float | None, "Inputs per second on average. None with --trace: the trace's own rate."] = None
+    trace: Annotated[Path | None, "A recorded trace to follow, scaled to --rate (docs/simulator.md: formats)."] = None
     trace_each_s: Annotated[
-        float | None, typer.Option(help="Seconds for which each count of the trace is, if the file does not say it.")
+        float | None, "Seconds for which each count of the trace is, if the file does not say it."
     ] = None
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma, uniform, step or daynight.")] = "poisson"
-    cv: Annotated[float, typer.Option(help="Variation of the gaps between arrivals (gamma).")] = 3.0
+    arrivals: Annotated[str, "poisson, gamma, uniform, step or daynight."] = "poisson"
+    cv: Annotated[float, "Variation of the gaps between arrivals (gamma)."] = 3.0
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0
 
     @property
@@ -228,19 +216,26 @@ def flag(name: str) -> str:
 
 def _parameters(kind: "type[DataclassInstance]") -> list[Parameter]:
     hints = get_type_hints(kind, include_extras=True)
+    defaults = {each.name: Parameter.empty if each.default is MISSING else each.default for each in fields(kind)}
     return [
-        Parameter(
-            each.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if each.default is MISSING else each.default,
-            annotation=hints[each.name],
-        )
-        for each in fields(kind)
+        _as_option(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]))
+        for name, default in defaults.items()
     ]
 
 
+def _as_option(parameter: Parameter) -> Parameter:
+    """A parameter as typer reads it."""
+    if get_origin(parameter.annotation) is not Annotated:
+        return parameter
+    kind, about = get_args(parameter.annotation)
+    if not isinstance(about, str):
+        return parameter
+    names = (flag(parameter.name),) if parameter.default is False else ()
+    return parameter.replace(annotation=Annotated[kind, typer.Option(*names, help=about)])
+
+
 def _signed(command: Command, parameters: Iterable[Parameter]) -> Command:
-    keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
+    keywords = [_as_option(each).replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in keywords}
     return command

@@ -4,21 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions(ArrivalOptions):
-    config: Annotated[
-        Path, typer.Option(help="A Serve file whose args: name a plan and a profile, or a decoder's directory.")
-    ]
-    application: Annotated[
-        str | None, typer.Option(help="The name of the application, where the file has several.")
-    ] = None
-    plan: Annotated[Path | None, typer.Option(help="The plan, where the file names none.")] = None
-    hours: Annotated[float, typer.Option(help="How long, in simulated time.")] = 0.1
+    config: Annotated[Path, "A Serve file whose args: name a plan and a profile, or a decoder's directory."]
+    application: Annotated[str | None, "The name of the application, where the file has several."] = None
+    plan: Annotated[Path | None, "The plan, where the file names none."] = None
+    hours: Annotated[float, "How long, in simulated time."] = 0.1
 
     @property
     def seconds(self) -> float:
@@ -31,45 +25,30 @@ class ClassifierSimulationOptions(CommonOptions):
 
     mix: Annotated[
         str,
-        typer.Option(
-            help="Share of easy inputs (the half that leaves first) from some second on, as SECONDS:SHARE,... "
-            "Example: 0:0.8,600:0.5 switches after ten minutes."
-        ),
+        "Share of easy inputs (the half that leaves first) from some second on, as SECONDS:SHARE,... "
+        "Example: 0:0.8,600:0.5 switches after ten minutes.",
     ] = ""
-    drift: Annotated[bool, typer.Option("--drift", help="The share of --mix changes slowly instead of at once.")] = (
-        False
-    )
-    exits: Annotated[
-        Path | None, typer.Option(help="Recorded exits: one block number per line, in order of arrival.")
-    ] = None
+    drift: Annotated[bool, "The share of --mix changes slowly instead of at once."] = False
+    exits: Annotated[Path | None, "Recorded exits: one block number per line, in order of arrival."] = None
     lengths: Annotated[
-        Path | None,
-        typer.Option(help="The tokens of each text, one number per line, in turn. None: as the profile says."),
+        Path | None, "The tokens of each text, one number per line, in turn. None: as the profile says."
     ] = None
-    jitter: Annotated[float, typer.Option(help="How much launches vary: 0.1 is about 10 %.")] = 0.0
-    slow: Annotated[
-        list[str] | None, typer.Option(help="A straggler, as REPLICA=TIMES: v100/3=2 takes twice as long. Repeatable.")
-    ] = None
+    jitter: Annotated[float, "How much launches vary: 0.1 is about 10 %."] = 0.0
+    slow: Annotated[list[str] | None, "A straggler, as REPLICA=TIMES: v100/3=2 takes twice as long. Repeatable."] = None
     gone: Annotated[
-        list[str] | None,
-        typer.Option(help="A replica that is away for a time, as REPLICA=FROM-UNTIL in seconds. Repeatable."),
+        list[str] | None, "A replica that is away for a time, as REPLICA=FROM-UNTIL in seconds. Repeatable."
     ] = None
-    failures: Annotated[float, typer.Option(help="Share of launches that fail.")] = 0.0
-    replan: Annotated[bool, typer.Option("--replan", help="Let the controller re-plan every two minutes.")] = False
-    host: Annotated[
-        Path | None,
-        typer.Option(help="What serving costs beside the devices: host.json of make bench-fidelity."),
-    ] = None
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("simulation.png")
+    failures: Annotated[float, "Share of launches that fail."] = 0.0
+    replan: Annotated[bool, "Let the controller re-plan every two minutes."] = False
+    host: Annotated[Path | None, "What serving costs beside the devices: host.json of make bench-fidelity."] = None
+    out: Annotated[Path, "The picture."] = Path("simulation.png")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSimulationOptions(CommonOptions):
     """The options for a decoder, a network that writes texts token by token."""
 
-    prompts: Annotated[
-        Path | None, typer.Option(help="For a decoder: prompts, one a line, in turn. None: as long as measured.")
-    ] = None
+    prompts: Annotated[Path | None, "For a decoder: prompts, one a line, in turn. None: as long as measured."] = None
 
 
 @of_kinds(ClassifierSimulationOptions, DecoderSimulationOptions)

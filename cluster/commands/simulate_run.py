@@ -22,11 +22,11 @@ from isobatch.cluster.load.prompts import prompts_in, summed
 from isobatch.cluster.load.prompts import table as prompt_table
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers
-from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.event_loop import HostCosts, Outage, Troubles
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
 from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
-from isobatch.deployments.config import AppConfig, checked, parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.dispatch.messages import EARLY_S
 from isobatch.deployments.graph import profile_of, read_graph
@@ -169,7 +169,7 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     if options.mix and options.exits:
         raise UserError("--mix and --exits both say how hard inputs are: give one of them")
     troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
-    app_config = parse(application["args"])
+    app_config = checked(AppConfig, application["args"])
     world = world_of(app_config, troubles, read_model(options.host, HostCosts) if options.host else None)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
     if options.trace_text:

@@ -19,28 +19,20 @@ if TYPE_CHECKING:
 
 def tune(
     model: Annotated[Path, typer.Argument(help="Directory that 'isobatch prepare' has written.")],
-    profile: Annotated[Path, typer.Option(help="How long its blocks take: a file written by 'isobatch profile'.")],
-    devices: Annotated[str, typer.Option(help="The fleet: KIND=COUNT[@DOLLARS PER HOUR],...")],
-    out: Annotated[Path, typer.Option(help="Directory to write: the checkpoint, its plan.json and its profile.json.")],
-    slo_ms: Annotated[
-        float | None, typer.Option(help="The deadline of every answer; none: answers may take any time.")
-    ] = None,
+    profile: Annotated[Path, "How long its blocks take: a file written by 'isobatch profile'."],
+    devices: Annotated[str, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],..."],
+    out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
+    slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
     goal: Annotated[str, typer.Option(help="The plan's goal, such as cost.", metavar="NAME")] = "goodput",
-    per_dollar: Annotated[
-        bool, typer.Option("--per-dollar", help="--goal goodput-per-dollar: the most inputs per dollar.")
-    ] = False,
+    per_dollar: Annotated[bool, "--goal goodput-per-dollar: the most inputs per dollar."] = False,
     metric: Annotated[
         Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
     ] = None,
-    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 64,
-    one_machine: Annotated[
-        bool, typer.Option("--one-machine", help="All devices are in one machine, without a network between them.")
-    ] = False,
-    one_pipeline: Annotated[
-        bool, typer.Option("--one-pipeline", help="Chain all kinds of devices, without parallel pipelines.")
-    ] = False,
-    gap: Annotated[float, typer.Option(help="Stop when no plan can be better by more than this share.")] = 0.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a prepared model.")] = False,
+    max_batch: Annotated[int, "The largest batch."] = 64,
+    one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False,
+    one_pipeline: Annotated[bool, "Chain all kinds of devices, without parallel pipelines."] = False,
+    gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0,
+    force: Annotated[bool, "Replace OUT if it is a prepared model."] = False,
 ) -> None:
     """Choose thresholds and plan together, so that the allowed loss is spent only at ramps that the plan opens.
 

@@ -43,16 +43,16 @@ class _Step:
 
 def up(
     model: Annotated[str, typer.Argument(help="Directory, hub id or URL of a Hugging Face classifier.")],
-    data: Annotated[Path, typer.Option(help=f"Inputs, labelled or not: {READS}.")],
-    slo_ms: Annotated[float, typer.Option(help="The deadline of every answer.")],
+    data: Annotated[Path, f"Inputs, labelled or not: {READS}."],
+    slo_ms: Annotated[float, "The deadline of every answer."],
     out: Annotated[
         Path | None, typer.Option(help="Directory for the results.", show_default="the model's name, with -up")
     ] = None,
     devices: Annotated[
         str | None, typer.Option(help="As for isobatch plan: KIND=COUNT,...", show_default="this machine's")
     ] = None,
-    max_accuracy_loss: Annotated[str, typer.Option(help="The most that exits may cost: 1% or 0.01.")] = "1%",
-    max_rows: Annotated[int, typer.Option(help="The most rows of the data; more are sampled uniformly.")] = 5000,
+    max_accuracy_loss: Annotated[str, "The most that exits may cost: 1% or 0.01."] = "1%",
+    max_rows: Annotated[int, "The most rows of the data; more are sampled uniformly."] = 5000,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port for HTTP; none: 8000.")] = None,
 ) -> None:
     """Prepare, profile, plan and serve a network. The next time, only steps whose inputs have changed are done again.

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from isobatch.deployments.config import HostName, LogFormat
+from isobatch.deployments.named import HostName, LogFormat
 from isobatch.optimizer.goals import GOALS
 from isobatch.profiles.latency import MOST_BATCH
 

@@ -16,8 +16,7 @@ import numpy as np
 from httptools import HttpParserError, HttpResponseParser
 from rich.table import Table
 
-from isobatch.cluster.load.generator import Floats
-from isobatch.cluster.load.http_connection import BROKEN, http_parts
+from isobatch.cluster.load.generator import BROKEN, Floats, http_parts
 from isobatch.cluster.load.report import counted, is_failure, quantiles
 from isobatch.profiles.errors import UserError, read_text
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from isobatch.cluster.load.generator import Floats, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, Floats, LoadRecord
 from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:

@@ -1,25 +1,35 @@
-"""Measures a decoder on this device: runs the real engine, and fits the price of each part of a launch to its times."""
+"""Measures a decoder on this device: what each part of a launch costs, and what a token costs the front.
+
+The real engine runs, and prices are fitted to the times of its launches. The front gets tokens that come at once, which
+shows what its processor sustains.
+"""
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import cycle, product
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.decoding.anatomy import anatomy_of
+from isobatch.deployments.decoding.anatomy import DecoderShape, anatomy_of
+from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine, Runner, size_of
-from isobatch.deployments.decoding.engine_setup import engine_of
+from isobatch.deployments.decoding.engine_setup import engine_of, load_tokenizer
+from isobatch.deployments.decoding.front import DecoderFront
 from isobatch.deployments.decoding.loop import EngineLoop, WrittenTokens
+from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, NewTokens, Scheduler
-from isobatch.deployments.decoding.sequences import Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.sequences import Finish, Splits, TextRequest, TokenPrediction
+from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.transport.connection import frame
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.measure import host_clock_for
@@ -199,10 +209,75 @@ def _prices(sizes: Floats, seconds: Floats) -> Floats:
     scaled = sizes / seconds[:, None]
     scale = np.abs(scaled).max(axis=0)
     scale[scale == 0] = 1.0
-    prices: Floats = nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
-    return prices
+    return nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
 
 
 def weights_bytes(model: Any) -> int:
     """The bytes of all weights; weights that several modules share count once."""
     return sum(weights.nbytes for weights in {each.data_ptr(): each for each in model.parameters()}.values())
+
+
+TEXTS, TOKENS = 32, 64  # streamed side by side, and tokens of each
+PATH = "/v1/completions"
+
+
+class _NoSeries:
+    """Takes metrics, and exports none."""
+
+    def more(self, name: str, more: float, **labels: str) -> None: ...
+
+    def value(self, name: str, value: float) -> None: ...
+
+
+def front_s_per_token(folder: Path, shape: DecoderShape) -> float:
+    """Seconds of a front's processor for a token of a stream, from its arrival to the bytes for the client. The socket
+    and the proxy before it are not counted."""
+    most = shape.room(1, shape.context(None))
+    return asyncio.run(_measured_s(folder, shape, min(TOKENS, most)))
+
+
+async def _measured_s(folder: Path, shape: DecoderShape, tokens: int) -> float:
+    async def write(request: TextRequest) -> AsyncGenerator[NewTokens, None]:
+        for place in range(request.max_tokens):
+            await asyncio.sleep(0)
+            finish = Finish.LENGTH if place + 1 == request.max_tokens else None
+            yield NewTokens(0, ((7 + 31 * place) % shape.vocabulary,), (0,), finish)
+
+    async def state() -> dict[str, Any]:
+        return {}
+
+    series: Any = _NoSeries()
+    texts = TextTokens(load_tokenizer(folder), shape.context(None))
+    meter = ClientMeter(series, time.perf_counter, 1.0, 1.0)
+    front = DecoderFront(DecoderConfig(model=str(folder)), "timed", shape, texts, frozenset(), write, meter, state)
+    api = create_decoder_api(front)
+    body = json.dumps({"prompt": [0], "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+    took_s = []
+    for _ in range(3):  # the first one warms up
+        begun_s = time.thread_time()
+        await asyncio.gather(*(_stream(api, body) for _ in range(TEXTS)))
+        took_s.append(time.thread_time() - begun_s)
+    return min(took_s) / (TEXTS * tokens)
+
+
+async def _stream(api: Any, body: bytes) -> None:
+    """Have one text streamed, as the server before the application does."""
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": PATH,
+        "raw_path": PATH.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
+    }  # fmt: skip
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        if message := next(messages, None):
+            return message
+        await asyncio.Event().wait()  # the client listens until the end
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("status", 200) != 200:
+            raise RuntimeError(f"the front answered {message['status']}")
+
+    await api(scope, receive, send)

@@ -45,8 +45,7 @@ def deploy(
 def _applications() -> Mapping[str, Any]:
     from ray import serve
 
-    applications: Mapping[str, Any] = serve.status().applications
-    return applications
+    return serve.status().applications
 
 
 def _splits_of(fronts: Sequence[str], applications: Iterable[str]) -> set[str]:
@@ -83,7 +82,7 @@ def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s
         ray.serving.result()
     while True:
         try:
-            return client.wait_for_proxies_serving(wait_for_applications_running=True)  # type: ignore[no-any-return]
+            return client.wait_for_proxies_serving(wait_for_applications_running=True)
         except TimeoutError as error:
             if time.monotonic() > until_s:
                 raise UserError(f"HTTP cannot be reached after {patience_s:.0f} s: {error}") from error

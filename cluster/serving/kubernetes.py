@@ -88,8 +88,7 @@ def files(content: ServeFile) -> dict[str, str]:
 
 def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
     """Texts of several lines stay readable, and equal parts are written out."""
-    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
-    return text
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
 
 
 def _configs(content: ServeFile) -> list[ServedConfig]:

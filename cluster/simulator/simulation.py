@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from isobatch.cluster.load.workloads import Floats, Ints
-from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
-from isobatch.cluster.simulator.event_loop import EventLoop
+from isobatch.cluster.simulator.event_loop import EventLoop, HostCosts, Outage, Troubles
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.table_devices import TableDevices, group_names
 from isobatch.cluster.simulator.tally import Tally

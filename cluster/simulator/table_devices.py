@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isobatch.cluster.simulator.conditions import HostCosts, Troubles
-from isobatch.cluster.simulator.event_loop import Departure, LaunchSchedule
+from isobatch.cluster.simulator.event_loop import Departure, HostCosts, LaunchSchedule, Troubles
 from isobatch.deployments.dispatch.messages import Launch, Place, RowKind
 from isobatch.deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
 from isobatch.optimizer.plan import Placement, Plan

@@ -86,7 +86,6 @@ def call_transformer_layer(layer: nn.Module) -> Callable[[Tensor, Spans | None],
     """
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
-        after: Tensor = layer(hidden, None) if spans is None else layer(hidden.unsqueeze(0), spans).squeeze(0)
-        return after
+        return layer(hidden, None) if spans is None else layer(hidden.unsqueeze(0), spans).squeeze(0)
 
     return run

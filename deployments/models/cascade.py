@@ -221,8 +221,7 @@ def mixed(weight: float, own: Floats, before: Floats) -> Floats:
     """
     if weight in (0.0, 1.0):
         return own if weight else before
-    mean: Floats = np.logaddexp(own + np.log(weight), before + np.log1p(-weight)).astype(np.float32)
-    return mean
+    return np.logaddexp(own + np.log(weight), before + np.log1p(-weight)).astype(np.float32)
 
 
 def _mixed(level: Level, logits: Floats, memory: Any, rows: NDArray[np.int64]) -> Floats:

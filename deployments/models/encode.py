@@ -202,8 +202,7 @@ class ImageEncoder:
         except ValueError as error:  # for example values in a range that it cannot resize
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
-        pixels: NDArray[np.float32] = processed["pixel_values"]
-        return pixels
+        return processed["pixel_values"]
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
         if isinstance(value, bytes | str):

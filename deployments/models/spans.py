@@ -227,8 +227,7 @@ def similar_lengths(lengths: Integers, most: int) -> list[Integers]:
 
 
 def _pairs(lengths: Integers) -> Integers:
-    pairs: Integers = lengths * (lengths + PAIRS_PER_TOKEN)
-    return pairs
+    return lengths * (lengths + PAIRS_PER_TOKEN)
 
 
 def _cuts(pairs: Integers, most: int) -> list[int]:
@@ -290,8 +289,7 @@ def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.
 
 
 def _starts(lengths: Integers) -> Integers:
-    starts: Integers = np.cumsum(lengths) - lengths
-    return starts
+    return np.cumsum(lengths) - lengths
 
 
 def _positions(lengths: Integers) -> Integers:
@@ -299,5 +297,4 @@ def _positions(lengths: Integers) -> Integers:
     >>> _positions(np.array([2, 3]))
     array([0, 1, 0, 1, 2])
     """
-    positions: Integers = np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)
-    return positions
+    return np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)

@@ -129,5 +129,4 @@ def rows_of(lengths: Integers, inputs: Integers) -> Integers:
     """
     starts, wanted = (np.cumsum(lengths) - lengths)[inputs], lengths[inputs]
     before = np.cumsum(wanted) - wanted
-    rows: Integers = np.arange(wanted.sum()) + np.repeat(starts - before, wanted)
-    return rows
+    return np.arange(wanted.sum()) + np.repeat(starts - before, wanted)

@@ -24,8 +24,7 @@ from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, lo
 from experiments.replan.suite import BATCH
 from experiments.replan.timeline import Timeline, timeline
 from experiments.shared.live import Live, application, bare, controller, kill_node, node
-from isobatch.cluster.load.generator import WRONG, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
 
 ENOUGH = 0.9

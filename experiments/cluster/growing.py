@@ -17,8 +17,7 @@ from experiments.cluster.started import Started, started
 from experiments.replan.suite import BATCH, profile
 from experiments.serve.fleet import promise_per_s
 from experiments.shared.live import application, controller, kill_node
-from isobatch.cluster.load.generator import WRONG, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.optimizer import Objective, optimize
 from isobatch.profiles.devices import fleet, links_between

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from experiments.serve import measures
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.workloads import Floats, arrivals
-from isobatch.cluster.simulator.conditions import HostCosts
+from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
 

@@ -12,7 +12,7 @@ from experiments.fidelity.calibration import Calibration
 from experiments.fidelity.suite import SIMULATED, Case
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import Floats, Ints
-from isobatch.cluster.simulator.conditions import Troubles
+from isobatch.cluster.simulator.event_loop import Troubles
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from isobatch.cluster.load.generator import LoadGenerator
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, LoadGenerator
 from isobatch.deployments.front.open_inference.messages import SERVICE
 
 CALLS = 128  # of one connection at once, as the front's HAProxy allows

@@ -25,8 +25,7 @@ from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
 from experiments.serve import measures, servers
 from experiments.shared.ports import free_port
-from isobatch.cluster.load.generator import Floats, LoadRecord
-from isobatch.cluster.load.http_connection import run_noting_polls
+from isobatch.cluster.load.generator import Floats, LoadRecord, run_noting_polls
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.demo.digits import demo_inputs
 

@@ -7,8 +7,6 @@ are kept when it ends, so that an interrupted run goes on with the next part.
 
 import asyncio
 import json
-import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +22,7 @@ from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
 from experiments.shared.live import Live, bare
+from experiments.shared.machine import end_as_by_ctrl_c
 from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, profiled
 from experiments.shared.version import code_of
 from isobatch.deployments.folders import cache_directory
@@ -102,18 +101,13 @@ def _kept(part: RealPart, options: str, again: bool) -> dict[str, float]:
         return found
     console.print(f"{part.name}: measuring")
     # Each part has a process of its own, since a client of Ray ends its process a minute after that Ray has ended.
-    with get_context("spawn").Pool(1, _end_cleanly) as fresh:
+    with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
         figures = fresh.apply(part.figures)
         fresh.close()
         fresh.join()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures))
     return figures
-
-
-def _end_cleanly() -> None:
-    """Let this process stop what it has started when it is told to end."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def over_peers(figures: Mapping[str, float]) -> dict[str, float]:

@@ -12,8 +12,7 @@ from experiments.replan.suite import NO_ROOM, offered_per_s, steps
 from experiments.replan.timeline import Timeline, load, timeline
 from experiments.shared.live import NAME
 from isobatch.cluster.controller.application import RunningApplication
-from isobatch.cluster.load.generator import WRONG, LoadGenerator, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, WRONG, LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import Floats, arrivals
 from isobatch.optimizer.plan import Plan
 

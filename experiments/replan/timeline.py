@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.replan.suite import SURVIVAL, leaves_after
-from isobatch.cluster.load.generator import Floats, LoadGenerator, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN, Carrier, HttpConnection
+from isobatch.cluster.load.generator import BROKEN, Carrier, Floats, HttpConnection, LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.profiles.exits import ExitProfile
 

@@ -52,9 +52,7 @@ HEADLINES = {
         Headline("bound", "promise_error_p90", "abs(sustained / promised - 1), p90", 0.03, True),
         Headline("bound", "promise_error_max", "the same, worst case", 0.08, True),
         Headline("bound", "beaten_by_baseline", "problems where a baseline sustains 2 % more", 0, True),
-        Headline(
-            "bound", "best_neighbour_p90", "what the best plan close by sustains more than the plan, p90", 0.02, True
-        ),
+        Headline("bound", "best_neighbour_p90", "what the best plan close by sustains more, p90", 0.02, True),
         Headline("bound", "hindsight_gain_1x", "what the best admission in hindsight gains at the promise", 0.02, True),
         Headline("bound", "hindsight_gain_1_2x", "the same at 1.2 times the promise", 0.03, True),
         Headline("bound", "hindsight_gain_2x", "the same at 2 times the promise", 0.05, True),
@@ -92,9 +90,7 @@ HEADLINES = {
         Headline("serve", "goodput_share_3splits", "the same, 3 splits on two kinds", 0.9),
         Headline("serve", "ratio_naive", "BERT-base, one V100, batch 16: goodput over early exit as it is", paper=1.44),
         Headline("serve", "ratio_stock", "the same, over the network without exits", paper=1.30),
-        Headline(
-            "serve", "ratio_naive_batch_4", "BERT-base, one V100, batch 4: goodput over early exit as it is", paper=1.44
-        ),
+        Headline("serve", "ratio_naive_batch_4", "the same at batch 4: goodput over early exit as it is", paper=1.44),
         Headline("serve", "ratio_stock_batch_4", "the same, over the network without exits", paper=1.30),
         Headline("serve", "ratio_naive_flat", "devices of flat batch time: goodput over early exit as it is"),
         Headline("serve", "ratio_stock_flat", "the same, over the network without exits"),
@@ -135,10 +131,7 @@ HEADLINES = {
         Headline("sim", "p50_error_max", "simulated against live p50, relative error, worst case", 0.1, True),
         Headline("sim", "p99_error_max", "simulated against live p99, relative error, worst case", 0.1, True),
         Headline(
-            "homogeneous",
-            "gain_over_early_exit_batch_4",
-            "by datasheet tables: BERT-base, 16 V100, batch 4, over early exit",
-            paper=1.44,
+            "homogeneous", "gain_over_early_exit_batch_4", "datasheets: 16 V100, batch 4, over early exit", paper=1.44
         ),
         Headline("homogeneous", "gain_over_no_exits_batch_4", "the same, over no exits", paper=1.30),
         Headline(
@@ -220,20 +213,12 @@ HEADLINES = {
             for name, says in (("sst2", "SST-2"), ("agnews", "AG News"), ("demo", "the demo"))
             for headline in (
                 Headline("promise", f"exceeded_share_{name}", f"{says}: promises of 1 % that were broken", 0.05, True),
-                Headline(
-                    "promise",
-                    f"before_exceeded_share_{name}",
-                    "the same, thresholds searched and judged on the same rows",
-                ),
+                Headline("promise", f"before_exceeded_share_{name}", "the same, judged on the rows of the search"),
                 Headline("promise", f"depth_{name}", "blocks run per input"),
-                Headline(
-                    "promise", f"before_depth_{name}", "the same, thresholds searched and judged on the same rows"
-                ),
+                Headline("promise", f"before_depth_{name}", "the same, judged on the rows of the search"),
             )
         ),
-        Headline(
-            "promise", "plan_thresholds_gain", "goodput with thresholds for the plan, over those of prepare", 1.05
-        ),
+        Headline("promise", "plan_thresholds_gain", "goodput with thresholds for the plan over prepare's", 1.05),
         *(
             Headline(
                 "promise", f"survivors_off_{name}", f"{says}: error of the survivors that were planned for", 0.05, True
@@ -380,10 +365,7 @@ HEADLINES = {
         Headline("tcb", "rows_over_padded_to_100_das", "DAS: rows over padded to 100 tokens", paper=2.22),
         Headline("tcb", "rows_over_sorted_by_length_das", "DAS: rows over sorted by length", paper=1.48),
         Headline(
-            "tcb",
-            "rows_over_padded_to_the_longest_first_come",
-            "first come: rows over padded to the longest",
-            paper=3.33,
+            "tcb", "rows_over_padded_to_the_longest_first_come", "first come: over padded to the longest", paper=3.33
         ),
         Headline("tcb", "rows_over_padded_to_100_first_come", "first come: rows over padded to 100 tokens", paper=3.33),
         Headline("tcb", "rows_over_sorted_by_length_first_come", "first come: rows over sorted by length", paper=1.52),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.shared.machine import computes_bfloat16
 from experiments.shared.public_data import ROOT
 from isobatch import load as load_network
 from isobatch.deployments.exits import Decision, Range, takes
@@ -31,17 +32,8 @@ WORDS = tuple(f"word{number}" for number in range(300))
 WORDS_OF_A_TEXT = 11  # 13 tokens with those that surround it
 LARGEST_BATCH = 32
 PROFILED = 600  # texts
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")  # without one of them, bfloat16 takes ten times as long as float32
+DTYPE = "bfloat16" if computes_bfloat16() else "float32"  # what this processor computes fastest in
 FINE = 1e4  # digits of a logit beyond this are as good as chance
-
-
-def quick_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The precision that this processor computes fastest in."""
-    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    return "bfloat16" if any(flag in flags for flag in BFLOAT16_FLAGS) else "float32"
-
-
-DTYPE = quick_dtype()
 
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))

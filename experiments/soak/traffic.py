@@ -14,7 +14,7 @@ import grpc
 
 from experiments.replan.suite import BLOCKS
 from experiments.shared.live import NAME
-from isobatch.cluster.load.http_connection import BROKEN, HttpConnection
+from isobatch.cluster.load.generator import BROKEN, HttpConnection
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 
 AGAIN_S = 10.0  # how long a client repeats what got no answer

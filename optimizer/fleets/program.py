@@ -18,7 +18,7 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from isobatch.optimizer.effort import Bools, Floats
 from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
 from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.same_kinds import merged_by_kind
+from isobatch.optimizer.pipelines.spread import merged_by_kind
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
 

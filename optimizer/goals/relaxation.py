@@ -30,8 +30,7 @@ class Cut:
 
     def spent(self, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
         """The cost of each partial plan so far; `loads` has a column per kind."""
-        paid: Floats = loads @ self.mu + self.nu * (work + arrivals * self.at_s)
-        return paid
+        return loads @ self.mu + self.nu * (work + arrivals * self.at_s)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
 from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.same_kinds import merged_by_kind, split_by_name
 from isobatch.optimizer.pipelines.sharing import Sharing, promised_per_s
-from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
+from isobatch.optimizer.pipelines.spread import best_of, joined, merged_by_kind, split_by_name, spread, value
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search

@@ -26,8 +26,7 @@ def mpnet(model: Any) -> Anatomy:
         heads = (own.num_attention_heads, own.attention_head_size)
 
         def add(context: Tensor, hidden: Tensor) -> Tensor:
-            after: Tensor = layer.attention.LayerNorm(own.o(context) + hidden)
-            return after
+            return layer.attention.LayerNorm(own.o(context) + hidden)
 
         return _block(layer, (own.q, own.k, own.v), heads, add, None, bias)
 
@@ -76,8 +75,7 @@ def _block(
         assert spans, "This is a bug: texts have spans."
         query, key, value = (torch.unflatten(project(hidden), -1, heads) for project in projections)
         after = add(packed_attention((query, key, value), spans, scaling, bias), hidden)
-        output: Tensor = layer.output(layer.intermediate(after), after)
-        return output
+        return layer.output(layer.intermediate(after), after)
 
     return run
 

@@ -21,10 +21,8 @@ def vit(model: Any) -> Anatomy:
     def head(hidden: Tensor) -> Tensor:
         last = base.layernorm(hidden)
         if is_distilled:
-            both: Tensor = (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
-            return both
-        answer: Tensor = model.classifier(last[:, 0])
-        return answer
+            return (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
+        return model.classifier(last[:, 0])
 
     blocks = [call_transformer_layer(layer) for layer in base.layers]
     return transformer(model, lambda arrays: base.embeddings(arrays["pixel_values"]), blocks, head)
@@ -40,8 +38,7 @@ def beit(model: Any) -> Anatomy:
     def block(layer: nn.Module) -> ImageBlock:
         def run(hidden: Tensor, _: Spans | None) -> Tensor:
             shared = base.shared_position_bias and base.shared_position_bias(window, dim_size=hidden.shape[1])
-            after: Tensor = layer(hidden, shared, resolution=resolution)
-            return after
+            return layer(hidden, shared, resolution=resolution)
 
         return run
 

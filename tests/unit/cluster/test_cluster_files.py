@@ -33,7 +33,7 @@ from isobatch.cluster.serving.serve_file import (
     controllers,
     serve_file,
 )
-from isobatch.deployments.config import parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.ray_settings import PROXY_PROGRAM, node_settings
 from isobatch.deployments.resources import KIND, Resources
@@ -76,7 +76,7 @@ def test_serve_takes_them_and_knows_every_field(told: dict[str, Any]) -> None:
     for application in told["applications"]:
         assert set(application) <= known(ServeApplicationSchema)
         if application["import_path"] == APPLICATION:
-            parse(application.get("args") or {})
+            checked(AppConfig, application.get("args") or {})
         else:
             assert application["import_path"] == CONTROLLER
             ControllerConfig.model_validate(application["args"])
@@ -105,7 +105,7 @@ def test_isobatch_serve_takes_them(name: str) -> None:
 
 def test_the_local_fleet_has_a_node_for_each_kind_and_a_plan_for_at_least_three() -> None:
     told = taken("local.yaml")
-    config = parse(told["applications"][0]["args"])
+    config = checked(AppConfig, told["applications"][0]["args"])
     from isobatch.deployments.graph import read_graph
 
     there: dict[str, int] = {}
@@ -221,7 +221,7 @@ def test_the_steps_on_kubernetes_are_commands_that_there_are() -> None:
 
 def test_pods_outlive_their_drain_and_the_head_runs_nothing() -> None:
     spec = kuberay().spec
-    config = parse(yaml.safe_load(spec.serveConfigV2)["applications"][0]["args"])
+    config = checked(AppConfig, yaml.safe_load(spec.serveConfigV2)["applications"][0]["args"])
     for template in templates():
         assert template["spec"]["terminationGracePeriodSeconds"] > config.drain_s + 30
     assert (spec.rayClusterDeletionDelaySeconds or 0) > config.drain_s + 30

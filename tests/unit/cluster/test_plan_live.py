@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from isobatch.cluster.commands.plan_live import CHOOSING, SEARCHING, LivePlan
+from isobatch.cluster.commands.plan_search import CHOOSING, SEARCHING, LivePlan
 from isobatch.optimizer import Placement, Plan, Split
 
 PLAN = Plan((Placement("v100", 2, (Split(0, 6, 8), Split(6, 12, 4))),))

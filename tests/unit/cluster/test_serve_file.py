@@ -22,7 +22,7 @@ from isobatch.cluster.serving.serve_file import (
     serve_file,
     with_grpc,
 )
-from isobatch.deployments.config import parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.ramp_rules import read_decoder_rules
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models.checkpoint import check_index
@@ -126,13 +126,16 @@ def test_a_directory_with_a_plan_gets_a_controller_and_what_the_plan_was_made_fo
     application, controller = serve_file(tmp_path, files)["applications"]
     assert application["args"] == {"model": str(tmp_path), "replan": True} | files
     assert ControllerConfig.model_validate(controller["args"]).application == application["name"]
-    config = parse(application["args"])
+    config = checked(AppConfig, application["args"])
     assert (config.slo_ms, config.backend, config.dtype) == (70.0, "onnx", "int8")
-    told = parse(application["args"] | {"slo_ms": 90.0, "backend": VIRTUAL, "dtype": "float32"})
+    told = checked(AppConfig, application["args"] | {"slo_ms": 90.0, "backend": VIRTUAL, "dtype": "float32"})
     assert (told.slo_ms, told.backend, told.dtype) == (90.0, VIRTUAL, "float32")
     published = replace(plan, backend="tensorrt", dtype="float16")  # nothing here computes by that
     (tmp_path / "plan.json").write_text(published.to_json())
-    assert (parse(application["args"]).backend, parse(application["args"]).dtype) == ("torch", "float32")
+    assert (checked(AppConfig, application["args"]).backend, checked(AppConfig, application["args"]).dtype) == (
+        "torch",
+        "float32",
+    )
     with pytest.raises(UserError, match="a plan needs its profile too"):
         serve_file(tmp_path, {"plan": files["plan"]})
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
-from isobatch.cluster.commands.status import ask, tables
-from isobatch.cluster.commands.status_picture import sparkline
+from isobatch.cluster.commands.status import ask, sparkline, tables
 from isobatch.cluster.controller.memory import Earlier
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig

@@ -3,7 +3,7 @@
 import pytest
 
 from isobatch.deployments.cluster_checks import ClusterState, check_cluster
-from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.profiles.errors import UserError
 
 ONE, TWO = ("10.0.0.1",), ("10.0.0.1", "10.0.0.2")
@@ -29,6 +29,6 @@ def test_tls_of_serve_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["model", "plan", "profile"])
 def test_relative_paths_are_refused_since_each_node_has_its_own(name: str) -> None:
-    config = parse({"profile": "/p.json"} | {name: "here.json"})
+    config = checked(AppConfig, {"profile": "/p.json"} | {name: "here.json"})
     with pytest.raises(UserError, match=f"{name} = 'here.json' must be an absolute path"):
         check_cluster(config, ClusterState("0.0.0.0", False, ONE))

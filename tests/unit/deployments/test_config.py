@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.named import function_at
 from isobatch.optimizer import Placement, Plan, Split
 from isobatch.profiles.errors import UserError
@@ -31,7 +31,7 @@ def test_every_field_is_described_and_has_a_default() -> None:
 )
 def test_a_wrong_field_is_named_with_its_value(arguments: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
-        parse(arguments)
+        checked(AppConfig, arguments)
     assert "\n" not in str(error.value)
 
 
@@ -39,12 +39,12 @@ def test_a_plan_brings_the_slo_that_it_was_made_for(tmp_path: Path) -> None:
     plan, file = Plan((Placement("v100", 1, (Split(0, 4, 8),)),), slo_s=0.25), tmp_path / "plan.json"
     arguments = {"plan": str(file), "profile": "q.json"}
     usual = AppConfig().slo_ms
-    assert parse(arguments).slo_ms == usual, "what is wrong with the file is said where it is needed"
+    assert checked(AppConfig, arguments).slo_ms == usual, "what is wrong with the file is said where it is needed"
     file.write_text(plan.to_json())
-    assert parse(arguments).slo_ms == 250
-    assert parse(arguments | {"slo_ms": 100}).slo_ms == 100
+    assert checked(AppConfig, arguments).slo_ms == 250
+    assert checked(AppConfig, arguments | {"slo_ms": 100}).slo_ms == 100
     file.write_text(replace(plan, slo_s=None).to_json())
-    assert parse(arguments).slo_ms == usual
+    assert checked(AppConfig, arguments).slo_ms == usual
 
 
 @pytest.mark.parametrize("path", ["nowhere:load", "math:cubic_root", "math:pi", "math"])

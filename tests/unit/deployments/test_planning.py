@@ -7,7 +7,7 @@ import pytest
 
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.input_planning import classifier_problem
-from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import read_graph
 from isobatch.deployments.planning import DeviceCounts, first_plan, has_room_beside, summary
 from isobatch.optimizer import Placement, Plan, Split
@@ -35,7 +35,7 @@ def profile(tmp_path: Path) -> str:
 
 
 def plan_for(profile: str, has: DeviceCounts | None = None, **told: object) -> dict[str, int]:
-    config = parse({"profile": profile} | told)
+    config = checked(AppConfig, {"profile": profile} | told)
     return first_plan(config, load(Path(profile)), lambda: has or {}).devices()
 
 
@@ -76,15 +76,15 @@ def test_with_early_answers_the_network_is_not_split_and_every_input_runs_to_the
     profile: str, tmp_path: Path
 ) -> None:
     told = {"profile": profile, "devices": {"v100": 2}, "answers": "early"}
-    early, generous = (read_graph(parse(told | more)) for more in ({}, {"ramp_budget": 0.3}))
+    early, generous = (read_graph(checked(AppConfig, told | more)) for more in ({}, {"ramp_budget": 0.3}))
     assert [(split.start, split.stop, split.ramps) for split in early.plan.splits] == [(0, BLOCKS, ())]
     assert generous.plan.ramps == (0,), "a look takes a millisecond of five, and half of the inputs leave there"
     assert generous.facts.survival == (1.0,) * BLOCKS
     assert generous.route.stages[0].launch_s[0] == pytest.approx(0.006)
-    cut = first_plan(parse({"profile": profile, "devices": {"v100": 2}}), load(Path(profile)))
+    cut = first_plan(checked(AppConfig, {"profile": profile, "devices": {"v100": 2}}), load(Path(profile)))
     (tmp_path / "cut.json").write_text(replace(cut, placements=CUT).to_json())
     with pytest.raises(UserError, match="needs a plan without cuts"):
-        read_graph(parse({"profile": profile, "plan": str(tmp_path / "cut.json"), "answers": "early"}))
+        read_graph(checked(AppConfig, {"profile": profile, "plan": str(tmp_path / "cut.json"), "answers": "early"}))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,16 @@ def test_with_early_answers_the_network_is_not_split_and_every_input_runs_to_the
 )
 def test_fields_that_contradict_early_answers_are_refused(told: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        parse(told)
+        checked(AppConfig, told)
 
 
 def test_the_rate_and_the_largest_batch_are_kept(profile: str) -> None:
-    made = first_plan(parse({"profile": profile, "devices": {"v100": 3}, "max_batch": 4}), load(Path(profile)))
+    made = first_plan(
+        checked(AppConfig, {"profile": profile, "devices": {"v100": 3}, "max_batch": 4}), load(Path(profile))
+    )
     assert max(split.batch_size for split in made.splits) <= 4
     with pytest.raises(UserError, match="rate_per_s needs devices"):
-        parse({"rate_per_s": 5.0})
+        checked(AppConfig, {"rate_per_s": 5.0})
 
 
 @pytest.mark.parametrize(
@@ -127,21 +129,21 @@ def test_impossible_plans_are_reported(profile: str, told: dict[str, object], se
 
 def test_devices_need_a_profile() -> None:
     with pytest.raises(UserError, match="a plan needs its profile too"):
-        parse({"devices": "auto"})
+        checked(AppConfig, {"devices": "auto"})
 
 
 def test_plans_and_fronts_use_the_declared_speed_of_a_link(profile: str) -> None:
     told = {"profile": profile, "devices": {"v100": 1, "oddity": 1}, "backend": "virtual", "slo_ms": 1000}
-    config = parse(told | {"links": {"v100>oddity": 0.08}})
+    config = checked(AppConfig, told | {"links": {"v100>oddity": 0.08}})
     graph = read_graph(config)
     declared = {ends: link.bytes_per_s for ends, link in graph.facts.links.items()}
     assert declared["v100", "oddity"] == 1e7
     assert declared["oddity", "v100"] > 1e9
     assert classifier_problem(ControllerConfig(), config, load(Path(profile))).links == {"v100>oddity": 0.08}
     with pytest.raises(UserError, match="must name two kinds of devices: KIND>KIND"):
-        parse(told | {"links": {"v100": 0.08}})
+        checked(AppConfig, told | {"links": {"v100": 0.08}})
     with pytest.raises(UserError, match="links"):
-        parse(told | {"links": {"v100>oddity": 0}})
+        checked(AppConfig, told | {"links": {"v100>oddity": 0}})
 
 
 def test_the_summary_of_a_plan_has_simulated_latencies_and_that_of_full_launches() -> None:

@@ -5,7 +5,8 @@ import subprocess
 from math import inf
 from pathlib import Path
 
-from experiments.bench import Conditions, commit_of_tree, processor, processor_flags, write
+from experiments.bench import Conditions, commit_of_tree, write
+from experiments.shared.machine import computes_bfloat16, processor, processor_flags
 from experiments.shared.results_page import measure_stale, stale
 from experiments.shared.version import code_of
 
@@ -23,7 +24,9 @@ def test_flags_are_those_by_which_batches_are_cheap(tmp_path: Path) -> None:
     cpuinfo.write_text("model name\t: A Processor\nflags\t\t: fpu avx2 avx512f avx512_bf16\n")
     assert processor(cpuinfo) == "A Processor"
     assert processor_flags(cpuinfo) == ["avx512", "bfloat16", "avx2"]
+    assert computes_bfloat16(cpuinfo)
     assert processor_flags(tmp_path / "none") == []
+    assert not computes_bfloat16(tmp_path / "none")
 
 
 def test_changes_of_the_tree_make_its_commit_uncertain(tmp_path: Path) -> None:

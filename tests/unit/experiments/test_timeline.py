@@ -5,8 +5,7 @@ import pytest
 
 from experiments.replan.changes import Change, figures
 from experiments.replan.timeline import timeline
-from isobatch.cluster.load.generator import WRONG, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 
 RATE, SECONDS = 100, 30
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.page import FILES, files
 from isobatch.deployments.front.service import Service
@@ -106,7 +106,7 @@ def test_no_other_page_gets_cors_headers(allowing: TestClient) -> None:
 @pytest.mark.parametrize("wrong", ["*", "shop.example", "https://shop.example/", "https://a.example https://b.example"])
 def test_an_invalid_origin_is_refused(wrong: str) -> None:
     with pytest.raises(UserError, match="must be as browsers send it"):
-        parse({"allowed_origins": [wrong]})
+        checked(AppConfig, {"allowed_origins": [wrong]})
 
 
 def test_another_host_is_refused_unless_it_is_allowed() -> None:
@@ -126,4 +126,4 @@ def test_another_host_is_refused_unless_it_is_allowed() -> None:
 @pytest.mark.parametrize("wrong", ["*", "https://api.example", "api.example:80", ""])
 def test_an_invalid_host_is_refused(wrong: str) -> None:
     with pytest.raises(UserError, match="must be a name"):
-        parse({"allowed_hosts": [wrong]})
+        checked(AppConfig, {"allowed_hosts": [wrong]})

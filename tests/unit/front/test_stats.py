@@ -13,10 +13,9 @@ from isobatch.deployments.front.counts import Counts, together
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.in_process import InProcess
 from isobatch.deployments.front.messages import FrontState, Usage
-from isobatch.deployments.front.metrics import FrontSeries
 from isobatch.deployments.front.open_inference.protocol import statistics
 from isobatch.deployments.front.service import Content, Service
-from isobatch.deployments.front.stats import stats_of
+from isobatch.deployments.front.stats import FrontSeries, stats_of
 from isobatch.deployments.metrics import FRONT, MetricSeries
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from tests.helpers.noted_metrics import NotedMetrics

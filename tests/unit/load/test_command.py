@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from isobatch.cluster import cli
-from isobatch.cluster.load.generator import LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN
+from isobatch.cluster.load.generator import BROKEN, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
 from isobatch.profiles.errors import UserError

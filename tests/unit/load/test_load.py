@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.replan.timeline import PersistentLoad
-from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
-from isobatch.cluster.load.http_connection import BROKEN, run_noting_polls
+from isobatch.cluster.load.generator import BROKEN, LoadGenerator, LoadRecord, run_noting_polls
 from isobatch.cluster.load.report import Summary, summary
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from isobatch.deployments.config import parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.models import checkpoint, choice, load
 from isobatch.deployments.models.backends import (
     backend_of,
@@ -146,7 +146,7 @@ def test_a_replica_runs_full_batches_of_its_plan_before_it_is_ready(
         return run(model, batch, stop, *others)
 
     monkeypatch.setattr(TorchModel, "run", noted)
-    load_model(parse({"model": str(folder), **files}), "cpu", str(folder))
+    load_model(checked(AppConfig, {"model": str(folder), **files}), "cpu", str(folder))
     assert ran == [(0, 2, 5), (2, 3, 5)]
 
 
@@ -260,5 +260,5 @@ def test_a_replica_on_a_gpu_is_asked_for_that_precision_unless_another_is_named(
     monkeypatch.setattr(checkpoint, "usual_dtype", lambda folder, device: "float16")
     monkeypatch.setattr("isobatch.deployments.models.loading.resolve_device", torch.device)
     for arguments, kind in (({}, "l4"), ({"dtype": "bfloat16"}, "l4"), ({}, "cpu"), ({"loader": "a.b:c"}, "l4")):
-        load_model(parse({"model": str(folder), **arguments}), kind, str(folder))
+        load_model(checked(AppConfig, {"model": str(folder), **arguments}), kind, str(folder))
     assert asked == ["float16", "bfloat16", "float32", "float32"]

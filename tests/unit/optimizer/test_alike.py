@@ -10,9 +10,8 @@ from experiments.planner.random_problems import random_objective, random_problem
 from isobatch.optimizer.effort import Effort
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.same_kinds import split_by_name
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.pipelines.spread import value
+from isobatch.optimizer.pipelines.spread import split_by_name, value
 from isobatch.optimizer.problem import Problem
 from tests.helpers.simulated_fleet import facts
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from isobatch.deployments.config import AppConfig, parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.replica.loading import load_model
 from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.optimizer.plan import Placement, Plan, Split
@@ -23,7 +23,9 @@ def first(tmp_path: Path) -> AppConfig:
     save(Profile("toy", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
     plan = Plan((Placement("cpu", 1, (Split(0, BLOCKS, 1),)),), backend="onnx", dtype="int8")
     (tmp_path / "plan.json").write_text(plan.to_json())
-    made = parse({"plan": str(tmp_path / "plan.json"), "profile": str(tmp_path / "profile.json"), "loader": LOADER})
+    made = checked(
+        AppConfig, {"plan": str(tmp_path / "plan.json"), "profile": str(tmp_path / "profile.json"), "loader": LOADER}
+    )
     (tmp_path / "plan.json").unlink()
     return made
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isobatch.cluster.simulator.conditions import HostCosts
+from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.cluster.simulator.sustained import run
 from isobatch.profiles.errors import UserError, read_model

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 from isobatch.cluster.commands.simulate_run import outages_of, run, slow_of, world_of
-from isobatch.cluster.simulator.conditions import Troubles
+from isobatch.cluster.simulator.event_loop import Troubles
 from isobatch.cluster.simulator.report import draw, tables
 from isobatch.deployments.config import AppConfig
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.bound.problems import playable
 from experiments.shared.gains import baseline_plan
-from isobatch.cluster.simulator.conditions import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.event_loop import HostCosts, Outage, Troubles
 from isobatch.cluster.simulator.simulation import Simulation, World, simulate
 from isobatch.cluster.simulator.sustained import run, sustained_per_s
 from isobatch.deployments.dispatch.messages import Limits

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from isobatch.cluster.serving.ports import is_free
-from isobatch.deployments.config import parse
+from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.transport.connection import MessageConnection
 from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings, LostError, Share, public_address
@@ -137,7 +137,7 @@ def free_row(count: int, host: str) -> int:
 @pytest.mark.parametrize("wrong", ["24000", "24001-24000", "80-90", "24000-70000", "a-b", "-1-5"])
 def test_a_wrong_range_is_reported(wrong: str) -> None:
     with pytest.raises(UserError, match="must be FIRST-LAST"):
-        parse({"ports": wrong})
+        checked(AppConfig, {"ports": wrong})
 
 
 # TLS
@@ -241,4 +241,4 @@ def test_missing_certificates_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RAY_USE_TLS", "1")
     monkeypatch.setenv("RAY_TLS_SERVER_CERT", "/nowhere.crt")
     with pytest.raises(UserError, match="RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY and RAY_TLS_CA_CERT must name"):
-        wire_of(parse({}))
+        wire_of(checked(AppConfig, {}))
