@@ -97,7 +97,7 @@ def best_division(
     return _near(plans, devices, goal, known)
 
 
-def value_on(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> tuple[float, ...] | None:
+def _value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> tuple[float, ...] | None:
     """The value of one division, by the planner's estimates; None if an application has less than it needs."""
     worths = [each.worth(goal, part) for each, part in zip(plans, parts, strict=True)]
     return None if None in worths else value_of(goal, [worth for worth in worths if worth is not None])
@@ -188,7 +188,7 @@ def _near(
     for tried, parts in enumerate(chain(first, _proposals(plans, program))):
         if best and tried >= len(first) + ENOUGH_ROUNDS:
             break
-        if value := value_on(plans, goal, parts):
+        if value := _value(plans, goal, parts):
             best = max(best or (value, parts), (value, parts), key=itemgetter(0))
     if best is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
