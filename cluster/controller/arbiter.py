@@ -21,6 +21,7 @@ from isobatch.profiles.errors import UserError
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
+MOVING_S = 1.0  # between two looks while a device changes hands
 KEEP = 20  # decisions that are remembered
 Budget = Mapping[str, int]  # devices by kind
 
@@ -89,6 +90,7 @@ class Arbiter:
     config: ArbiterConfig
     decisions: list[FleetDecision] = field(default_factory=list)
     budgets: dict[str, Budget] = field(default_factory=dict)  # by application, as far as they are known
+    _uses: dict[str, Budget] = field(default_factory=dict)  # the devices that each used when it answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
     _why: str = ""
     _decided_s: float | None = None
@@ -97,15 +99,21 @@ class Arbiter:
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
         """`standings` of the applications whose controllers answer; the others keep what they have."""
-        if self._decided_s is None:
-            self._decided_s, self._present = now_s, dict(present)
         self.budgets |= {name: _both(max, self.config.nothing, each.budget) for name, each in standings.items()}
+        self._uses |= {name: each.uses for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
             return {}  # since the start some have not answered: it is unknown what they hold
+        if self._decided_s is None:
+            self._decided_s, self._present, self._aims = now_s, dict(present), dict(self.budgets)
         if reason := self._reason(standings, present, now_s):
             self._decided_s, self._present, self._refusing = now_s, dict(present), _refusing(standings)
             self._decide(reason, standings, present, now_s)
         return dict(self._grants(standings, present))
+
+    @property
+    def look_again_s(self) -> float:
+        """After this time the next look is due: soon, while a device changes hands."""
+        return min(MOVING_S, self.config.look_every_s) if self._aims != self.budgets else self.config.look_every_s
 
     def _reason(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> str:
         """Why the devices are divided again now; empty: they are not."""
@@ -119,8 +127,8 @@ class Arbiter:
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""
 
     def _decide(self, reason: str, standings: Mapping[str, Standing], present: Budget, now_s: float) -> None:
-        held = {name: self._aims.get(name, has) if name in standings else has for name, has in self.budgets.items()}
-        absent = [budget for name, budget in held.items() if name not in standings]
+        held = {name: self._aims[name] if name in standings else has for name, has in self.budgets.items()}
+        absent = [_both(max, has, self._uses[name]) for name, has in held.items() if name not in standings]
         asked = _Asked.of(self.config, standings, _without(present, absent))
         better = asked.better(held) if asked.plans else None
         self._aims = held
@@ -135,9 +143,9 @@ class Arbiter:
 
     def _grants(self, standings: Mapping[str, Standing], present: Budget) -> Iterator[tuple[str, Grant]]:
         """Budgets shrink at once, and grow by devices that no budget and no plan has any longer."""
-        aims = self._aims or self.budgets
+        aims = self._aims
         budgets = {name: _both(min, has, aims[name]) for name, has in self.budgets.items()}
-        used = [_both(max, has, standings[name].uses) if name in standings else has for name, has in budgets.items()]
+        used = [_both(max, has, self._uses[name]) for name, has in budgets.items()]
         free = _without(present, used)
         for name, has in list(self.budgets.items()):
             if name not in standings:

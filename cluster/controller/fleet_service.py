@@ -67,7 +67,7 @@ class FleetService:
                 await self._look()
             except Exception as error:
                 log.warning("the arbiter could not look: %s", error, exc_info=True)
-            await asyncio.sleep(self.config.look_every_s)
+            await asyncio.sleep(self.arbiter.look_again_s)
 
     async def _look(self) -> None:
         names = list(self._controllers)

@@ -128,7 +128,7 @@ async def _drive_fleet(
             if simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
                 simulation.run_until(now_s)
                 await loop.step()
-        if arbiter and now_s - looked_s >= arbiter.config.look_every_s:
+        if arbiter and now_s - looked_s >= arbiter.look_again_s:
             looked_s = now_s
             standings = {name: await loop.standing() for name, (_, _, loop) in loops.items()}
             for name, grant in arbiter.look(standings, arbiter.config.devices, now_s).items():
