@@ -189,7 +189,9 @@ HEADLINES = {
         Headline("real", "virtual_2ms_idle_share_in_overload", "the same, at 1.3 times the promise", 0.05, True),
     ),
     "Several applications on one fleet": (
-        Headline("fleet", "shared_over_divided", "answers in time: arbiter over devices divided once, mean of loads", 1.3),
+        Headline(
+            "fleet", "shared_over_divided", "answers in time: arbiter over devices divided once, mean of loads", 1.3
+        ),
         Headline("fleet", "shared_over_divided_50", "the same, a mean load of 50 %"),
         Headline("fleet", "shared_over_divided_75", "the same, 75 %"),
         Headline("fleet", "shared_over_divided_100", "the same, 100 %"),

@@ -47,7 +47,9 @@ def arbiter(own: Mapping[str, Budget] = OWN, goal: FleetGoal = "goodput", **term
 def standing(expected: float, budget: Budget, uses: Budget | None = None, refuses: bool = False) -> Standing:
     """`expected`: inputs, as a share of what its own devices sustain."""
     facts = ASKED.facts(MEDIUM, Corrections())
-    return Standing(facts, ASKED.objective, expected * EACH_PER_S, 1.0, budget, budget if uses is None else uses, refuses)
+    return Standing(
+        facts, ASKED.objective, expected * EACH_PER_S, 1.0, budget, budget if uses is None else uses, refuses
+    )
 
 
 def test_the_giver_shrinks_before_the_taker_grows() -> None:
@@ -109,14 +111,14 @@ def test_no_division_of_a_small_fleet_is_better(seed: int) -> None:
     assert agrees(seed)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from(["goodput", "fairness", "cost"]))
 def test_no_two_plans_use_one_device_and_nobody_falls_below_its_own_share(seed: int, goal: FleetGoal) -> None:
     """Controllers that follow late, or not at all for a while."""
     random, fleet = np.random.default_rng(seed), arbiter(goal=goal)
     budgets: dict[str, Budget] = dict(OWN)
     uses: dict[str, Budget] = dict(OWN)
-    for step in range(12):
+    for step in range(8):
         expected = {name: float(random.choice([0.0, 0.2, 0.9, 3.0])) for name in OWN}
         standings = {
             name: standing(expected[name], budgets[name], uses[name], bool(random.random() < 0.3))
@@ -180,7 +182,7 @@ def member(rates: list[float], seconds: float, seed: int) -> Member:
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
-    seconds, hasty = 480.0, Patience(start_s=2.0)
+    seconds, hasty = 200.0, Patience(start_s=2.0)
     members = {"a": member([0.1, 0.1, 1.4, 1.4], seconds, 1), "b": member([1.4, 1.4, 0.1, 0.1], seconds, 2)}
     good = {}
     for name, fleet in {"divided": None, "shared": arbiter()}.items():
@@ -191,7 +193,7 @@ def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> N
 
 
 def test_in_the_simulator_one_application_runs_as_alone() -> None:
-    seconds, hasty = 300.0, Patience(look_every_s=5.0)
+    seconds, hasty = 150.0, Patience(replan_every_s=40.0)
     alone = member([0.5, 1.2], seconds, 1)
     whole = replace(alone, world=replace(alone.world, plan=ASKED.best(MEDIUM, Corrections(), {})))
     together = replan_fleet({"a": whole}, seconds, None, patience=hasty)["a"]
