@@ -40,7 +40,7 @@ APPLICATIONS = {f"{network}_{trace}": (network, trace) for network in NETWORKS f
 
 @dataclass(frozen=True)
 class Load:
-    """So many hours of all traces. On average `percent` of what the devices of each application sustain arrive.
+    """So many hours. On average `percent` of what the devices of each application sustain arrive.
 
     `flooded`: this application gets `times` as many inputs in the middle third.
     """
@@ -109,14 +109,18 @@ def member(name: str, load: Load) -> Member:
 
 @cache
 def _recorded(name: str, number: int, hours: float) -> Floats:
-    """Counts of a trace in equal periods: a third of Azure's functions, dealt in turn; or of Twitter's days."""
-    seconds = round(HOUR_S * hours)
+    """Counts in equal periods, for the whole run: of one Azure function's first hours, or of a whole day of Twitter.
+
+    The functions are those that are called most. The days follow each other and begin eight hours apart, as if users
+    of an application lived together, and those of another one elsewhere.
+    """
     if name == "twitter":
         times_s = trace(data(TWITTER), None, float(3 * DAY_S))
         per_s = np.bincount(times_s.astype(np.int64), minlength=3 * DAY_S)
-        return np.asarray(per_s[number * DAY_S :][:seconds], float)
+        return np.asarray(np.roll(per_s[number * DAY_S : (number + 1) * DAY_S], number * DAY_S // 3), float)
     with data(AZURE).open() as file:
         head, *rows = csv.reader(file)
     first = head.index("minute_1")
-    minutes = np.array([[float(cell or 0) for cell in row[first:]] for row in rows[number::3]]).sum(0)
-    return np.asarray(minutes[: max(1, round(seconds / 60))], float)
+    minutes = np.array([[float(cell or 0) for cell in row[first:]] for row in rows])
+    called = minutes[np.argsort(-minutes.sum(1))[number]]
+    return np.asarray(called[: max(1, round(60 * hours))], float)
