@@ -18,7 +18,7 @@ from rich.progress import track
 
 from experiments.fleet.bruteforce import agrees
 from experiments.fleet.live import measure_move
-from experiments.fleet.suite import APPLICATIONS, Load, arbiter_config, member
+from experiments.fleet.suite import APPLICATIONS, FleetLoad, arbiter_config, member
 from isobatch.cluster.controller.arbiter import Arbiter, Budget, FleetDecision, Grant, Standing
 from isobatch.cluster.controller.config import ArbiterConfig, Patience
 from isobatch.cluster.controller.rehearsal import replan_fleet
@@ -46,17 +46,17 @@ def measure(
     problems: int = PROBLEMS,
 ) -> dict[str, float]:  # fmt: skip
     """`percents`: the mean load, of what each application's devices sustain. `problems`: against brute force."""
-    loads = [Load(int(each), float(hours)) for each in str(percents).split(",")]
+    loads = [FleetLoad(int(each), float(hours)) for each in str(percents).split(",")]
     measures: dict[str, Callable[[], dict[str, float]]] = {
         "shared": lambda: _shared(loads),
-        "flood": lambda: _flooded(Load(FLOOD_PERCENT, float(hours))),
+        "flood": lambda: _flooded(FleetLoad(FLOOD_PERCENT, float(hours))),
         "brute": lambda: _brute(problems),
         "live": _live,
     }
     return {name: value for part in parts.split(",") for name, value in measures[part]().items()}
 
 
-def _shared(loads: list[Load]) -> dict[str, float]:
+def _shared(loads: list[FleetLoad]) -> dict[str, float]:
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         asked = [(load, arbitrated) for load in loads for arbitrated in (False, True)]
         runs = dict(zip(asked, cores.map(played_fleet, *zip(*asked, strict=True)), strict=True))
@@ -76,7 +76,7 @@ def _shared(loads: list[Load]) -> dict[str, float]:
     return {"shared_over_divided": float(np.mean(ratios)), **figures}
 
 
-def _flooded(load: Load) -> dict[str, float]:
+def _flooded(load: FleetLoad) -> dict[str, float]:
     """The least that a neighbour keeps of its answers in time while another application is flooded."""
     with ProcessPoolExecutor(os.cpu_count()) as cores:
         flood = replace(load, flooded=FLOOD, times=FLOOD_TIMES)
@@ -114,7 +114,7 @@ class TimedArbiter(Arbiter):
         return grants
 
 
-def played_fleet(load: Load, arbitrated: bool) -> FleetRun:
+def played_fleet(load: FleetLoad, arbitrated: bool) -> FleetRun:
     """One run of the fleet. Without an arbiter, each application keeps its own devices."""
     arbiter = TimedArbiter(arbiter_config()) if arbitrated else None
     members = {name: member(name, load) for name in APPLICATIONS}
@@ -127,7 +127,7 @@ def played_fleet(load: Load, arbitrated: bool) -> FleetRun:
     return FleetRun(good, arrived, len(moves), len(every), arbiter.took_s if arbiter else 0.0)
 
 
-def _progress(load: Load) -> Callable[[float], None]:
+def _progress(load: FleetLoad) -> Callable[[float], None]:
     """Says every tenth of a run how far it is."""
 
     def say(at_s: float) -> None:

