@@ -14,13 +14,14 @@ from isobatch.cluster.commands import check_writable
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.commands.plan_search import LivePlan, objective_of, problems, searched
 from isobatch.cluster.commands.serve import write
-from isobatch.cluster.serving.serve_file import serve_file, with_controller, yaml_in
+from isobatch.cluster.controller.config import ShareTerms
+from isobatch.cluster.serving.serve_file import ARBITER, serve_file, with_controller, yaml_in
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.graph import check_weights
 from isobatch.deployments.named import VIRTUAL
 from isobatch.deployments.planning import summary
 from isobatch.optimizer.effort import SAME
-from isobatch.optimizer.fleets.application import SOMETHING, FleetApplication, FleetGoal, value_of
+from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, value_of
 from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
@@ -42,20 +43,14 @@ CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
 
 
-class FleetEntry(BaseModel):
+class FleetEntry(ShareTerms):
     """An application in the file of a fleet."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    name: str = Field(pattern=r"^[\w.-]+$")
     profile: str
     slo_ms: float | None = Field(None, gt=0)
     rate_per_s: float | None = Field(None, gt=0)
-    weight: float = Field(1.0, gt=0)
-    least_per_s: float = Field(SOMETHING, ge=0)  # 0: the application may get no device
-    priority: int = 0
     model: str | None = None
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field({})
 
 
 class FleetFile(BaseModel):
@@ -261,12 +256,33 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
     import yaml
 
     content: list[dict[str, Any]] = []
-    for each in planned.applications:
-        if path := plans.get(name := each.entry.name):
-            arguments = _arguments(each, folder) | {"plan": str(path.resolve())}
-            content += with_controller(name, f"{name}-controller", f"/{name}", arguments)
+    members = [each for each in zip(planned.applications, planned.results, strict=True) if each[1]]
+    for each, _ in members:
+        name = each.entry.name
+        arguments = _arguments(each, folder) | {"plan": str(plans[name].resolve())}
+        served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
+        if len(members) > 1:
+            controller["args"] |= {
+                "shared": {device.kind: device.count for device in _known(planned.devices, each.profile)}
+            }
+        content += [served, controller]
+    if len(members) > 1:
+        content.append(_arbiter(planned, members))
     out.write_text(yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
+
+
+def _arbiter(planned: PlannedFleet, members: Sequence[tuple[Planned, PlanResult | None]]) -> dict[str, Any]:
+    """The application that moves devices between the others while they run."""
+    terms = set(ShareTerms.model_fields)
+    applications = [
+        each.entry.model_dump(include=terms, exclude_defaults=True)
+        | {"devices": result.plan.devices() if result else {}, "controller": f"{each.entry.name}-controller"}
+        for each, result in members
+    ]
+    devices = {device.kind: device.count for device in planned.devices}
+    arguments = {"devices": devices, "goal": planned.goal, "applications": applications}
+    return {"name": "fleet", "import_path": ARBITER, "route_prefix": "/fleet", "args": arguments}
 
 
 def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:

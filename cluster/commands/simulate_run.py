@@ -176,7 +176,8 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         console.print(options.trace_text, highlight=False)
     if options.replan:
         arguments = next((each.get("args") or {} for each in controllers(content)), {})
-        world, problem = controlled_world(app_config, ControllerConfig.model_validate(arguments), world)
+        alone = arguments | {"shared": {}}  # no arbiter gives it other devices
+        world, problem = controlled_world(app_config, ControllerConfig.model_validate(alone), world)
         with _progress(options.seconds) as progress:
             inputs = _inputs(world, options)
             replanned = replan(world, problem, inputs, options.seconds, seed=options.seed, progress=progress)

@@ -204,21 +204,32 @@ def fitting(most: Mapping[str, int], needs: Mapping[str, Resources], nodes: Iter
 class PresentDevices:
     """The devices that decisions count on, from one look to the next.
 
-    A lost device is left out at once. A device that came back counts when it is still present one look later.
+    A lost device is left out at once. A device that came back counts when it is still present one look later. Devices
+    beyond the `budget` do not count.
 
     >>> present = PresentDevices((Device("v100", 4, 1, 0.0),))
     >>> [present.update({"v100": count}) for count in (4, 3, 4, 4)], present.counts
     ([False, True, False, True], {'v100': 4})
     """
 
-    def __init__(self, fleet: tuple[Device, ...]) -> None:
+    def __init__(self, fleet: tuple[Device, ...], budget: Mapping[str, int] | None = None) -> None:
         self._most = {device.kind: device.count for device in fleet}
-        self._before = dict(self._most)
+        self._before, self._steady = dict(self._most), dict(self._most)
+        self.budget = dict(self._most)
         self.counts = dict(self._most)
+        if budget is not None:
+            self.limit(budget)
 
     def update(self, devices: Mapping[str, int]) -> bool:
         """Whether the counts have changed. Without any counts, all devices count as present."""
         now = {kind: min(most, devices.get(kind, most if not devices else 0)) for kind, most in self._most.items()}
-        steady = {kind: min(count, self._before[kind]) for kind, count in now.items()}
-        changed, self.counts, self._before = steady != self.counts, steady, now
+        self._steady = {kind: min(count, self._before[kind]) for kind, count in now.items()}
+        self._before = now
+        return self.limit(self.budget)
+
+    def limit(self, budget: Mapping[str, int]) -> bool:
+        """Count no more devices than these from now on; returns whether the counts have changed."""
+        self.budget = {kind: min(most, budget.get(kind, 0)) for kind, most in self._most.items()}
+        counts = {kind: min(count, self.budget[kind]) for kind, count in self._steady.items()}
+        changed, self.counts = counts != self.counts, counts
         return changed

@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from isobatch.deployments.named import HostName, LogFormat
+from isobatch.optimizer.fleets.application import SOMETHING, FleetGoal
 from isobatch.optimizer.goals import GOALS
 from isobatch.profiles.latency import MOST_BATCH
 
@@ -65,10 +66,52 @@ class Patience(BaseModel):
 # Fields without effect for texts, whose application keeps its first devices and the TTFT and TPOT of its plan.
 OF_CLASSIFIERS = frozenset(
     (
-        "goal", "devices", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",
+        "goal", "devices", "shared", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",
         "under_load", "strict", "learn", "notice", "reserve",
     )
 )  # fmt: skip
+
+
+class ShareTerms(BaseModel):
+    """An application of a fleet, as `isobatch plan` and the arbiter know it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[\w.-]+$", description="The name of the application.")
+    weight: float = Field(1.0, gt=0, description="Multiplies its goodput; for the goal fairness divides it.")
+    least_per_s: float = Field(SOMETHING, ge=0, description="Its least goodput; 0: it may get no device.")
+    priority: int = Field(0, description="Where devices are missing, applications of lower priority go without first.")
+
+
+class MemberTerms(ShareTerms):
+    """An application that runs in a fleet."""
+
+    devices: dict[str, int] = Field(description="Its own devices: those of its plan, as KIND: COUNT.")
+    controller: str = Field(description="The name of the application that is its controller.")
+
+
+class ArbiterConfig(BaseModel):
+    """The arbiter of a fleet. `isobatch plan fleet.yaml --out FILE` writes these fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    devices: dict[str, PositiveInt] = Field(min_length=1, description="The devices of the fleet, as KIND: COUNT.")
+    goal: FleetGoal = Field("goodput", description="What the division of the devices is best for.")
+    applications: tuple[MemberTerms, ...] = Field(min_length=2, description="The applications that share them.")
+    replan_every_s: float = Field(120.0, gt=0, description="How often the devices are divided again.")
+    look_every_s: float = Field(5.0, gt=0, description="How often refusals and lost devices are looked for.")
+    least_gain: float = Field(0.03, gt=0, description="The share of the goal's value that other budgets must gain.")
+    log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
+    api_key_variable: str | None = Field(
+        None, description="Environment variable with the key that requests must show; none: no key is needed."
+    )
+    allowed_hosts: tuple[HostName, ...] = Field(
+        (), description="Names by which clients reach this server, besides addresses and local names."
+    )
+
+    @property
+    def nothing(self) -> dict[str, int]:
+        return dict.fromkeys(self.devices, 0)
 
 
 class ControllerConfig(Patience):
@@ -95,6 +138,11 @@ class ControllerConfig(Patience):
         {},
         description="How many devices of each kind there may be, present ones included, as KIND: COUNT. The "
         "controller requests those that the cheapest plan needs from Ray's autoscaler (goal: cost). None: no requests.",
+    )
+    shared: dict[str, PositiveInt] = Field(
+        {},
+        description="The devices of a fleet whose arbiter says how many of them plans may use, as KIND: COUNT; at "
+        "first those of the plan that runs. None: there is no arbiter.",
     )
     slo_ms: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="The SLO of plans; none: the application's slo_ms."
@@ -132,4 +180,6 @@ class ControllerConfig(Patience):
     def _grows_for_dollars(self) -> Self:
         if self.grow_to and not GOALS[self.goal].at_given_goodput:
             raise ValueError("grow_to needs goal: cost: the most goodput would always need all devices that may come")
+        if self.shared and (self.grow_to or self.devices):
+            raise ValueError("shared says which devices plans may use: leave out devices and grow_to")
         return self

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 from isobatch.cluster.controller.application import Application, RolloutError
+from isobatch.cluster.controller.arbiter import Grant, Standing
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
@@ -66,6 +67,7 @@ class ControlLoop:
         self._turn = asyncio.Lock()  # a person may send a command while the loop looks
         self._deciding = asyncio.Lock()  # the controller is not thread-safe
         self._commands = set[asyncio.Task[Any]]()  # commands of persons that are being executed
+        self._rolled_out: Mapping[str, int] = {}  # the devices of the plan that is being rolled out
 
     def go_on_from(self, before: "ControlLoop") -> None:
         """Continue the counts of the loop that ran before the application was deployed with another configuration."""
@@ -136,6 +138,16 @@ class ControlLoop:
         """A decision in the making is not executed any more; a roll-out that has begun goes on."""
         await self._to_its_end(self._pause(paused))
 
+    async def standing(self) -> Standing:
+        """What an arbiter needs to know of this application."""
+        return await self._call(Standing.of, self.controller, self._rolled_out, self._clock())
+
+    async def grant(self, grant: Grant) -> None:
+        """Plan on other devices from the next look on, which is due at once."""
+        async with self._deciding:
+            self.controller.grant(grant.budget, grant.why, self._clock())
+        self._looked_s = -inf
+
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
         """Execute a command of a person, even if the connection to that person is closed."""
         task = asyncio.create_task(command)
@@ -173,7 +185,7 @@ class ControlLoop:
         return self.controller.record.events.numbered(step.event.number) or step.event
 
     async def _roll_out(self, step: NextStep, plan: Plan) -> None:
-        begun_s = self._clock()
+        begun_s, self._rolled_out = self._clock(), plan.devices()
         try:
             await self._application.roll_out(plan)
         except RolloutError as error:
@@ -181,6 +193,8 @@ class ControlLoop:
             self.controller.failed(step, str(error), self._clock(), blameless=error.no_devices)
         else:
             await self._call(self.controller.rolled_out, step, self._clock() - begun_s, self._clock())
+        finally:
+            self._rolled_out = {}
 
     def _count(self, window: bool, seconds: float) -> None:
         if window:

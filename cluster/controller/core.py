@@ -45,14 +45,14 @@ class Controller:
     def __init__(
         self, problem: PlanningProblem, patience: Patience, history: History, events: Events, running: Plan,
         now_s: float, pinned: Plan | None = None, keeper: PromiseKeeper | None = None,
-        grow_to: Mapping[str, int] | None = None,
+        grow_to: Mapping[str, int] | None = None, budget: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.pinned, self.keeper = pinned, keeper
         self.device_requests = DeviceRequests(
             grow_to or {}, patience.come_within_s, patience.hold_windows * patience.replan_every_s
         )
         self.patience, self.running = patience, running
-        self.present = PresentDevices(problem.fleet)
+        self.present = PresentDevices(problem.fleet, budget)
         self.known = Knowledge(problem, patience, history, events, running)
         self.record = self.known.record
         self.window = CurrentWindow(now_s)
@@ -171,6 +171,13 @@ class Controller:
         """Ray's autoscaler cannot have all of the requested devices, and so rents none of them."""
         self.device_requests.refuse(self.present.counts, now_s)
         self._devices_changed = True  # another plan may be the best on what can be had
+
+    def grant(self, budget: Mapping[str, int], why: str, now_s: float) -> None:
+        """Plan on these devices of the fleet from now on: the others belong to other applications."""
+        if self.present.limit(budget):
+            self._devices_changed = True
+            self._relief.set_best(None)
+        self._record("granted", why, now_s)
 
     def pause(self, now_s: float, paused: bool = True) -> None:
         """Go on watching, and change nothing until a person resumes."""

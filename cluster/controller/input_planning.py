@@ -168,7 +168,10 @@ def allowed(config: ControllerConfig, app_config: AppConfig, profile: Profile) -
 
 
 def _first_devices(config: ControllerConfig, app_config: AppConfig, profile: Profile) -> dict[str, int]:
-    if config.devices or app_config.plan is None:
-        limited = app_config.model_copy(update={"devices": config.devices}) if config.devices else app_config
-        return {each.kind: each.count for each in usable(limited, profile)}
-    return read_plan(local(app_config.plan)).devices()
+    if named := config.devices or config.shared:
+        limited = app_config.model_copy(update={"devices": named})
+    elif app_config.plan is None:
+        limited = app_config
+    else:
+        return read_plan(local(app_config.plan)).devices()
+    return {each.kind: each.count for each in usable(limited, profile)}

@@ -28,6 +28,7 @@ CHANGES = ("rolled out", "rolled back", "failed")
 What = Literal[
     "began",
     "stayed",
+    "granted",
     "rolling out",
     "rolled out",
     "rolling back",

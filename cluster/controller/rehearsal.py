@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.control_loop import ControlLoop, Spent
 from isobatch.cluster.controller.core import Controller
@@ -76,6 +78,62 @@ def replan(
     loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, report=lambda event: None)
     asyncio.run(_drive(loop, simulation, seconds, patience.react_every_s, progress))
     return Replanned(simulation.finish(), tuple(application.plans), controller.record.events.all, loop.spent)
+
+
+@dataclass(frozen=True)
+class Member:
+    """An application of a simulated fleet. The facts of its world have all devices of the fleet."""
+
+    world: World
+    problem: ClassifierPlanningProblem
+    inputs: Chunks
+
+
+def replan_fleet(
+    members: Mapping[str, Member],
+    seconds: float,
+    arbiter: Arbiter | None,
+    *,
+    seed: int = 0,
+    patience: Patience = PATIENCE,
+    progress: Callable[[float], None] = lambda at_s: None,
+) -> dict[str, Replanned]:
+    """Run applications side by side, each with its own controller on the devices of its first plan.
+
+    With an arbiter these change. All devices of its fleet are present.
+    """
+    loops = dict[str, tuple[Simulation, Simulated, ControlLoop]]()
+    for name, each in members.items():
+        simulation, plan = Simulation(each.world, each.inputs, seconds, seed), each.world.plan
+        application, budget = Simulated(simulation, patience.start_s), plan.devices()
+        controller = Controller(each.problem, patience, History(None), Events(None), plan, 0.0, budget=budget)
+        clock = partial(getattr, simulation, "now_s")
+        loop = ControlLoop(application, controller, clock, time.process_time, report=lambda event: None)
+        loops[name] = simulation, application, loop
+    asyncio.run(_drive_fleet(loops, seconds, arbiter, patience, progress))
+    return {
+        name: Replanned(simulation.finish(), tuple(application.plans), loop.controller.record.events.all, loop.spent)
+        for name, (simulation, application, loop) in loops.items()
+    }
+
+
+async def _drive_fleet(
+    loops: Mapping[str, tuple[Simulation, Simulated, ControlLoop]], seconds: float, arbiter: Arbiter | None,
+    patience: Patience, progress: Callable[[float], None],
+) -> None:  # fmt: skip
+    now_s = looked_s = 0.0
+    while now_s + patience.react_every_s <= seconds:
+        now_s += patience.react_every_s
+        for simulation, _, loop in loops.values():
+            if simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
+                simulation.run_until(now_s)
+                await loop.step()
+        if arbiter and now_s - looked_s >= arbiter.look_again_s:
+            looked_s = now_s
+            standings = {name: await loop.standing() for name, (_, _, loop) in loops.items()}
+            for name, grant in arbiter.look(standings, arbiter.config.devices, now_s).items():
+                await loops[name][2].grant(grant)
+        progress(now_s)
 
 
 async def _drive(

@@ -115,5 +115,19 @@ class ControllerStatus(Schema):
     trouble: str | None = Field(description="Why the last look failed.")
 
 
+class FleetDecisionStatus(Schema):
+    at_s: float = Field(description="Seconds since 1970.")
+    why: str
+    budgets: dict[str, dict[str, int]] | None = Field(description="By application; null: devices stay where they are.")
+
+
+class FleetStatus(Schema):
+    """The arbiter of a fleet."""
+
+    budgets: dict[str, dict[str, int]] = Field(description="The devices that each application may use, by kind.")
+    silent: list[str] = Field(description="Applications whose controllers do not answer, and which keep their devices.")
+    decisions: list[FleetDecisionStatus] = Field(description="The latest 20, oldest first.")
+
+
 class PausedStatus(Schema):
     paused: bool

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from isobatch.cluster.controller.application import Application, RunningApplication, leader_of
+from isobatch.cluster.controller.arbiter import Grant, Standing
 from isobatch.cluster.controller.available_devices import Inventory
 from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.control_loop import ControlLoop
@@ -119,6 +120,19 @@ class ControllerService:
         self._memory = self._memory or Memory(self.config.memory, self.config.application, name)
         return self._memory
 
+    async def standing(self) -> Standing:
+        """What the fleet's arbiter asks for. It fails until the application runs."""
+        return await self._running_loop().standing()
+
+    async def grant(self, grant: Grant) -> None:
+        """The devices that the fleet's arbiter grants to the application."""
+        await self._running_loop().grant(grant)
+
+    def _running_loop(self) -> ControlLoop:
+        if self.loop is None:
+            raise ConnectionError(f"the controller waits for {self.waits_for}")
+        return self.loop
+
     def end(self) -> None:
         """Give up requested devices: idle ones may go, and the next controller requests them again."""
         self._request({})
@@ -137,7 +151,10 @@ def _loop_for(
     request: Callable[[Mapping[str, int]], None] = request_nothing,
 ) -> ControlLoop:  # fmt: skip
     history, events = memory.history(), memory.events()
-    controller = Controller(problem, config, history, events, running, time.time(), pinned, keeper, config.grow_to)
+    budget = running.devices() if config.shared else None
+    controller = Controller(
+        problem, config, history, events, running, time.time(), pinned, keeper, config.grow_to, budget
+    )
     report = partial(_log, config.application)
     return ControlLoop(
         application, controller, time.time, time.perf_counter, asyncio.to_thread, report, request, autoscaler_refuses

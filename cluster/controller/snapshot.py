@@ -132,7 +132,7 @@ class Snapshot:
     def _for_value(self) -> tuple[Expectation, Verdict]:
         """The best plan by the goal, or the plan of most goodput on the same devices, which costs no more."""
         aim, reserve = self.problem.aim, self.problem.reserve
-        wanted_per_s = self._demand.for_rate(reserve, self.known.record.kept_share)
+        wanted_per_s = self.demand.for_rate(reserve, self.known.record.kept_share)
         better = self._expected(self.problem.sustaining(wanted_per_s, *self._now) or self.problem.best(*self._now))
         if aim.at_given_goodput:
             survival, corrections, counts = self._now
@@ -141,10 +141,10 @@ class Snapshot:
             better = max(better, self._expected(same_devices), key=lambda each: each.goodput_per_s)
         if not nearly_all_in_time(self.observed) and better.goodput_per_s < self.running.goodput_per_s:
             return self.running, Verdict(False, "no device is given back while inputs are late or refused")
-        return better, weigh_values(self.running, better, aim, self._demand, self.patience, reserve, self._changes)
+        return better, weigh_values(self.running, better, aim, self.demand, self.patience, reserve, self._changes)
 
     @cached_property
-    def _demand(self) -> Demand:
+    def demand(self) -> Demand:
         estimate = self.known.estimate
         peak_per_s, window_s = estimate.peak_per_s(self.now_s), self.patience.replan_every_s
         expected = demand(estimate.forecast, self.observed, peak_per_s, window_s)
@@ -153,8 +153,8 @@ class Snapshot:
     @property
     def _terms(self) -> QuickTerms:
         if self.problem.aim.quickest:
-            return latency_terms(self._demand, self.running, self.patience.least_gain)
-        return quick_terms(self._demand, self.most, self.problem.objective.slo_s or 0.0, self.patience.notice)
+            return latency_terms(self.demand, self.running, self.patience.least_gain)
+        return quick_terms(self.demand, self.most, self.problem.objective.slo_s or 0.0, self.patience.notice)
 
     def _quick(self, terms: QuickTerms) -> Expectation | None:
         """The quickest plan that sustains enough; None where the plan of most goodput cannot be replaced."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from isobatch.cluster.serving.serve_file import ServeFile, classifiers, config_of, controllers, served
+from isobatch.cluster.serving.serve_file import ServeFile, arbiters, classifiers, config_of, controllers, served
 from isobatch.deployments.cluster_checks import PATHS
 from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.resources import KIND
@@ -122,6 +122,8 @@ def _inside(content: ServeFile) -> ServeFile:
         application["args"].setdefault("ports", "24000-24099")
     for controller in controllers(inside):
         controller["args"] = controller["args"] | {"memory": "/memory", "api_key_variable": KEY_VARIABLE}
+    for arbiter in arbiters(inside):
+        arbiter["args"] |= {"api_key_variable": KEY_VARIABLE}
     return inside
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isobatch.cluster.controller.config import OF_CLASSIFIERS, ControllerConfig
+from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig
 from isobatch.deployments.cluster_checks import PATHS, check_http
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -27,6 +27,7 @@ from isobatch.profiles.text_profile import PROJECT, load_text_profile
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "isobatch.deployments.app:build"
 CONTROLLER = "isobatch.cluster.controller.app:build"
+ARBITER = "isobatch.cluster.controller.app:arbiter"
 DECODER = "isobatch.deployments.decoding.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve starts; the deployer itself starts those of replicas
 NAME = "isobatch"  # the name of an application that is made for a directory
@@ -74,6 +75,8 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
     _check_apart(content)
     for application in controllers(content):
         key_in(checked(ControllerConfig, application.get("args") or {}).api_key_variable)
+    for application in arbiters(content):
+        key_in(_checked_arbiter(application, content).api_key_variable)
     content["http_options"] = checked(_Http, content.get("http_options") or {}, "http_options").model_dump()
     check_http(content["http_options"]["host"], any(name.startswith("ssl_") for name in content["http_options"]), ())
     if content.get("target_capacity") is not None:
@@ -216,6 +219,22 @@ def controllers(content: ServeFile) -> list[dict[str, Any]]:
     return [application for application in content["applications"] if application.get("import_path") == CONTROLLER]
 
 
+def arbiters(content: ServeFile) -> list[dict[str, Any]]:
+    return [application for application in content["applications"] if application.get("import_path") == ARBITER]
+
+
+def _checked_arbiter(arbiter: dict[str, Any], content: ServeFile) -> ArbiterConfig:
+    """Raise UserError if the arbiter would lead applications that are missing, or whose controllers do not listen."""
+    config = checked(ArbiterConfig, arbiter.get("args") or {})
+    settings = {name_of(each): each.get("args") or {} for each in controllers(content)}
+    sharing = {name: each for name, each in settings.items() if each.get("shared")}
+    for each in config.applications:
+        if sharing.get(each.controller, {}).get("application") != each.name:
+            wrong = f"{each.controller} is no controller of {each.name} with shared: {dict(config.devices)}"
+            raise UserError(f"{name_of(arbiter)}: args: applications: {wrong}")
+    return config
+
+
 def only(name: str, content: ServeFile) -> ServeFile:
     """The same content with one application of isobatch and its controller."""
     names = [name_of(each) for each in served(content)]
@@ -330,7 +349,7 @@ def _check_deployments(deployments: Any) -> None:
 
 def _set_import_path(application: dict[str, Any]) -> None:
     """Write a path of before 0.1.0 as it is now. Refuse a misspelt one, which Serve would report much later."""
-    known, path = (APPLICATION, CONTROLLER, DECODER), application.get("import_path")
+    known, path = (APPLICATION, CONTROLLER, DECODER, ARBITER), application.get("import_path")
     if not isinstance(path, str) or not path:
         raise UserError(f"import_path = {path!r}: every application needs one, as in {APPLICATION}")
     if path in known:

@@ -181,6 +181,19 @@ HEADLINES = {
         Headline("real", "virtual_2ms_idle_share_at_90_percent", "the same, virtual launches of 2 ms", 0.05, True),
         Headline("real", "virtual_2ms_idle_share_in_overload", "the same, at 1.3 times the promise", 0.05, True),
     ),
+    "Several applications on one fleet": (
+        Headline(
+            "fleet", "shared_over_divided", "answers in time: arbiter over devices divided once, mean of loads", 1.3
+        ),
+        Headline("fleet", "shared_over_divided_50", "the same, a mean load of 50 %"),
+        Headline("fleet", "shared_over_divided_75", "the same, 75 %"),
+        Headline("fleet", "shared_over_divided_100", "the same, 100 %"),
+        Headline("fleet", "worst_application_75", "the same for the application that gains least, 75 %"),
+        Headline("fleet", "flooded_neighbour_kept", "one gets 10 times its inputs: what the others keep, worst", 0.98),
+        Headline("fleet", "brute_force_mismatches", "decisions of the arbiter that are not the best of all", 0, True),
+        Headline("fleet", "move_s", "live: a device goes from one application to another (s)", 5, True),
+        Headline("fleet", "s_per_division_75", "a decision (s)"),
+    ),
     "The controller against plans that stay": (
         Headline("regret", "regret_mean", "real arrivals, simulated: goodput lost against the best", 0.01, True),
         Headline("regret", "regret_worst_hour", "the same, in the worst hour", 0.03, True),

@@ -71,15 +71,41 @@ def divide(
     counts = tuple(each.count for each in devices)
     if len(applications) == 1:
         return Division((counts,))
-    parts = prod(count + 1 for count in counts)
-    exact = parts <= MOST_PARTS and parts * len(applications) <= most_plans
-    plans = [PartPlans(each, devices, gap if exact else max(gap, NEAR)) for each in applications]
+    plans = part_plans(applications, devices, gap, most_plans)
     for each in plans:
         each.check_any(counts)
-    division = _exact(plans, counts, goal) if exact else _near(plans, devices, goal)
+    division = best_division(plans, devices, goal, most_plans)
     rows = zip(plans, division.parts, equal_shares(counts, len(plans)), strict=True)
     estimates = [Comparison(*map(each.goodput_per_s, (part, equal, counts))) for each, part, equal in rows]
     return replace(division, estimates=tuple(estimates))
+
+
+def part_plans(
+    applications: Sequence[FleetApplication], devices: Sequence[Device], gap: float = 0.0, most_plans: int = MOST_PLANS
+) -> list[PartPlans]:
+    exact = _is_small(len(applications), devices, most_plans)
+    return [PartPlans(each, devices, gap if exact else max(gap, NEAR)) for each in applications]
+
+
+def best_division(
+    plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal, most_plans: int = MOST_PLANS,
+    known: Sequence[tuple[KindCounts, ...]] = (),
+) -> Division:  # fmt: skip
+    """As `divide`, without estimates. On a large fleet the best of `known` divisions and of those that it finds."""
+    if _is_small(len(plans), devices, most_plans):
+        return _exact(plans, tuple(each.count for each in devices), goal)
+    return _near(plans, devices, goal, known)
+
+
+def _value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[KindCounts]) -> tuple[float, ...] | None:
+    """The value of one division, by the planner's estimates; None if an application has less than it needs."""
+    worths = [each.worth(goal, part) for each, part in zip(plans, parts, strict=True)]
+    return None if None in worths else value_of(goal, [worth for worth in worths if worth is not None])
+
+
+def _is_small(applications: int, devices: Sequence[Device], most_plans: int) -> bool:
+    parts = prod(each.count + 1 for each in devices)
+    return parts <= MOST_PARTS and parts * applications <= most_plans
 
 
 def equal_shares(counts: KindCounts, applications: int) -> tuple[KindCounts, ...]:
@@ -148,7 +174,9 @@ def _missing(
     return "no division was found in which every application has what it needs: ask for less, or add devices"
 
 
-def _near(plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal) -> Division:
+def _near(
+    plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal, known: Sequence[tuple[KindCounts, ...]]
+) -> Division:
     applications = [each.application for each in plans]
     program = DivisionProgram(applications, goal, devices, [Worths.of(each, devices, NEAR) for each in applications])
     bound = program.bound()
@@ -156,12 +184,11 @@ def _near(plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal
         raise UserError(_missing(applications, goal, program.most_per_s))
     best: tuple[tuple[float, ...], tuple[KindCounts, ...]] | None = None
     equal = equal_shares(tuple(each.count for each in devices), len(applications))
-    for tried, parts in enumerate(chain([equal], _proposals(plans, program))):
-        if best and tried > ENOUGH_ROUNDS:
+    first = [equal, *known]
+    for tried, parts in enumerate(chain(first, _proposals(plans, program))):
+        if best and tried >= len(first) + ENOUGH_ROUNDS:
             break
-        worths = [each.worth(goal, part) for each, part in zip(plans, parts, strict=True)]
-        if None not in worths:
-            value = value_of(goal, [worth for worth in worths if worth is not None])
+        if value := _value(plans, goal, parts):
             best = max(best or (value, parts), (value, parts), key=itemgetter(0))
     if best is None:
         raise UserError(_missing(applications, goal, program.most_per_s))

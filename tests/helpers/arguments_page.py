@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from isobatch.cluster.commands.plan_fleet import FleetFile
-from isobatch.cluster.controller.config import ControllerConfig
+from isobatch.cluster.controller.config import ArbiterConfig, ControllerConfig, MemberTerms
 from isobatch.deployments.config import AppConfig, ServedConfig
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
@@ -50,6 +50,7 @@ The fields of classifiers and decoders. A decoder has some of them with other de
 APPLICATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("A network that classifies", "isobatch.deployments.app:build", AppConfig),
     ("The controller", "isobatch.cluster.controller.app:build", ControllerConfig),
+    ("The arbiter of a fleet", "isobatch.cluster.controller.app:arbiter", ArbiterConfig),
     ("A decoder", "isobatch.deployments.decoding.app:build", DecoderConfig),
 )
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -67,6 +68,9 @@ def _section(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:
     beside = ", and the fields of [every network](#every-network)" if common else ""
     yield f"## {title}\n\n`import_path: {path}`{beside}\n"
     yield from _table({name: field for name, field in _fields(model).items() if common.get(name) != field})
+    if model is ArbiterConfig:
+        yield "Each of its `applications:`\n"
+        yield from _table(_fields(MemberTerms))
 
 
 def _fields(model: type[BaseModel]) -> dict[str, Any]:
@@ -100,6 +104,8 @@ def _kind(field: dict[str, Any]) -> str:
     'number > 0 and ≤ 1'
     >>> _kind({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})
     'list of: integer'
+    >>> _kind({"type": "array", "items": {"$ref": "#/$defs/MemberTerms"}})
+    'list of: fields'
     >>> _kind({"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}})
     'NAME: integer ≥ 1'
     """
@@ -109,6 +115,8 @@ def _kind(field: dict[str, Any]) -> str:
         return ", ".join(f"`{each}`" for each in field["enum"])
     if "additionalProperties" in field:
         return f"NAME: {_kind(field['additionalProperties'])}"
+    if "$ref" in field:
+        return "fields"
     if field["type"] == "array":
         return f"list of: {_kind(field['items'])}"
     bounds = " and ".join(f"{word} {_number(field[bound])}" for bound, word in BOUNDS.items() if bound in field)

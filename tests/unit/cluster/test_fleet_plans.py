@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.plan_search import searched
-from isobatch.cluster.serving.serve_file import controllers, serve_file, served
+from isobatch.cluster.serving.kubernetes import KEY_VARIABLE, KubernetesPlace, objects
+from isobatch.cluster.serving.serve_file import arbiters, controllers, serve_file, served
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.datasheet import bert_base, datasheet_table, distilbert
 from isobatch.profiles.errors import UserError
@@ -88,14 +89,62 @@ def test_the_serve_file_serves_every_application_with_its_controller(folder: Pat
     content = serve_file(folder / "serve.yaml", {})
     assert [each["route_prefix"] for each in served(content)] == ["/reviews", "/queries"]
     assert [each["args"]["application"] for each in controllers(content)] == ["reviews", "queries"]
+    (arbiter,) = arbiters(content)
+    own = {each["name"]: each["devices"] for each in arbiter["args"]["applications"]}
+    assert own == {name: read_plan(folder / f"{name}-plan.json").devices() for name in ("reviews", "queries")}
+    assert arbiter["args"]["applications"][0] | {"devices": 0} == {
+        "name": "reviews", "weight": 2.0, "least_per_s": 3000.0, "devices": 0, "controller": "reviews-controller",
+    }  # fmt: skip
+    shared = [each["args"]["shared"] for each in controllers(content)]
+    assert shared == [arbiter["args"]["devices"]] * 2 == [{"v100": 2, "k80": 3}] * 2
     for each in served(content):
         assert each["args"]["plan"] == str(folder / f"{each['name']}-plan.json")
         assert each["args"]["backend"] == "virtual"
+    _, service = objects(content, KubernetesPlace("image:1", "rwx"))
+    (inside,) = arbiters(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    assert inside["args"] == arbiter["args"] | {"api_key_variable": KEY_VARIABLE}
     asked = ("simulate", "--config", "serve.yaml", "--rate", "100", "--hours", "0.001", "--application")
     simulated = CliRunner().invoke(app, [*asked, "queries", "--replan"], catch_exceptions=False)
     assert simulated.exit_code == 0, simulated.output
     with pytest.raises(UserError, match="--application other: the file has reviews, queries"):
         CliRunner().invoke(app, [*asked, "other"], catch_exceptions=False)
+
+
+def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
+    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
+    plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | virtual])
+    content = serve_file(folder / "serve.yaml", {})
+    assert [each["args"] for each in controllers(content)] == [{"application": "queries"}]
+    assert not arbiters(content)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"applications": []}, "args: applications = .*: Tuple should have at least 2 items"),
+        ({"goal": "speed"}, "args: goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),
+        ({"devices": {"v100": 0}}, "args: devices.v100 = 0: Input should be greater than 0"),
+        ({"api_key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ],
+)
+def test_a_wrong_arbiter_is_refused_in_a_sentence(folder: Path, changed: dict[str, Any], sentence: str) -> None:
+    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
+    plan(*FAST, "--out", "serve.yaml", applications=[each | virtual for each in TWO])
+    content = yaml.safe_load((folder / "serve.yaml").read_text())
+    content["applications"][-1]["args"] |= changed
+    (folder / "serve.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=sentence):
+        serve_file(folder / "serve.yaml", {})
+
+
+def test_an_arbiter_leads_only_controllers_that_share(folder: Path) -> None:
+    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
+    plan(*FAST, "--out", "serve.yaml", applications=[each | virtual for each in TWO])
+    content = yaml.safe_load((folder / "serve.yaml").read_text())
+    del content["applications"][1]["args"]["shared"]
+    (folder / "serve.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"fleet: .* reviews-controller is no controller of reviews with shared: "):
+        serve_file(folder / "serve.yaml", {})
 
 
 def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
@@ -112,7 +161,7 @@ def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
     [
         ({"applications": []}, r"fleet.yaml: applications = \[\]: Tuple should have at least 1 item"),
         ({"applications": TWO, "goals": "cost"}, "there is no field 'goals'; there are: devices, goal, applications"),
-        ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, profile, slo_ms"),
+        ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, weight, "),
         ({"applications": [entry("a", weight=0)]}, "a: weight = 0: Input should be greater than 0"),
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),
         ({"applications": TWO, "goal": "speed"}, "goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),

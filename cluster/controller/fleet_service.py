@@ -1,0 +1,106 @@
+"""The arbiter of a running fleet: it asks the controllers of all applications, and sends them their budgets.
+
+If it ends, each application keeps its devices.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from ray import serve
+
+from isobatch.cluster.controller.arbiter import Arbiter, Standing
+from isobatch.cluster.controller.config import ArbiterConfig
+from isobatch.cluster.controller.schemas import FleetStatus
+from isobatch.deployments import ray_facts
+from isobatch.deployments.front.api import Api
+from isobatch.deployments.front.headers import key_in
+from isobatch.deployments.front.openapi import documented, in_json
+from isobatch.deployments.front.page import EXPLAINING
+from isobatch.deployments.resources import Resources, declared, devices_on
+from isobatch.deployments.serve_process import join_serves_log
+
+ANSWERS_WITHIN_S = 10.0  # a controller that does not is left alone until it answers again
+log = logging.getLogger("ray.serve")
+
+
+class FleetDevices:
+    """Counts the devices of a fleet that are present. Kinds that no node ever had, as virtual ones, are all present.
+
+    >>> count = FleetDevices({"v100": 2, "made-up": 3})
+    >>> count([{"v100": 2.0}, {"CPU": 4.0}]), count([{"CPU": 4.0}])
+    ({'v100': 2, 'made-up': 3}, {'v100': 0, 'made-up': 3})
+    """
+
+    def __init__(self, most: Mapping[str, int]) -> None:
+        self._most, self._seen = dict(most), set[str]()
+
+    def __call__(self, nodes: Iterable[Resources]) -> dict[str, int]:
+        every = list(nodes)
+        gpus = {kind: count for kind, count in devices_on(every).items() if kind != "cpu"}
+        counts = gpus | {kind: int(sum(n.get(kind, 0) for n in every)) for kind in self._most if declared(kind, every)}
+        self._seen |= counts.keys()
+        return {
+            kind: min(most, counts.get(kind, 0)) if kind in self._seen else most for kind, most in self._most.items()
+        }
+
+
+class FleetService:
+    """The one replica of the arbiter's application: it runs the arbiter and answers `/status`."""
+
+    def __init__(self, config: ArbiterConfig) -> None:
+        self.config, self.arbiter = config, Arbiter(config)
+        self._count = FleetDevices(config.devices)
+        self._controllers = {each.name: each.controller for each in config.applications}
+        self._silent = list(self._controllers)  # the applications whose controllers did not answer
+
+    async def run(self) -> None:
+        join_serves_log()
+        while True:
+            try:
+                await self._look()
+            except Exception as error:
+                log.warning("the arbiter could not look: %s", error, exc_info=True)
+            await asyncio.sleep(self.arbiter.look_again_s)
+
+    async def _look(self) -> None:
+        names = list(self._controllers)
+        answers = await asyncio.gather(*(self._call(name, "standing") for name in names), return_exceptions=True)
+        standings = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, Standing)}
+        self._silent = [name for name in names if name not in standings]
+        present, before = self._count(await asyncio.to_thread(ray_facts.nodes)), self.arbiter.decisions[-1:]
+        grants = await asyncio.to_thread(self.arbiter.look, standings, present, time.time())
+        for decision in self.arbiter.decisions[-1:]:
+            if [decision] != before:
+                log.log(logging.INFO if decision.budgets is None else logging.WARNING, "fleet: %s", decision.why)
+        await asyncio.gather(
+            *(self._call(name, "grant", each) for name, each in grants.items()), return_exceptions=True
+        )
+
+    async def _call(self, name: str, method: str, *arguments: Any) -> Any:
+        handle: Any = serve.get_deployment_handle("controller", self._controllers[name])
+        return await asyncio.wait_for(getattr(handle, method).remote(*arguments), ANSWERS_WITHIN_S)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        @asynccontextmanager
+        async def life(_: FastAPI) -> AsyncIterator[None]:
+            running = asyncio.create_task(self.run())
+            yield
+            running.cancel()
+
+        api = Api(title="isobatch arbiter", description="Moves devices between applications", lifespan=life)
+        api.key, api.hosts, api.open_paths = key_in(self.config.api_key_variable), self.config.allowed_hosts, EXPLAINING
+
+        @api.get("/status", **documented(FleetStatus, 401, 500))
+        async def status() -> Response:
+            """The devices of each application, and the last decisions."""
+            decisions = [asdict(each) for each in self.arbiter.decisions]
+            return in_json({"budgets": self.arbiter.budgets, "silent": self._silent, "decisions": decisions})
+
+        return api

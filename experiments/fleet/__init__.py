@@ -1,0 +1,1 @@
+"""Claim: devices that move between applications answer more in time than divided ones."""

@@ -1,0 +1,202 @@
+"""The arbiter of a fleet: who gets which devices, in which order, and what it never does."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.fleet.bruteforce import agrees
+from isobatch.cluster.controller.arbiter import Arbiter, Budget, Standing
+from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
+from isobatch.cluster.load.workloads import exit_blocks
+from isobatch.cluster.simulator.simulation import World
+from isobatch.optimizer.fleets.application import FleetGoal
+from isobatch.profiles.exits import ExitProfile
+from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
+
+FLEET = {"v100": 2, "k80": 2}
+OWN = {"a": {"v100": 1, "k80": 1}, "b": {"v100": 1, "k80": 1}}
+WINDOW_S = 120.0
+ASKED = question(MEDIUM, **FLEET)
+
+
+def sustained(budget: Budget) -> float:
+    if not any(budget.values()):
+        return 0.0
+    plan = ASKED.best(MEDIUM, Corrections(), budget)
+    assert plan.promise
+    return plan.promise.goodput_per_s
+
+
+EACH_PER_S = sustained(OWN["a"])
+
+
+def arbiter(own: Mapping[str, Budget] = OWN, goal: FleetGoal = "goodput", **terms: Mapping[str, float]) -> Arbiter:
+    members = tuple(
+        MemberTerms(name=name, devices=dict(devices), controller=f"{name}-controller", **terms.get(name, {}))  # type: ignore[arg-type]
+        for name, devices in own.items()
+    )
+    return Arbiter(ArbiterConfig(devices=FLEET, goal=goal, applications=members))
+
+
+def standing(expected: float, budget: Budget, uses: Budget | None = None, refuses: bool = False) -> Standing:
+    """`expected`: inputs, as a share of what its own devices sustain."""
+    facts = ASKED.facts(MEDIUM, Corrections())
+    return Standing(
+        facts, ASKED.objective, expected * EACH_PER_S, 1.0, budget, budget if uses is None else uses, refuses
+    )
+
+
+def test_the_giver_shrinks_before_the_taker_grows() -> None:
+    fleet = arbiter()
+    both = {"a": standing(0.1, OWN["a"]), "b": standing(1.9, OWN["b"], refuses=True)}
+    assert fleet.look(both | {"b": standing(1.9, OWN["b"])}, FLEET, 0.0) == {}
+    first = fleet.look(both, FLEET, 5.0)
+    assert list(first) == ["a"], "at once, though the window has not ended"
+    shrunk = first["a"].budget
+    assert sum(shrunk.values()) < sum(OWN["a"].values())
+    assert "inputs of b are refused: weighted goodput" in first["a"].why
+    waiting = {"a": standing(0.1, shrunk, OWN["a"]), "b": both["b"]}
+    assert fleet.look(waiting, FLEET, 10.0) == {}, "the plan of the giver still uses the device"
+    second = fleet.look(waiting | {"a": standing(0.1, shrunk)}, FLEET, 15.0)
+    assert list(second) == ["b"]
+    assert second["b"].why.startswith("b gets 1 ")
+    assert {kind: shrunk[kind] + second["b"].budget[kind] for kind in FLEET} == FLEET
+
+
+def test_what_nobody_asks_for_moves_no_device() -> None:
+    fleet = arbiter()
+    for at_s in (0.0, WINDOW_S, 2 * WINDOW_S):
+        assert fleet.look({name: standing(0.3, OWN[name]) for name in OWN}, FLEET, at_s) == {}
+    assert [decision.budgets for decision in fleet.decisions] == [None, None]
+    assert "no other division is worth its changes" in fleet.decisions[0].why
+
+
+def test_lent_devices_return_when_their_owner_expects_inputs() -> None:
+    fleet, lent = arbiter(), {"a": {"v100": 1, "k80": 0}, "b": {"v100": 1, "k80": 2}}
+    fleet.look({"a": standing(0.1, lent["a"]), "b": standing(1.5, lent["b"])}, FLEET, 0.0)
+    grants = fleet.look({"a": standing(1.0, lent["a"]), "b": standing(9.0, lent["b"], refuses=True)}, FLEET, WINDOW_S)
+    assert {name: grant.budget for name, grant in grants.items()} == {"b": OWN["b"]}
+    assert "not all have what they need" in grants["b"].why
+
+
+def test_lost_devices_are_those_of_the_lowest_priority() -> None:
+    for first, last in (("a", "b"), ("b", "a")):
+        fleet = arbiter(**{first: {"priority": 1}})
+        standings = {name: standing(1.0, OWN[name]) for name in OWN}
+        fleet.look(standings, FLEET, 0.0)
+        left = {"v100": 1, "k80": 2}
+        grants = fleet.look(standings, left, 5.0)
+        assert grants[last].budget["v100"] == 0
+        assert f"1 v100 are gone: not all have what they need; devices are missing: {last} may" in grants[last].why
+        assert fleet.budgets[first]["v100"] == 1
+
+
+def test_an_application_that_does_not_answer_keeps_its_devices() -> None:
+    fleet = arbiter()
+    assert fleet.look({"b": standing(9.0, OWN["b"], refuses=True)}, FLEET, 0.0) == {}
+    assert not fleet.decisions, "nobody knows yet what the other one has"
+    fleet.look({name: standing(0.1, OWN[name]) for name in OWN}, FLEET, 5.0)
+    assert fleet.look({"b": standing(9.0, OWN["b"], refuses=True)}, FLEET, 10.0) == {}
+    assert fleet.budgets["a"] == OWN["a"]
+
+
+@pytest.mark.parametrize("seed", [0, 3, 8])
+def test_no_division_of_a_small_fleet_is_better(seed: int) -> None:
+    assert agrees(seed)
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from(["goodput", "fairness", "cost"]))
+def test_no_two_plans_use_one_device_and_nobody_falls_below_its_own_share(seed: int, goal: FleetGoal) -> None:
+    """Controllers that follow late, or not at all for a while."""
+    random, fleet = np.random.default_rng(seed), arbiter(goal=goal)
+    budgets: dict[str, Budget] = dict(OWN)
+    uses: dict[str, Budget] = dict(OWN)
+    for step in range(8):
+        expected = {name: float(random.choice([0.0, 0.2, 0.9, 3.0])) for name in OWN}
+        standings = {
+            name: standing(expected[name], budgets[name], uses[name], bool(random.random() < 0.3))
+            for name in OWN
+            if step == 0 or random.random() < 0.8
+        }
+        for name, grant in fleet.look(standings, FLEET, 60.0 * step).items():
+            budgets[name] = grant.budget
+        for kind, count in FLEET.items():
+            assert sum(max(budgets[name][kind], uses[name][kind]) for name in OWN) <= count
+        if fleet.decisions and fleet.decisions[-1].at_s == 60.0 * step and (aims := fleet.decisions[-1].budgets):
+            for name in standings:
+                needed = min(max(expected[name] * EACH_PER_S, 0.0), EACH_PER_S)
+                assert sustained(aims[name]) >= needed * (1 - 2 * ASKED.gap) or len(standings) < len(OWN)
+        uses |= {name: budgets[name] for name in OWN if random.random() < 0.7}
+
+
+def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
+    app = Fluid(ASKED, first_plan(ASKED))
+    loop = control_loop(app)
+    run(app, loop, 240)
+    assert app.running.devices() == FLEET
+    loop.controller.grant({"v100": 1, "k80": 2}, "a gives 1 v100: inputs of b are refused", app.now_s)
+    events = run(app, loop, 30)
+    assert [event.what for event in events] == ["rolled out"]
+    assert app.running.devices() == {"v100": 1, "k80": 2}
+    loop.controller.grant(FLEET, "a gets 1 v100", app.now_s)
+    app.rate = lambda at_s: 10_000.0
+    run(app, loop, 240)
+    assert app.running.devices() == FLEET
+    granted = [event.why for event in loop.controller.record.events.all if event.what == "granted"]
+    assert granted == ["a gives 1 v100: inputs of b are refused", "a gets 1 v100"]
+
+
+def test_one_application_alone_changes_as_without_a_fleet() -> None:
+    """A budget of all devices is no budget."""
+    decided = []
+    for budget in (None, FLEET):
+        app = Fluid(ASKED, first_plan(ASKED))
+        app.rate, app.truth = lambda at_s: 700.0, lambda at_s: MEDIUM if at_s < 1200 else (1.0, 1.0, 0.95, 0.9)
+        loop = control_loop(app)
+        if budget:
+            loop.controller.present.limit(budget)
+        decided.append([replace(event, took_s=None) for event in run(app, loop, 2400)])
+    assert decided[0] == decided[1]
+    assert moves(decided[0])
+
+
+def member(rates: list[float], seconds: float, seed: int) -> Member:
+    plan = ASKED.best(MEDIUM, Corrections(), OWN["a"])
+    random, facts = np.random.default_rng(seed), ASKED.facts(MEDIUM, Corrections())
+    each_s = seconds / len(rates)
+    times = [
+        np.sort(random.uniform(part * each_s, (part + 1) * each_s, random.poisson(rate * EACH_PER_S * each_s)))
+        for part, rate in enumerate(rates)
+    ]
+    times_s = np.concatenate(times)
+    inputs = times_s, exit_blocks(ExitProfile(MEDIUM), len(times_s), random)
+    assert ASKED.objective.slo_s
+    return Member(World(plan, facts, ASKED.objective.slo_s), ASKED, [inputs])
+
+
+def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
+    seconds, hasty = 300.0, Patience(start_s=2.0)
+    members = {"a": member([0.1, 0.1, 1.4, 1.4], seconds, 1), "b": member([1.4, 1.4, 0.1, 0.1], seconds, 2)}
+    good = {}
+    for name, fleet in {"divided": None, "shared": arbiter()}.items():
+        runs = replan_fleet(members, seconds, fleet, patience=hasty)
+        good[name] = {each: run.report.good for each, run in runs.items()}
+    assert sum(good["shared"].values()) > 1.1 * sum(good["divided"].values())
+    assert all(good["shared"][each] > 0.98 * good["divided"][each] for each in OWN)
+
+
+def test_in_the_simulator_one_application_runs_as_alone() -> None:
+    seconds, hasty = 150.0, Patience(replan_every_s=40.0)
+    alone = member([0.5, 1.2], seconds, 1)
+    whole = replace(alone, world=replace(alone.world, plan=ASKED.best(MEDIUM, Corrections(), {})))
+    together = replan_fleet({"a": whole}, seconds, None, patience=hasty)["a"]
+    by_itself = replan(whole.world, whole.problem, whole.inputs, seconds, patience=hasty)
+    assert together.plans == by_itself.plans
+    assert together.report.good == by_itself.report.good
