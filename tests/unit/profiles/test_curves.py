@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_table, estimated, pace, published
+from isobatch.profiles.curves import (
+    BACKENDS,
+    DTYPES,
+    Curve,
+    Fitted,
+    curve_table,
+    estimated,
+    fitted,
+    interval,
+    pace,
+    published,
+)
 from isobatch.profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
@@ -59,6 +70,25 @@ def test_what_is_estimated_is_what_others_make_of_their_rate() -> None:
     assert estimated("h100", "onnx", "float32", "encoder", [here]).bytes_per_s == 2 * here.curve.bytes_per_s
     eager = [known("v100", "torch", 3.0), known("t4", "torch", 1.5)]
     assert estimated("t4", *like, [here, *eager]).flops_per_s == pytest.approx(2.0 * pace("t4", "onnx", "float16"))
+
+
+def test_an_interval_is_what_known_devices_are_off_where_they_are_estimated_from_others() -> None:
+    """Two devices alike but that one has twice the share: estimated from each other, they are off by 2 and 1/2."""
+    fast, slow = (
+        Fitted(kind, "onnx", "float16", "encoder", Curve(0.0, 1e-9, 1e15, share * pace(kind, "onnx", "float16")), 9, 0.1, "", "")
+        for kind, share in (("a100", 0.02), ("v100", 0.01))
+    )  # fmt: skip
+    ((low, high),) = interval(bert_base(), (64.0,), (fast, slow))
+    assert low == pytest.approx(0.5 + 0.075 * 1.5, rel=0.01)
+    assert high == pytest.approx(0.5 + 0.925 * 1.5, rel=0.01)
+
+
+def test_only_estimated_tables_have_an_interval_for_each_batch_size() -> None:
+    known, unknown = (curve_table(bert_base(), kind, backend="onnx", dtype="float16") for kind in ("v100", "h200"))
+    assert known.interval == ()
+    assert len(unknown.interval) == len(unknown.batch_sizes)
+    assert all(low < 1 < high for low, high in unknown.interval)
+    assert unknown.interval == interval(bert_base(), unknown.batch_sizes, fitted())
 
 
 def test_every_published_latency_is_of_a_known_shape_and_names_its_source() -> None:
