@@ -25,7 +25,7 @@ FILE = Path(__file__).with_name("curves.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
 FUSED = ("graphs", "tensorrt")  # backends whose kernels keep intermediate values on the chip
 DTYPES = tuple(BYTES)
-# The quantiles of known devices' errors between which an interval lies: of devices that are not known, four of five times.
+# Between these quantiles of known devices' errors lie four of five times of devices that are not known (bench-curves).
 MOST_CASES = (0.075, 0.925)
 # Devices with published latencies that are not in the catalogue: peak flops in float32 and float16, memory bytes per s.
 NOT_FOR_HIRE = {"rtx3090": (35.6e12, 71e12, 936e9)}
@@ -135,7 +135,8 @@ def interval(shape: Shape, sizes: tuple[float, ...], known: tuple[Fitted, ...]) 
         others = [other for other in known if other.kind != each.kind]
         if any(other.backend == each.backend for other in others):
             guess = estimated(each.kind, each.backend, each.dtype, each.family, others)
-            ratios.append([each.curve.whole_s(shape, n, each.dtype) / guess.whole_s(shape, n, each.dtype) for n in sizes])
+            pairs = ((each.curve.whole_s(shape, n, each.dtype), guess.whole_s(shape, n, each.dtype)) for n in sizes)
+            ratios.append([known_s / guessed_s for known_s, guessed_s in pairs])
     low, high = np.quantile(ratios, MOST_CASES, axis=0)
     return tuple(zip(low.tolist(), high.tolist(), strict=True))
 

@@ -180,10 +180,12 @@ class LatencyTable:
 
     def _check_interval(self) -> None:
         if len(self.interval) != len(self.batch_sizes):
-            raise ValueError(f"interval has {len(self.interval)} rows, one per batch size makes {len(self.batch_sizes)}")
+            rows = f"{len(self.interval)} rows, one per batch size makes {len(self.batch_sizes)}"
+            raise ValueError(f"interval has {rows}")
         for size, row in zip(self.batch_sizes, self.interval, strict=True):
             if len(row) != 2 or not 0 < row[0] <= row[1] < np.inf:
-                raise ValueError(f"interval at batch {size} = {list(row)} must be two factors above 0, the smaller first")
+                must = "must be two factors above 0, the smaller first"
+                raise ValueError(f"interval at batch {size} = {list(row)} {must}")
 
     def _check_bytes(self, name: str, values: tuple[int, ...]) -> None:
         if len(values) != self.num_blocks and (values or name in ("hidden_bytes", "memory_bytes")):

@@ -244,8 +244,8 @@ class BestSoFar:
         if self.effort.out_of_time():
             return 0.0
         most_per_s = HOPE * evaluate(plan, self.facts).goodput_per_s
-        inputs, slos = self.effort.last_inputs, self.effort.last_slos
-        beyond_per_s = rate_beyond(self._world(plan), rate_per_s, most_per_s, inputs, OTHER_SEED, slos, self.effort.in_time)
+        inputs, slos, in_time = self.effort.last_inputs, self.effort.last_slos, self.effort.in_time
+        beyond_per_s = rate_beyond(self._world(plan), rate_per_s, most_per_s, inputs, OTHER_SEED, slos, in_time)
         return self._confirmed_per_s(plan, beyond_per_s)
 
     def _confirmed_per_s(self, plan: Plan, rate_per_s: float) -> float:

@@ -74,7 +74,8 @@ def rate_beyond(
     """
     for times in BEYOND:
         rate = times * rate_per_s
-        if 0 < rate <= most_per_s and run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time):
+        count = inputs_of(world, rate, inputs, slos) if 0 < rate <= most_per_s else 0
+        if count and run_if_sustained(world, rate, count, seed, in_time):
             return rate
     return 0.0
 

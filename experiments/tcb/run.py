@@ -209,9 +209,9 @@ def _adopt(duration_s: int, variance: float, name: str = "") -> dict[str, float]
     best_per_s = max(played(SYSTEMS["isobatch"], rate, duration_s, variance).in_time_per_s for rate in RATES)
     figures = {}
     for times in OVERLOADS:
-        orders = ("isobatch", *(f"isobatch's launches, {order}" for order in ("DAS", "slotted DAS", "earliest deadline")))
+        orders = [f"isobatch's launches, {order}" for order in ("DAS", "slotted DAS", "earliest deadline")]
         ours, das_, slotted, earliest = (
-            played(SYSTEMS[each], times * best_per_s, duration_s, variance) for each in orders
+            played(SYSTEMS[each], times * best_per_s, duration_s, variance) for each in ("isobatch", *orders)
         )
         at = f"{times:g}x{name}".replace(".", "_")
         figures[f"das_gain_{at}"] = das_.in_time_per_s / ours.in_time_per_s - 1

@@ -156,7 +156,9 @@ def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small:
 
     assert promised(replace(table, interval=()))[0] is None
     for further in ((), ("--believed",)):
-        (low, high), per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)  # type: ignore[misc]
+        between, per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)
+        assert between is not None
+        low, high = between
         assert 0.3 * per_s < low < 0.75 * per_s
         assert 1.3 * per_s < high < 2.5 * per_s
 

@@ -14,6 +14,7 @@ from isobatch.profiles.curves import (
     fitted,
     interval,
     pace,
+    peak,
     published,
 )
 from isobatch.profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
@@ -73,14 +74,21 @@ def test_what_is_estimated_is_what_others_make_of_their_rate() -> None:
 
 
 def test_an_interval_is_what_known_devices_are_off_where_they_are_estimated_from_others() -> None:
-    """Two devices alike but that one has twice the share: estimated from each other, they are off by 2 and 1/2."""
-    fast, slow = (
-        Fitted(kind, "onnx", "float16", "encoder", Curve(0.0, 1e-9, 1e15, share * pace(kind, "onnx", "float16")), 9, 0.1, "", "")
-        for kind, share in (("a100", 0.02), ("v100", 0.01))
-    )  # fmt: skip
+    """One has twice the other's share of its pace, so one is half as slow as estimated, and one nearly twice as slow.
+
+    Not twice, since no device gets a larger share of its peak than any known one.
+    """
+
+    def known(kind: str, share: float) -> Fitted:
+        curve = Curve(0.0, 1e-9, 1e15, share * pace(kind, "onnx", "float16"))
+        return Fitted(kind, "onnx", "float16", "encoder", curve, 9, 0.1, "", "")
+
+    fast, slow = known("a100", 0.02), known("v100", 0.01)
     ((low, high),) = interval(bert_base(), (64.0,), (fast, slow))
-    assert low == pytest.approx(0.5 + 0.075 * 1.5, rel=0.01)
-    assert high == pytest.approx(0.5 + 0.925 * 1.5, rel=0.01)
+    shares = [pace(kind, "onnx", "float16") / peak(kind, "float16") for kind in ("a100", "v100")]
+    ends = (0.5, 2 * shares[0] / shares[1])
+    assert low == pytest.approx(ends[0] + 0.075 * (ends[1] - ends[0]), rel=1e-3)
+    assert high == pytest.approx(ends[0] + 0.925 * (ends[1] - ends[0]), rel=1e-3)
 
 
 def test_only_estimated_tables_have_an_interval_for_each_batch_size() -> None:

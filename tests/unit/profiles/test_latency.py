@@ -39,7 +39,7 @@ def test_times_at_the_ends_of_an_interval() -> None:
     ("interval", "problem"),
     [
         (((0.5, 2.0),), "interval has 1 rows, one per batch size makes 3"),
-        (((0.5, 2.0), (2.0, 0.5), (1.0, 1.0)), "interval at batch 4 = .2.0, 0.5. must be two factors above 0, the smaller first"),
+        (((0.5, 2.0), (2.0, 0.5), (1.0, 1.0)), "at batch 4 = .2.0, 0.5. must be two factors above 0"),
     ],
 )
 def test_an_interval_that_is_none_is_refused(interval: tuple[tuple[float, ...], ...], problem: str) -> None:
