@@ -23,7 +23,6 @@ from isobatch.cluster.simulator.sustained import (
     SLOS,
     confirmed_rate_per_s,
     inputs_of,
-    rate_beyond,
     run,
     run_if_sustained,
     sustained_in,
@@ -189,7 +188,6 @@ class BestSoFar:
             if rival not in (first, best) and (rival_per_s := self._rate_above(rival, after_per_s)):
                 best, after_per_s = rival, rival_per_s
         simplest, after_per_s = self._simplest(best, after_per_s, [first, *others])
-        after_per_s = max(after_per_s, self._beyond_per_s(simplest, after_per_s))
         return replace(self._promised(simplest, planned, before_per_s, after_per_s), simpler=simplest != best)
 
     def _simplest(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
@@ -238,15 +236,6 @@ class BestSoFar:
             return 0.0
         confirmed_per_s = self._confirmed_per_s(plan, better_per_s)
         return confirmed_per_s if confirmed_per_s > rate_per_s else 0.0
-
-    def _beyond_per_s(self, plan: Plan, rate_per_s: float) -> float:
-        """A higher rate that the plan sustains, although it lost more at some rate between the two; else 0."""
-        if self.effort.out_of_time():
-            return 0.0
-        most_per_s = HOPE * evaluate(plan, self.facts).goodput_per_s
-        inputs, slos, in_time = self.effort.last_inputs, self.effort.last_slos, self.effort.in_time
-        beyond_per_s = rate_beyond(self._world(plan), rate_per_s, most_per_s, inputs, OTHER_SEED, slos, in_time)
-        return self._confirmed_per_s(plan, beyond_per_s)
 
     def _confirmed_per_s(self, plan: Plan, rate_per_s: float) -> float:
         return self._confirmed_in(self._world(plan), rate_per_s, OTHER_SEED)

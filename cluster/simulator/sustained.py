@@ -27,7 +27,6 @@ NEARBY_RATES = (0.94, 0.98, 1.02, 1.06)  # rates that are run together, as multi
 TURNS = 8  # how often a guess is corrected
 FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
 SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
-BEYOND = (3.0, 2.4, 1.9, 1.6, 1.35, 1.15)  # rates beyond a sustained one that are tried too, as multiples of it
 LOOKS = 10  # checks in a run whether too many inputs are lost already
 GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
@@ -57,27 +56,7 @@ def sustained_in(
         return run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time)
 
     best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
-    kept_per_s = best.goodput_per_s / world.share if best else 0.0
-    if higher_per_s := rate_beyond(world, kept_per_s, most, inputs, seed, slos, in_time):
-        best = highest_run(run_at, higher_per_s, most)
-        kept_per_s = max(kept_per_s, best.goodput_per_s / world.share if best else 0.0)
-    return kept_per_s
-
-
-def rate_beyond(
-    world: World, rate_per_s: float, most_per_s: float, inputs: int, seed: int, slos: float, in_time: float
-) -> float:
-    """A rate that is sustained although some rate below it, above the given one, is not; 0 where none is found.
-
-    The share in time need not fall with the rate: where it is nearly level, chance decides which rate is the first to
-    fail. The runs are broken off soon where a plan is overloaded.
-    """
-    for times in BEYOND:
-        rate = times * rate_per_s
-        count = inputs_of(world, rate, inputs, slos) if 0 < rate <= most_per_s else 0
-        if count and run_if_sustained(world, rate, count, seed, in_time):
-            return rate
-    return 0.0
+    return best.goodput_per_s / world.share if best else 0.0
 
 
 def inputs_of(world: World, rate_per_s: float, least: int, slos: float) -> int:
