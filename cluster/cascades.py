@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from isobatch.cluster.load.workloads import arrivals, exit_blocks
 from isobatch.cluster.profiling.block_times import lengths_of, sample_inputs, timed
 from isobatch.cluster.profiling.datasheets import tables as derived
-from isobatch.cluster.simulator.plan_choice import best_simulated, why_not_simulated
+from isobatch.cluster.simulator.plan_choice import CANDIDATE_GAP, best_simulated, why_not_simulated
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.encode import Encoder
@@ -37,7 +37,6 @@ from isobatch.profiles.measure import device_name
 
 SIMULATED = 20_000  # inputs of a run that measures latencies
 GAP = 0.01  # the share by which a plan may be worse than the best possible one
-CANDIDATE_GAP = 0.03  # the same for plans that are simulated for comparison only
 FULL = 8  # inputs of the launch by whose times blocks are compared
 A_MILLION_PER_HOUR = 1e6 / 3600  # inputs per second
 

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from experiments.shared import results_page
 from experiments.shared import version as version_of
+from experiments.shared.headlines import HEADLINES
 from experiments.shared.machine import end_as_by_ctrl_c, processor, processor_flags
 from experiments.shared.results_page import EXPERIMENTS, RESULTS
 from isobatch.profiles.errors import UserError
@@ -80,9 +81,13 @@ def write(name: str, figures: Mapping[str, float], conditions: Conditions, folde
 
 
 def table(name: str, figures: Mapping[str, float]) -> Table:
-    result = Table("figure", "value", title=f"bench-{name}")
+    """The figures beside their aims; those that miss theirs are bold."""
+    aims = {each.figure: each for group in HEADLINES.values() for each in group if each.claim == name}
+    result = Table("figure", "value", "aim", title=f"bench-{name}")
     for figure, value in figures.items():
-        result.add_row(figure, f"{value:,.4g}")
+        aim = aims.get(figure)
+        missed = aim is not None and not aim.met(value)
+        result.add_row(figure, f"{value:,.4g}", aim.cells(value)[2] if aim else "", style="bold" if missed else "")
     return result
 
 

@@ -14,6 +14,8 @@ from math import sqrt
 from pathlib import Path
 from statistics import geometric_mean, median
 
+import numpy as np
+
 from isobatch.profiles.datasheet import BATCH_SIZES, BYTES, Kernel, Shape, derived_table
 from isobatch.profiles.devices import known_kind
 from isobatch.profiles.errors import UserError
@@ -23,6 +25,8 @@ FILE = Path(__file__).with_name("curves.csv")
 BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
 FUSED = ("graphs", "tensorrt")  # backends whose kernels keep intermediate values on the chip
 DTYPES = tuple(BYTES)
+# Between these quantiles of known devices' errors lie four of five times of devices that are not known (bench-curves).
+MOST_CASES = (0.075, 0.925)
 # Devices with published latencies that are not in the catalogue: peak flops in float32 and float16, memory bytes per s.
 NOT_FOR_HIRE = {"rtx3090": (35.6e12, 71e12, 936e9)}
 
@@ -47,6 +51,10 @@ class Curve:
         weights_s = sum(kernel.weights for kernel in kernels) * BYTES[dtype] / self.bytes_per_s
         work_s = batch * sum(kernel.flops for kernel in kernels) / self.flops_per_s
         return max(len(kernels) * self.floor_s, weights_s + work_s)
+
+    def whole_s(self, shape: Shape, batch: float, dtype: str) -> float:
+        """A launch of the whole network, without ramps."""
+        return self.call_s + sum(self.layer_s(block.kernels, batch, dtype) for block in shape.blocks)
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,23 @@ def estimated(kind: str, backend: str, dtype: str, family: str, known: Collectio
     )
 
 
+@cache
+def interval(shape: Shape, sizes: tuple[float, ...], known: tuple[Fitted, ...]) -> tuple[tuple[float, float], ...]:
+    """For each batch size the factors between which times lie in four of five cases, where curves are estimated.
+
+    Each known device is estimated from the others, and its fitted times are compared with these.
+    """
+    ratios = []
+    for each in known:
+        others = [other for other in known if other.kind != each.kind]
+        if any(other.backend == each.backend for other in others):
+            guess = estimated(each.kind, each.backend, each.dtype, each.family, others)
+            pairs = ((each.curve.whole_s(shape, n, each.dtype), guess.whole_s(shape, n, each.dtype)) for n in sizes)
+            ratios.append([known_s / guessed_s for known_s, guessed_s in pairs])
+    low, high = np.quantile(ratios, MOST_CASES, axis=0)
+    return tuple(zip(low.tolist(), high.tolist(), strict=True))
+
+
 def _most(known: Collection[Fitted], backend: str, family: str) -> float:
     here = [each for each in known if each.backend == backend]
     alike = [each for each in here if each.family == family] or here
@@ -171,13 +196,15 @@ def curve_table(
     if dtype not in BYTES:
         raise UserError(f"unknown dtype {dtype!r}: choose among {', '.join(BYTES)}")
     curve, origin = curve_of(kind.lower(), backend, dtype, shape.family)
+    sizes = tuple(batch_sizes)
 
     def seconds(kernels: Sequence[Kernel], batch: float) -> float:
         return curve.layer_s(kernels, batch, dtype)
 
     return derived_table(
-        shape, kind, batch_sizes, seconds, BYTES[dtype], launch_s=curve.call_s, backend=backend, dtype=dtype,
+        shape, kind, sizes, seconds, BYTES[dtype], launch_s=curve.call_s, backend=backend, dtype=dtype,
         source=f"{origin}: {shape.name}, {backend}, {dtype}",
+        interval=interval(shape, sizes, fitted()) if origin == ESTIMATED else (),
     )  # fmt: skip
 
 

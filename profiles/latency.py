@@ -43,6 +43,7 @@ class LatencyTable:
     `length` is the mean number of tokens per input in the measurement; None where inputs have one size.
     `backend` computes, with precision `dtype`; None where nothing computes, or it was not noted.
     `block_p95_s` are 95th percentiles, beside the medians; empty where the source has none.
+    `interval[i]` are the factors between which times at batch size i lie in four of five cases; empty: not estimated.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class LatencyTable:
     repeated_bytes: tuple[int, ...] = ()
     dtype: str | None = None
     stop_s: float | None = None
+    interval: Rows = ()
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # a misspelt field in a file is an error
 
@@ -70,6 +72,8 @@ class LatencyTable:
         self._check_rows("ramp_s", self.ramp_s)
         if self.block_p95_s:
             self._check_rows("block_p95_s", self.block_p95_s, positive=True)
+        if self.interval:
+            self._check_interval()
         for name in ("hidden_bytes", "memory_bytes", "activation_bytes", "repeated_bytes"):
             self._check_bytes(name, getattr(self, name))
         for name in ("launch_s", "launch_p95_s", "stop_s"):
@@ -112,6 +116,16 @@ class LatencyTable:
     @property
     def each_stop_s(self) -> float:
         return self.launch_s if self.stop_s is None else self.stop_s
+
+    def at_end_of_interval(self, end: int) -> "LatencyTable":
+        """The table if all times are at the short end (0) or the long end (1) of their interval."""
+        if not self.interval:
+            return self
+        block_s, ramp_s = (
+            tuple(tuple(factors[end] * each for each in row) for factors, row in zip(self.interval, rows, strict=True))
+            for rows in (self.block_s, self.ramp_s)
+        )
+        return replace(self, block_s=block_s, ramp_s=ramp_s, block_p95_s=(), interval=())
 
     def covers(self, batch: ArrayLike) -> bool:
         """Whether no batch is larger than the largest measured one; beyond it, times are extrapolated."""
@@ -163,6 +177,15 @@ class LatencyTable:
                 if not 0 <= seconds < np.inf or (positive and seconds == 0):
                     least = "more than 0" if positive else "0 or more"
                     raise ValueError(f"{name} at batch {size}, block {block} = {seconds} must be {least}, and finite")
+
+    def _check_interval(self) -> None:
+        if len(self.interval) != len(self.batch_sizes):
+            rows = f"{len(self.interval)} rows, one per batch size makes {len(self.batch_sizes)}"
+            raise ValueError(f"interval has {rows}")
+        for size, row in zip(self.batch_sizes, self.interval, strict=True):
+            if len(row) != 2 or not 0 < row[0] <= row[1] < np.inf:
+                must = "must be two factors above 0, the smaller first"
+                raise ValueError(f"interval at batch {size} = {list(row)} {must}")
 
     def _check_bytes(self, name: str, values: tuple[int, ...]) -> None:
         if len(values) != self.num_blocks and (values or name in ("hidden_bytes", "memory_bytes")):
@@ -247,6 +270,7 @@ def cascade_table(tables: Sequence[LatencyTable], carried_bytes: int) -> Latency
         activation_bytes=_one_after_another([each.activation_bytes for each in tables]),
         source="; ".join(sources),
         repeated_bytes=_repeated(tables),
+        interval=widest_interval(tables, sizes),
     )
 
 
@@ -255,6 +279,18 @@ def _repeated(tables: Sequence[LatencyTable]) -> tuple[int, ...]:
     if not any(each.repeated_bytes for each in tables):
         return ()
     return tuple(chain.from_iterable(each.repeated_bytes or (0,) * each.num_blocks for each in tables))
+
+
+def widest_interval(tables: Sequence[LatencyTable], sizes: Sequence[float]) -> Rows:
+    """The widest interval of any level at each batch size; empty if no level has one."""
+    at = np.asarray(sizes, float)
+    ends = [
+        [np.interp(at, each.batch_sizes, [row[end] for row in each.interval]) for each in tables if each.interval]
+        for end in (0, 1)
+    ]
+    if not ends[0]:
+        return ()
+    return tuple(zip(np.min(ends[0], axis=0).tolist(), np.max(ends[1], axis=0).tolist(), strict=True))
 
 
 def _one_after_another(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

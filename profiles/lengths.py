@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.profiles.errors import UserError, read_text
-from isobatch.profiles.latency import LatencyTable, Rows, interpolate
+from isobatch.profiles.latency import LatencyTable, Rows, interpolate, widest_interval
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -147,6 +147,7 @@ def _between(short: LatencyTable, long: LatencyTable, length: int) -> LatencyTab
         launch_s=(1 - share) * short.launch_s + share * long.launch_s,
         stop_s=(1 - share) * short.each_stop_s + share * long.each_stop_s,
         block_p95_s=_rows(p95) if short.block_p95_s or long.block_p95_s else (),
+        interval=widest_interval((shorter, longer), sizes.tolist()),
         source=f"{short.source}; for texts of {length} tokens, between those of {first} and {second}",
     )
 

@@ -31,6 +31,8 @@ class PlanResult:
     simulated: "SimulatedChoice | None" = None  # the result of the simulation
     not_simulated: str = ""  # why it was not simulated
     batch_gains: tuple[BatchGain, ...] = ()  # by kind of device
+    # What the plan sustains if all estimated times are too short, and too long; None where no time is estimated.
+    between_per_s: tuple[float, float] | None = None
 
     @property
     def pipelines(self) -> list[tuple[Plan, Score]]:
@@ -59,6 +61,7 @@ class PlanResult:
                 for table in self.facts.tables
             ],
             "played": simulated,
+            "between_per_s": self.between_per_s,
             "batch_gains": [asdict(each) for each in self.batch_gains],
             "baselines": [
                 {"name": each.name, "goodput_per_s": 0.0}
@@ -148,6 +151,9 @@ def _promise(result: PlanResult) -> Table:
         table.add_row("devices alone", f"{score.goodput_per_s:,.0f} per second, were inputs evenly spaced")
     else:
         table.add_row("goodput", f"{score.goodput_per_s:,.0f} per second{counted}")
+    if result.between_per_s:
+        low, high = result.between_per_s
+        table.add_row("by errors of estimates", f"{low:,.0f} to {high:,.0f} per second, in four of five cases")
     earlier = "" if result.simulated else ", when it was planned"
     latency = f"{result.times}{earlier}" if result.times else f"not simulated: {result.not_simulated}"
     table.add_row("latency, as simulated", latency)

@@ -21,7 +21,8 @@ from rich.status import Status
 from isobatch.cluster.commands import numbers_in
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
-from isobatch.cluster.simulator.sustained import SHORT_SLOS
+from isobatch.cluster.simulator.cells import world_of
+from isobatch.cluster.simulator.sustained import SHORT_SLOS, sustained_in
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
 from isobatch.optimizer.effort import EFFORT
@@ -126,8 +127,6 @@ if TYPE_CHECKING:
 
 # Simulates a plan and others near it; None: no plan is simulated.
 Simulate = Callable[[Plan, Problem, Objective, choice.Find], choice.SimulatedChoice | None]
-# The planner stops at this gap where its plan is only a candidate: simulation corrects what its estimates miss.
-CANDIDATE_GAP = 0.03
 USUAL_S = 40.0  # with fewer seconds than this, runs are shorter
 FEWEST_INPUTS = 2_000  # of a run
 FEWEST_IN_CELL = 200  # within an SLO
@@ -154,7 +153,24 @@ def searched(
         last,
         not_simulated=_reason_not_simulated(last, options, simulate),
         batch_gains=(*batch_gains(last.facts, within),),
+        between_per_s=_between_per_s(last, within.slo_s),
     )
+
+
+def _between_per_s(result: PlanResult, slo_s: float | None) -> tuple[float, float] | None:
+    """What the plan sustains if all estimated times are at the long end of their interval, and at the short end."""
+    facts, promised = result.facts, result.plan.promise
+    if promised is None or not any(facts.table(kind).interval for kind in result.plan.devices()):
+        return None
+    ends = []
+    for end in (1, 0):
+        other = replace(facts, tables=tuple(table.at_end_of_interval(end) for table in facts.tables))
+        rate_per_s = evaluate(result.plan, other).goodput_per_s
+        if result.simulated and slo_s:
+            world = world_of(result.plan, other, slo_s)
+            rate_per_s = sustained_in(world, rate_per_s, FEWEST_INPUTS, slos=SHORT_SLOS)
+        ends.append(rate_per_s)
+    return min(ends[0], promised.goodput_per_s), max(ends[1], promised.goodput_per_s)
 
 
 def objective_of(options: "ClassifierPlanOptions") -> Objective:
@@ -274,7 +290,7 @@ def plan_result(
     effort, most = replace(EFFORT, out_of_time=live.is_over), options.max_splits
     one = partial(search if options.one_pipeline else side_by_side, effort=effort)
 
-    def find(facts: Problem, objective: Objective, gap: float = CANDIDATE_GAP) -> Plan | None:
+    def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:
         return few_splits(facts, objective, gap, most, one) if most else one(facts, objective, gap)
 
     chosen = read_plan(options.evaluate) if options.evaluate else find(facts, objective, options.gap)

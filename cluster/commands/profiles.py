@@ -128,10 +128,16 @@ def _rates(tables: list[LatencyTable], title: str) -> Table:
     headings = {size: table.size_text(size) for table in tables for size in table.batch_sizes}
     rows = _table(title + note, ("device", "backend", "dtype", "from"), [*(headings[size] for size in sizes), "knee"])
     for table in tables:
-        ms = {size: figure(seconds * 1e3) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
         names = (table.kind, table.backend or "", table.dtype or "", table.origin)
-        rows.add_row(*names, *(ms.get(size, "") for size in sizes), str(knee(table)))
+        rows.add_row(*names, *_ms(table, sizes), str(knee(table)))
+        for end, words in enumerate(("at least", "at most") if table.interval else ()):
+            rows.add_row("", "", "", words, *_ms(table.at_end_of_interval(end), sizes))
     return rows
+
+
+def _ms(table: LatencyTable, sizes: "Sequence[float]") -> list[str]:
+    ms = {size: figure(seconds * 1e3) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True)}
+    return [ms.get(size, "") for size in sizes]
 
 
 def _table(title: str, names: "Sequence[str]", figures: "Sequence[str]") -> Table:

@@ -39,6 +39,7 @@ from isobatch.profiles.errors import UserError
 
 Find = Callable[[Problem, Objective], Plan | None]
 LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # limits of the estimated latency, as shares of the SLO
+CANDIDATE_GAP = 0.03  # of plans that are only candidates: simulation corrects what estimates miss
 STEP = 0.01  # a plan is better if it sustains this share more
 HOPE = 1.1  # a plan sustains at most this many times the planner's estimate of its goodput
 COMPARED = 20  # the fewest runs for which the effort suffices, shortened as far as they may be

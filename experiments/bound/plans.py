@@ -10,8 +10,8 @@ from typing import NamedTuple
 from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
-from isobatch.cluster.commands.plan_search import CANDIDATE_GAP
 from isobatch.cluster.simulator.plan_choice import (
+    CANDIDATE_GAP,
     HOPE,
     LONG_EFFORT,
     BestSoFar,

@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.curves.fit import errors, fit, key_of
+from experiments.curves.fit import errors, expected_s, fit, key_of, shape_of
 from experiments.curves.gains import gains
-from isobatch.profiles.curves import BACKENDS, Published, curve_of, fitted, published
+from isobatch.profiles.curves import BACKENDS, Published, curve_of, fitted, interval, published
 
 Errors = dict[str, list[float]]  # by backend
 
@@ -42,7 +42,8 @@ def measure() -> dict[str, float]:
             cells.append(f"{median:.0%}, {p95:.0%}" if missed else "-")
         table.add_row(backend or "all", *cells)
     Console(stderr=True).print(table)
-    return figures | gains()
+    inside = list(_inside_intervals())
+    return figures | {"unseen_devices_inside_interval": float(np.mean(inside))} | gains()
 
 
 def _by_backend(missed_by: Iterator[tuple[Published, list[float]]]) -> Errors:
@@ -71,6 +72,18 @@ def _unseen_devices() -> Iterator[tuple[Published, list[float]]]:
     """A device that nothing has been seen on."""
     for kind in sorted({series.kind for series in published()}):
         yield from _told(_of((kind,), "kind"), [series for series in published() if series.kind != kind])
+
+
+def _inside_intervals() -> Iterator[bool]:
+    """For each time of a device that nothing has been seen on, whether it lies in the interval of its estimate."""
+    for kind in sorted({series.kind for series in published()}):
+        curves = tuple(fit([series for series in published() if series.kind != kind]))
+        for series in _of((kind,), "kind"):
+            if any(each.backend == series.backend for each in curves):
+                guessed_s = expected_s(curve_of(*key_of(series), curves)[0], series)
+                ends = interval(shape_of(series), tuple(float(batch) for batch, _ in series.seconds), curves)
+                for (_, measured_s), guess_s, (low, high) in zip(series.seconds, guessed_s, ends, strict=True):
+                    yield bool(low <= measured_s / guess_s <= high)
 
 
 def _of(key: tuple[str, ...], *names: str) -> list[Published]:

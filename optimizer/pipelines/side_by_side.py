@@ -79,18 +79,48 @@ def _by_kinds(facts: Problem, objective: Objective, gap: float, effort: Effort) 
 
 
 def _any_goal(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
-    """One pipeline, or kinds side by side that are filled one after the other; never worse than a baseline."""
+    """One pipeline, kinds side by side that are filled one after the other, or those of the most goodput as far as they
+    are needed; never worse than a baseline."""
     single = search(facts, objective, gap, effort=effort)
     several = spread(facts, objective, partial(search, gap=gap, effort=effort), effort)
     free = objective.cuts is None and not facts.edges  # baselines do not keep given cuts
-    others = baselines(facts, objective) if free else ()
-    best = best_of([single, several, *(each.plan for each in others)], facts, objective)
+    plans = [single, several, *(each.plan for each in (baselines(facts, objective) if free else ()))]
+    if objective.goodput_per_s and (most := _most_goodput(facts, objective.for_most_goodput, gap, effort)):
+        plans.append(_as_needed(most, facts, objective))
+    best = best_of(plans, facts, objective)
     if best is None or best is single:
         return best
     bound = Ceiling(facts, objective, np.zeros(len(facts.devices)), effort).bound(gap)
     score = evaluate(best, facts, objective)
     loss = min(max(0.0, value(best, facts, objective) / max(bound, 1e-300) - 1), MOST_GAP)
     return replace(best, promise=score.promise(loss))
+
+
+def _as_needed(plan: Plan, facts: Problem, objective: Objective) -> Plan:
+    """The plan with fewer devices, as long as that has a smaller value: large groups of them first."""
+    step = max(placement.replicas for pipeline in plan.pipelines for placement in pipeline.placements)
+    best, least = plan, value(plan, facts, objective)
+    while step:
+        fewer = min(_fewer(best, step), key=lambda each: value(each, facts, objective), default=best)
+        if (found := value(fewer, facts, objective)) < least:
+            best, least = fewer, found
+        else:
+            step //= 2
+    return best
+
+
+def _fewer(plan: Plan, step: int) -> Iterator[Plan]:
+    """The plan with so many devices fewer in one placement, or without one of its pipelines."""
+    pipelines = plan.pipelines
+    for index, pipeline in enumerate(pipelines):
+        before, after = pipelines[:index], pipelines[index + 1 :]
+        if before or after:
+            yield joined([*before, *after])
+        for place, placement in enumerate(pipeline.placements):
+            if placement.replicas > step:
+                fewer = replace(placement, replicas=placement.replicas - step)
+                placements = (*pipeline.placements[:place], fewer, *pipeline.placements[place + 1 :])
+                yield joined([*before, replace(pipeline, placements=placements), *after])
 
 
 def _most_goodput(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:

@@ -2,10 +2,13 @@
 
 import json
 import subprocess
+from io import StringIO
 from math import inf
 from pathlib import Path
 
-from experiments.bench import Conditions, commit_of_tree, write
+from rich.console import Console
+
+from experiments.bench import Conditions, commit_of_tree, table, write
 from experiments.shared.machine import computes_bfloat16, processor, processor_flags
 from experiments.shared.results_page import measure_stale, stale
 from experiments.shared.version import code_of
@@ -42,6 +45,15 @@ def test_changes_of_the_tree_make_its_commit_uncertain(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("2\n")
     assert len(clean) == 8
     assert commit_of_tree(tmp_path) == clean + "+"
+
+
+def test_figures_stand_beside_their_aims() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(table("bound", {"promise_error_p90": 0.05, "plan_s_p50": 7.0}))
+    missed, no_aim = (line for line in console.export_text(styles=True).splitlines() if "p90" in line or "p50" in line)
+    assert "≤ 0.03" in missed
+    assert "\x1b[1m" in missed
+    assert "≤" not in no_aim
 
 
 def test_old_results_are_measured_while_the_budget_lasts() -> None:

@@ -17,6 +17,7 @@ from isobatch.profiles.datasheet import datasheet_table, distilbert
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
+from isobatch.profiles.latency import LatencyTable
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,25 @@ def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path
         run(profile, "--picture", "", "--evaluate", str(path), "--devices", "v100=2")
 
 
+def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small: tuple[str, ...]) -> None:
+    table = curve_table(distilbert(), "k80", backend="onnx", dtype="float16")
+    exits = ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))
+    options = (*small, "--devices", "k80=1", "--slo-ms", "200", "--json")
+
+    def promised(table: LatencyTable, *further: str) -> tuple[list[float] | None, float]:
+        save(Profile("distilbert", (table,), exits), path := tmp_path / "profile.json")
+        found = json.loads(run_played(path, *options, *further))
+        return found["between_per_s"], found["plan"]["promise"]["goodput_per_s"]
+
+    assert promised(replace(table, interval=()))[0] is None
+    for further in ((), ("--believed",)):
+        between, per_s = promised(replace(table, interval=((0.5, 2.0),) * len(table.batch_sizes)), *further)
+        assert between is not None
+        low, high = between
+        assert 0.3 * per_s < low < 0.75 * per_s
+        assert 1.3 * per_s < high < 2.5 * per_s
+
+
 def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path: Path) -> None:
     path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     ways = [(kind, backend, dtype) for kind in ("v100", "k80") for backend in ("onnx", "torch") for dtype in DTYPES]
@@ -157,7 +177,9 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
     made = read_plan(plan)
     assert (made.backend, made.dtype, made.origin) == ("onnx", "float16", "estimated")  # nobody published of a K80
     assert compiled > score("--backend", "torch", "--dtype", "float16") > score() * 0.99
-    assert "published" in run(path, "--backend", "onnx", "--dtype", "float16", "--picture", "")
+    output = in_one_line(run(path, "--backend", "onnx", "--dtype", "float16", "--picture", ""))
+    assert "published" in output
+    assert re.search(r"by errors of estimates [\d,]+ to [\d,]+ per second, in four of five cases", output)
     with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16"):
         run(path, "--backend", "tensorrt")
 

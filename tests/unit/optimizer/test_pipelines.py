@@ -89,6 +89,21 @@ def test_chains_that_repeat_are_one_pipeline_and_what_is_promised_is_granted() -
     assert side_by_side(facts, Objective(max_batch=1, goodput_per_s=0.999 * goodput_per_s), gap=0.01)
 
 
+@few
+@given(st.integers(0, 10**6), st.sampled_from((0.999, 0.9, 0.6)))
+def test_what_most_devices_sustain_has_a_cheapest_plan_too(seed: int, share: float) -> None:
+    facts = random_problem(seed)
+    objective = Objective(slo_s=random_objective(seed, facts).slo_s, max_batch=4)
+    most = side_by_side(facts, objective, gap=0.01)
+    if most is None:
+        return
+    score = evaluate(most, facts, objective)
+    asked = replace(objective, goal="cost", goodput_per_s=share * score.goodput_per_s)
+    cheapest = side_by_side(facts, asked, gap=0.01)
+    assert cheapest is not None
+    assert value(cheapest, facts, asked) <= score.cost_per_hour * (1 + 1e-8)
+
+
 # One kind is too slow for the SLO less its slack, by itself.
 @pytest.mark.parametrize(("seed", "slo_s"), [(8, 0.03255306512471764), (10, 0.017272604399350692), (43, 0.01237285035)])
 def test_the_gap_is_a_number_where_a_kind_can_do_nothing_alone(seed: int, slo_s: float) -> None:

@@ -20,6 +20,15 @@ def test_blocks_stand_side_by_side_at_every_size_that_both_know() -> None:
     assert both.source == "measured: a; measured: b"
 
 
+def test_the_widest_interval_counts() -> None:
+    small = replace(SMALL, interval=((0.9, 1.1), (0.5, 1.5)))
+    large = replace(LARGE, interval=((0.8, 1.0), (0.8, 1.0), (0.8, 1.0)))
+    assert cascade_table([SMALL, LARGE], carried_bytes=30).interval == ()
+    low, high = zip(*cascade_table([small, large], carried_bytes=30).interval, strict=True)
+    assert low == pytest.approx((0.8, 0.9 - 0.4 * 3 / 7, 0.5))
+    assert high == pytest.approx((1.1, 1.1 + 0.4 * 3 / 7, 1.5))
+
+
 def test_the_text_of_the_next_level_travels_up_to_the_edge_and_then_nothing_else_does() -> None:
     assert cascade_table([SMALL, LARGE], carried_bytes=30).hidden_bytes == (130, 30, 4)
 

@@ -4,7 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.profiles.curves import BACKENDS, DTYPES, Curve, Fitted, curve_table, estimated, pace, published
+from isobatch.profiles.curves import (
+    BACKENDS,
+    DTYPES,
+    Curve,
+    Fitted,
+    curve_table,
+    estimated,
+    fitted,
+    interval,
+    pace,
+    peak,
+    published,
+)
 from isobatch.profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
 from isobatch.profiles.devices import CATALOGUE
 from isobatch.profiles.errors import UserError
@@ -59,6 +71,32 @@ def test_what_is_estimated_is_what_others_make_of_their_rate() -> None:
     assert estimated("h100", "onnx", "float32", "encoder", [here]).bytes_per_s == 2 * here.curve.bytes_per_s
     eager = [known("v100", "torch", 3.0), known("t4", "torch", 1.5)]
     assert estimated("t4", *like, [here, *eager]).flops_per_s == pytest.approx(2.0 * pace("t4", "onnx", "float16"))
+
+
+def test_an_interval_is_what_known_devices_are_off_where_they_are_estimated_from_others() -> None:
+    """One has twice the other's share of its pace, so one is half as slow as estimated, and one nearly twice as slow.
+
+    Not twice, since no device gets a larger share of its peak than any known one.
+    """
+
+    def known(kind: str, share: float) -> Fitted:
+        curve = Curve(0.0, 1e-9, 1e15, share * pace(kind, "onnx", "float16"))
+        return Fitted(kind, "onnx", "float16", "encoder", curve, 9, 0.1, "", "")
+
+    fast, slow = known("a100", 0.02), known("v100", 0.01)
+    ((low, high),) = interval(bert_base(), (64.0,), (fast, slow))
+    shares = [pace(kind, "onnx", "float16") / peak(kind, "float16") for kind in ("a100", "v100")]
+    ends = (0.5, 2 * shares[0] / shares[1])
+    assert low == pytest.approx(ends[0] + 0.075 * (ends[1] - ends[0]), rel=1e-3)
+    assert high == pytest.approx(ends[0] + 0.925 * (ends[1] - ends[0]), rel=1e-3)
+
+
+def test_only_estimated_tables_have_an_interval_for_each_batch_size() -> None:
+    known, unknown = (curve_table(bert_base(), kind, backend="onnx", dtype="float16") for kind in ("v100", "h200"))
+    assert known.interval == ()
+    assert len(unknown.interval) == len(unknown.batch_sizes)
+    assert all(low < 1 < high for low, high in unknown.interval)
+    assert unknown.interval == interval(bert_base(), unknown.batch_sizes, fitted())
 
 
 def test_every_published_latency_is_of_a_known_shape_and_names_its_source() -> None:

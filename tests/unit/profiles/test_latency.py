@@ -26,6 +26,27 @@ def test_between_sizes_it_is_linear_and_below_the_smallest_flat() -> None:
     assert TABLE.ramp_times_s(4).tolist() == [0.0001, 0.0]
 
 
+def test_times_at_the_ends_of_an_interval() -> None:
+    unsure = replace(TABLE, interval=((0.5, 2.0), (0.5, 3.0), (1.0, 1.0)))
+    short, long = (unsure.at_end_of_interval(end) for end in (0, 1))
+    assert short.block_s == ((0.0005, 0.001), (0.001, 0.001), (0.008, 0.005))
+    assert long.ramp_s == pytest.approx(np.array([[0.0002, 0.0], [0.0003, 0.0], [0.0004, 0.0]]))
+    assert long.interval == ()
+    assert TABLE.at_end_of_interval(1) is TABLE
+
+
+@pytest.mark.parametrize(
+    ("interval", "problem"),
+    [
+        (((0.5, 2.0),), "interval has 1 rows, one per batch size makes 3"),
+        (((0.5, 2.0), (2.0, 0.5), (1.0, 1.0)), "at batch 4 = .2.0, 0.5. must be two factors above 0"),
+    ],
+)
+def test_an_interval_that_is_none_is_refused(interval: tuple[tuple[float, ...], ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        replace(TABLE, interval=interval)
+
+
 def test_beyond_the_largest_it_goes_on_in_a_straight_line_and_says_so() -> None:
     with pytest.warns(ExtrapolationWarning, match="v100: a batch of 32 is beyond the largest measured \\(16\\)"):
         times = TABLE.block_times_s([16, 24, 32])
