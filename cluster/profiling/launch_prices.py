@@ -201,8 +201,3 @@ def _prices(sizes: Floats, seconds: Floats) -> Floats:
     scale[scale == 0] = 1.0
     prices: Floats = nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
     return prices
-
-
-def weights_bytes(model: Any) -> int:
-    """The bytes of all weights; weights that several modules share count once."""
-    return sum(weights.nbytes for weights in {each.data_ptr(): each for each in model.parameters()}.values())
