@@ -78,8 +78,8 @@ def shape_of(config: Any) -> DecoderShape:
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """The bytes of all weights, where those that modules share count once, and the numbers in the matrices of a decoder's
-    block."""
+    """The bytes of all weights, where those that modules share count once, and the numbers in the matrices of one block
+    of the decoder."""
 
     network_bytes: int
     block: int
@@ -130,9 +130,7 @@ class LlamaBlock:
             queries.copy_(self._query_norm(queries))
             keys.copy_(self._key_norm(keys))
         _rotate(heads[:, : self._keys], rotation)
-        attended = self._out(
-            view.attend(self._number, queries, heads[:, self._queries :], self._scaling, self._window)
-        )
+        attended = self._out(view.attend(self._number, queries, heads[:, self._queries :], self._scaling, self._window))
         states = states + (self._after_attention(attended) if self._after_attention else attended)
         gate, up = self._feed(self._feed_norm(states)).chunk(2, dim=-1)
         fed = self._down(self._activation(gate).mul_(up))
@@ -299,8 +297,8 @@ DecoderAnatomy = LlamaAnatomy | T5Anatomy
 
 
 def anatomy_of(model: Any) -> DecoderAnatomy:
-    """The modules of a model that Hugging Face has loaded; they are looked up once. From then on it cannot be trained or
-    saved: its linear layers are products."""
+    """The modules of a model that Hugging Face has loaded; they are looked up once. From then on the model cannot be
+    trained or saved: its linear layers are products."""
     if not hasattr(model, "isobatch_anatomy"):
         sizes = WeightSizes.of(model)
         anatomy = T5Anatomy(model, sizes) if model.config.is_encoder_decoder else LlamaAnatomy(model, sizes)

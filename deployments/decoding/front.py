@@ -161,9 +161,7 @@ class DecoderFront:
                     if finish:
                         meter.finished()
                         self._retries.answered(self.meter.clock())
-                    yield TextPiece(
-                        new, group.depths[:taken], finish, group.tokens[:taken], group.logprobs[:taken]
-                    )
+                    yield TextPiece(new, group.depths[:taken], finish, group.tokens[:taken], group.logprobs[:taken])
                     if text.stopped:
                         return
         except RefusedError:
@@ -178,9 +176,8 @@ class DecoderFront:
         """A text as one piece."""
         async with aclosing(self.write(request, stops, share, begun_s)) as pieces:
             written = [piece async for piece in pieces]
-        depths, tokens, logprobs = (
-            tuple(each for piece in written for each in getattr(piece, name)) for name in ("depths", "tokens", "logprobs")
-        )
+        names = ("depths", "tokens", "logprobs")
+        depths, tokens, logprobs = (tuple(each for piece in written for each in getattr(piece, name)) for name in names)
         finish = written[-1].finish if written else None
         return TextPiece("".join(piece.text for piece in written), depths, finish, tokens, logprobs)
 

@@ -136,8 +136,8 @@ def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
 
 
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability, and
-    each `min_p` of the first one's."""
+    """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability,
+    and each `min_p` of the first one's."""
     temperature, top_p, top_k, min_p, random = (
         logits.new_tensor(column).unsqueeze(1)
         for column in zip(

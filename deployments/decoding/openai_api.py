@@ -340,8 +340,9 @@ class _Writers:
             if (count := len(prompts) * body.n) > front.config.max_prompts:
                 raise RefusedError(400, f"n = {body.n}: {count} texts in all: {front.config.max_prompts} are allowed")
             texts = [
-                front.request(prompt, body.terms(front.defaults, number)) for prompt in prompts for number in range(body.n)
-            ]
+                front.request(prompt, body.terms(front.defaults, number))
+                for prompt in prompts for number in range(body.n)
+            ]  # fmt: skip
             echoes = [
                 prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
                 for prompt in body.echoed for _ in range(body.n)

@@ -132,7 +132,7 @@ class _Generation(_RequestFields):
         None,
         ge=0,
         le=1,
-        description=f"{_EXPERIMENTAL}only tokens with this share of the most probable one's probability; {_OF_THE_FILE}0.",
+        description=f"{_EXPERIMENTAL}only tokens with this share of the first one's probability; {_OF_THE_FILE}0.",
     )
     presence_penalty: Penalty = Field(0, description=f"{_EXPERIMENTAL}taken from the logits of tokens in the text.")
     frequency_penalty: Penalty = Field(

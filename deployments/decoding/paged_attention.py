@@ -15,7 +15,7 @@ from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, by_size
 
 Ints = NDArray[np.int64]
-# Rows of queries up to which products are quicker on a processor than the fused attention, which works in larger blocks.
+# Rows of queries up to which products are quicker on a processor than fused attention, which works in larger blocks.
 FEW_QUERIES = 16
 
 
@@ -23,9 +23,9 @@ FEW_QUERIES = 16
 class PieceBand:
     """Pieces of a launch that attention computes together, padded to the same number of rows and the same pages.
 
-    `runs` has the places of what is read: of each piece and head, first of all keys, then of all values. `mask` is added
-    to scores: once for each row, or for each row of each query head that shares keys. `real_rows` has the indices of the
-    rows that are not padding, or is None if there is no padding. Rows of one piece follow each other.
+    `runs` has the places of what is read: of each piece and head, first of all keys, then of all values. `mask` is
+    added to scores: once for each row, or for each row of each query head that shares keys. `real_rows` has the indices
+    of the rows that are not padding, or is None if there is no padding. Rows of one piece follow each other.
     """
 
     count: int
@@ -79,8 +79,8 @@ class PagedView:
         self._kv.write(block, self._places, kv)
 
     def attend(self, block: int, query: Tensor, kv: Tensor, scaling: float, window: int | None = None) -> Tensor:
-        """Write the KV of the rows (rows x keys and values), and attend with their queries (rows x heads x width) to all
-        positions, or to a window of the latest ones. The result is rows x (heads * width)."""
+        """Write the KV of the rows (rows x keys and values), and attend with their queries (rows x heads x width) to
+        all positions, or to a window of the latest ones. The result is rows x (heads * width)."""
         self.write(block, kv)
         if window is None:
             return self._attend(self._bands, block, query, scaling)
@@ -210,7 +210,7 @@ class PagedKv:
         return self.tensor(np.concatenate(np.split(runs, 2, axis=1)).ravel())
 
     def _places(self, pages: Ints, positions: Ints) -> Ints:
-        """The places of each head of positions of one text, by its pages; or of one position for each row of `pages`."""
+        """The places of the heads of positions of one text, by its pages; or of one position for each row of `pages`."""
         number, within = np.divmod(positions, self._page_tokens)
         page = pages[number] if pages.ndim == 1 else pages[np.arange(len(pages)), number]
         runs = page[:, None] * 2 * self._heads + np.arange(2 * self._heads)

@@ -144,8 +144,8 @@ class DecodingLaunch:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """The tokens that a launch has written of one sequence, their depths, why the sequence has ended, if it has, and the
-    log probabilities, if they are asked for."""
+    """The tokens that a launch has written of one sequence, their depths, why the sequence has ended, if it has, and
+    the log probabilities, if they are asked for."""
 
     name: int
     tokens: tuple[int, ...]

@@ -20,8 +20,8 @@ class Sampling:
     `min_p`: only among those that have this share of the most probable one's probability.
 
     Logits are changed before: by `bias`, for some tokens; by `repetition`, for tokens that the prompt or the text has
-    already; by `presence` for those that were written, and by `frequency` as often as they were. `alternatives`: as many
-    of the most probable tokens are returned with their log probabilities; None: no log probabilities are.
+    already; by `presence` for those that were written, and by `frequency` as often as they were. `alternatives`: as
+    many of the most probable tokens are returned with their log probabilities; None: no log probabilities are.
     """
 
     temperature: float = 0.0

@@ -1,8 +1,8 @@
 """Which token is drawn at the edges of what numbers can say."""
 
+import math
 from dataclasses import dataclass
 
-import math
 import pytest
 import torch
 from hypothesis import given
@@ -45,7 +45,10 @@ samplings = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.lists(numbers, min_size=8, max_size=8), samplings, tokens, tokens), min_size=1, max_size=3))
+rows = st.tuples(st.lists(numbers, min_size=8, max_size=8), samplings, tokens, tokens)
+
+
+@given(st.lists(rows, min_size=1, max_size=3))
 def test_logits_change_by_bias_and_by_what_was_given_and_written(
     rows: list[tuple[list[float], Sampling, tuple[int, ...], tuple[int, ...]]],
 ) -> None:
@@ -74,7 +77,8 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
     scores = torch.tensor([row])
     for warper in (*([TopKLogitsWarper(top_k)] if top_k else []), TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)):
         scores = warper(None, scores)
-    draws = [FixedDraw(Sampling(1.0, top_p, top_k=top_k, min_p=min_p), place=0, value=part / 4096) for part in range(4096)]
+    sampling = Sampling(1.0, top_p, top_k=top_k, min_p=min_p)
+    draws = [FixedDraw(sampling, place=0, value=part / 4096) for part in range(4096)]
     found = set(choose(torch.tensor([row]).expand(4096, -1), draws).tolist())
     probable = (scores.softmax(dim=1) > 1 / 2048)[0].nonzero()[:, 0].tolist()
     assert set(probable) <= found <= set(scores.isfinite()[0].nonzero()[:, 0].tolist())
