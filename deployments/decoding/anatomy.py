@@ -117,7 +117,8 @@ class LlamaBlock:
         self._out, self._down = product_of(attention, "o_proj"), product_of(feed, "down_proj")
         self._activation: Rows = feed.activation_fn if joined else feed.act_fn
         norms = [block.input_layernorm, block.post_attention_layernorm]
-        self._after_attention = self._after_feed = None
+        self._after_attention: Rows | None = None
+        self._after_feed: Rows | None = None
         if hasattr(block, "pre_feedforward_layernorm"):  # Gemma norms what it adds, too
             norms[1], self._after_attention = block.pre_feedforward_layernorm, block.post_attention_layernorm
             self._after_feed = block.post_feedforward_layernorm

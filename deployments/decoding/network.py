@@ -119,7 +119,7 @@ class AskedLogprobs:
             return {}
         own = self._rows.gather(1, tokens[list(self._counts)].unsqueeze(1))[:, 0].tolist()
         values, best = self._rows.topk(min(max(self._counts.values()), self._rows.shape[1]), dim=1)
-        pairs = map(zip, best.tolist(), values.tolist())
+        pairs = (zip(*row, strict=True) for row in zip(best.tolist(), values.tolist(), strict=True))
         return {
             row: TokenLogprobs(logprob, tuple(islice(known, count)), self._block)
             for (row, count), logprob, known in zip(self._counts.items(), own, pairs, strict=True)

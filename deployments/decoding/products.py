@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROWS = 32  # for which weights are packed: those of a usual launch
+# torch's checks whether the processor computes in half precision.
+HALVES = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 
 class Product:
@@ -39,9 +41,10 @@ def can_pack(weight: Tensor) -> bool:
     """Whether products with this weight are quicker if it is packed."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    halves = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    known = weight.dtype == torch.float32 or weight.dtype in halves
-    return known and (weight.dtype == torch.float32 or getattr(torch.ops.mkldnn, halves[weight.dtype])())
+    if weight.dtype == torch.float32:
+        return True
+    check = HALVES.get(weight.dtype)
+    return check is not None and bool(getattr(torch.ops.mkldnn, check)())
 
 
 class ProductPart(nn.Module):

@@ -325,8 +325,8 @@ class Sequence:
     def _cut(self, length: int) -> None:
         del self.tokens[length:]
         del self._names[length // self._page_tokens :]
-        for known in (self.depths, self.logprobs):
-            del known[length - len(self.request.prompt) :]
+        del self.depths[length - len(self.request.prompt) :]
+        del self.logprobs[length - len(self.request.prompt) :]
 
     @property
     def finish(self) -> Finish | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from experiments.demos.sums import characters, tokenizer
 from isobatch.deployments.decoding import front
@@ -239,6 +240,21 @@ def test_log_probabilities_of_a_chat(world: World) -> None:
             assert (each["token"], each["bytes"]) == (text, list(text.encode()))
             assert each["logprob"] == pytest.approx(row[token])
             assert [other["logprob"] for other in each["top_logprobs"]] == pytest.approx(sorted(row)[::-1][:count])
+
+
+def test_openais_client_reads_log_probabilities_and_several_texts(world: World) -> None:
+    with OpenAI(base_url="http://testserver/v1", api_key="none", http_client=world.client()) as client:
+        told = client.completions.create(model="tiny", prompt="47+85=", max_tokens=5, logprobs=2, n=2)
+        said = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "47+85"}], max_tokens=5, logprobs=True, top_logprobs=2
+        )
+    tokens, _, known = expected_logprobs(world, 5)
+    wanted = pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
+    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in told.choices] == [wanted] * 2
+    logprobs = said.choices[0].logprobs
+    assert logprobs and logprobs.content
+    assert [each.logprob for each in logprobs.content] == wanted
+    assert [len(each.top_logprobs) for each in logprobs.content] == [2] * len(tokens)
 
 
 def test_what_changes_logits_changes_the_text(world: World) -> None:
