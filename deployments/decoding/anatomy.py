@@ -305,5 +305,5 @@ def anatomy_of(model: Any) -> DecoderAnatomy:
         anatomy = T5Anatomy(model, sizes) if model.config.is_encoder_decoder else LlamaAnatomy(model, sizes)
         pack_all(model)
         model.isobatch_anatomy = anatomy
-    found: DecoderAnatomy = model.isobatch_anatomy
-    return found
+    known: DecoderAnatomy = model.isobatch_anatomy
+    return known

@@ -57,9 +57,7 @@ class TokenStream:
         self._news.clear()
         if self._failed:
             raise self._failed
-        group = NewTokens(
-            self.name, tuple(self._tokens), tuple(self._depths), self._finish, tuple(self._logprobs)
-        )
+        group = NewTokens(self.name, tuple(self._tokens), tuple(self._depths), self._finish, tuple(self._logprobs))
         self._tokens, self._depths, self._logprobs = [], [], []
         return group
 

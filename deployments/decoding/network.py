@@ -93,9 +93,9 @@ def adjust(logits: Tensor, draws: Listed[Draw]) -> None:
 
 def _change(logits: Tensor, change: Callable[[Tensor, Tensor], Tensor], values: Listed[Mapping[int, float]]) -> None:
     """Change the logits of some tokens in each row by a value."""
-    found = [(row, token, value) for row, known in enumerate(values) for token, value in known.items()]
-    if found:
-        rows, tokens, by = map(list, zip(*found, strict=True))
+    changed = [(row, token, value) for row, known in enumerate(values) for token, value in known.items()]
+    if changed:
+        rows, tokens, by = map(list, zip(*changed, strict=True))
         logits[rows, tokens] = change(logits[rows, tokens], logits.new_tensor(by))
 
 

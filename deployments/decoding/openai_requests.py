@@ -145,9 +145,7 @@ class _Generation(_RequestFields):
         description=f"{_EXPERIMENTAL}divides the logits of tokens in the prompt or the text, or multiplies them where "
         f"they are negative; {_OF_THE_FILE}1.",
     )
-    logit_bias: Biases = Field(
-        {}, description=f"{_EXPERIMENTAL}added to the logits of tokens, by their numbers."
-    )
+    logit_bias: Biases = Field({}, description=f"{_EXPERIMENTAL}added to the logits of tokens, by their numbers.")
     response_format: PlainText | None = Field(None, description=_NEUTRAL)
     store: Literal[False, None] = Field(None, description=_NEUTRAL)
 

@@ -39,7 +39,7 @@ class Product:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether products with this weight are quicker if it is packed."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if weight.dtype == torch.float32:
         return True

@@ -252,7 +252,8 @@ def test_openais_client_reads_log_probabilities_and_several_texts(world: World) 
     wanted = pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
     assert [choice.logprobs and choice.logprobs.token_logprobs for choice in told.choices] == [wanted] * 2
     logprobs = said.choices[0].logprobs
-    assert logprobs and logprobs.content
+    assert logprobs
+    assert logprobs.content
     assert [each.logprob for each in logprobs.content] == wanted
     assert [len(each.top_logprobs) for each in logprobs.content] == [2] * len(tokens)
 
