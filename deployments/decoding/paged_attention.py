@@ -210,7 +210,7 @@ class PagedKv:
         return self.tensor(np.concatenate(np.split(runs, 2, axis=1)).ravel())
 
     def _places(self, pages: Ints, positions: Ints) -> Ints:
-        """The places of all heads at positions of one text, by its pages; or at one position for each row of `pages`."""
+        """The places of all heads at positions of one text, by its pages; or at one position for each row of pages."""
         number, within = np.divmod(positions, self._page_tokens)
         page = pages[number] if pages.ndim == 1 else pages[np.arange(len(pages)), number]
         runs = page[:, None] * 2 * self._heads + np.arange(2 * self._heads)

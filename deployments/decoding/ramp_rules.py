@@ -14,7 +14,7 @@ from isobatch.profiles.promise import RULES, FilePart, in_order
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma3_text", "t5", "mt5")
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
-BY_LENGTH = ("longrope", "dynamic")
+BY_LENGTH = ("longrope", "su", "dynamic")
 
 
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
@@ -144,8 +144,9 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
         method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
         raise UserError(f"{folder}: its weights are quantized ({method}): decoders are served in float32, float16 or "
                         "bfloat16")  # fmt: skip
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    for each in (rope, *(inner for inner in rope.values() if isinstance(inner, dict))):  # some have one by layer type
+    ropes = [config.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
+    inner = [each for rope in ropes for each in rope.values() if isinstance(each, dict)]  # by the layer's type
+    for each in (*ropes, *inner):
         if (scaled := each.get("rope_type", each.get("type"))) in BY_LENGTH:
             raise UserError(
                 f"{folder}: rope_type is {scaled}, which depends on a text's length: it is not served in batches"
