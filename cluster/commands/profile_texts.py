@@ -92,7 +92,7 @@ def _measured_table(
         prices.price_s,
         f"{source_of(called, 'torch', dtype, options.threads)}; {prices}",
         kv_bytes(anatomy),
-        launch_prices.weights_bytes(model),
+        anatomy.sizes.network_bytes,
         dtype,
         error=prices.error,
         bias=prices.bias,

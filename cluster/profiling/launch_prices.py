@@ -212,11 +212,6 @@ def _prices(sizes: Floats, seconds: Floats) -> Floats:
     return nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
 
 
-def weights_bytes(model: Any) -> int:
-    """The bytes of all weights; weights that several modules share count once."""
-    return sum(weights.nbytes for weights in {each.data_ptr(): each for each in model.parameters()}.values())
-
-
 TEXTS, TOKENS = 32, 64  # streamed side by side, and tokens of each
 PATH = "/v1/completions"
 

@@ -1,5 +1,6 @@
 """What differs between families of decoders: the modules of their blocks, and whether an encoder reads the prompt."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView
+from isobatch.deployments.decoding.products import pack_all, product_of
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
 
@@ -74,73 +76,87 @@ def shape_of(config: Any) -> DecoderShape:
     )
 
 
-class JoinedLayers:
-    """Linear layers that read the same rows, as one product. Their own weights become parts of its weights."""
+@dataclass(frozen=True)
+class WeightSizes:
+    """The bytes of all weights, where those that modules share count once, and the numbers in the matrices of one block
+    of the decoder."""
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        self._weight, self._bias = torch.cat([layer.weight.data for layer in layers]), None
-        parts = torch.split(self._weight, [layer.out_features for layer in layers])
-        for layer, part in zip(layers, parts, strict=True):
-            layer.weight.data = part
-        if layers[0].bias is not None:
-            self._bias = torch.cat([layer.bias.data for layer in layers])
+    network_bytes: int
+    block: int
 
-    def __call__(self, rows: Tensor, first: int = 0) -> Tensor:
-        """The outputs from `first` on."""
-        return functional.linear(rows, self._weight[first:], None if self._bias is None else self._bias[first:])
+    @classmethod
+    def of(cls, model: Any) -> "WeightSizes":
+        block = (model.decoder.block if model.config.is_encoder_decoder else model.model.layers)[-1]
+        matrices = (each.numel() for each in block.parameters() if each.dim() > 1)
+        return cls(sum(each.nbytes for each in model.parameters()), sum(matrices))
+
+
+Rotation = tuple[Tensor, Tensor]
+Rows = Callable[[Tensor], Tensor]
 
 
 class LlamaBlock:
-    """One block of Llama, by the layers of its modules, in few operations."""
+    """One block of Llama or of a network like it, by the layers of its modules, in few operations.
+
+    `rotation`: the name of the rotation of its queries and keys, where the network has several; None: they are not
+    rotated.
+    """
 
     def __init__(self, block: Any, number: int) -> None:
-        attention, feed = block.self_attn, block.mlp
+        attention, feed, config = block.self_attn, block.mlp, block.self_attn.config
         self._number, self._width, self._scaling = number, attention.head_dim, attention.scaling
-        self._out, self._down, self._activation = attention.o_proj, feed.down_proj, feed.act_fn
-        self._norm, self._feed_norm = (
-            (norm.weight.data, norm.variance_epsilon)
-            for norm in (block.input_layernorm, block.post_attention_layernorm)
-        )
+        self._queries = config.num_attention_heads
+        self._keys = self._queries + config.num_key_value_heads  # among the heads
         self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self._queries = attention.q_proj.out_features
-        self._keys = attention.k_proj.out_features
-        self._attention = JoinedLayers(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._feed = JoinedLayers(feed.gate_proj, feed.up_proj)
+        self._window: int | None = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+        several = isinstance((config.rope_parameters or {}).get("full_attention"), dict)
+        self.rotation = (attention.layer_type if several else "") if getattr(attention, "use_rope", True) else None
+        joined = hasattr(attention, "qkv_proj")
+        self._attention = product_of(attention, *(["qkv_proj"] if joined else ["q_proj", "k_proj", "v_proj"]))
+        self._feed = product_of(feed, *(["gate_up_proj"] if joined else ["gate_proj", "up_proj"]))
+        self._out, self._down = product_of(attention, "o_proj"), product_of(feed, "down_proj")
+        self._activation: Rows = feed.activation_fn if joined else feed.act_fn
+        norms = [block.input_layernorm, block.post_attention_layernorm]
+        self._after_attention: Rows | None = None
+        self._after_feed: Rows | None = None
+        if hasattr(block, "pre_feedforward_layernorm"):  # Gemma norms what it adds, too
+            norms[1], self._after_attention = block.pre_feedforward_layernorm, block.post_attention_layernorm
+            self._after_feed = block.post_feedforward_layernorm
+        self._norm, self._feed_norm = map(_norm_of, norms)
 
-    def __call__(self, states: Tensor, rotation: tuple[Tensor, Tensor], view: PagedView) -> Tensor:
-        heads = self._attention(_normed(states, *self._norm)).view(len(states), -1, self._width)
-        queries = self._queries // self._width
-        keys = queries + self._keys // self._width
+    def __call__(self, states: Tensor, rotation: Rotation | None, view: PagedView) -> Tensor:
+        heads = self._attention(self._norm(states)).view(len(states), -1, self._width)
+        queries, keys = heads[:, : self._queries], heads[:, self._queries : self._keys]
         if self._query_norm is not None and self._key_norm is not None:
-            heads[:, :queries] = self._query_norm(heads[:, :queries])
-            heads[:, queries:keys] = self._key_norm(heads[:, queries:keys])
-        _rotate(heads[:, :keys], *rotation)
-        attended = view.attend(self._number, heads[:, :queries], heads[:, queries:], self._scaling)
-        states = states + self._out(attended)
-        gate, up = self._feed(_normed(states, *self._feed_norm)).chunk(2, dim=-1)
-        fed: Tensor = self._down(self._activation(gate).mul_(up))
-        return states + fed
+            queries.copy_(self._query_norm(queries))
+            keys.copy_(self._key_norm(keys))
+        _rotate(heads[:, : self._keys], rotation)
+        attended = self._out(view.attend(self._number, queries, heads[:, self._queries :], self._scaling, self._window))
+        states = states + (self._after_attention(attended) if self._after_attention else attended)
+        gate, up = self._feed(self._feed_norm(states)).chunk(2, dim=-1)
+        fed = self._down(self._activation(gate).mul_(up))
+        return states + (self._after_feed(fed) if self._after_feed else fed)
 
-    def project(self, states: Tensor, rotation: tuple[Tensor, Tensor], view: PagedView) -> None:
+    def project(self, states: Tensor, rotation: Rotation | None, view: PagedView) -> None:
         """Make the KV of this block alone."""
-        heads = self._attention(_normed(states, *self._norm), first=self._queries).view(len(states), -1, self._width)
-        keys = heads[:, : self._keys // self._width]
+        heads = self._attention(self._norm(states), self._queries * self._width).view(len(states), -1, self._width)
+        keys = heads[:, : self._keys - self._queries]
         if self._key_norm is not None:
             keys.copy_(self._key_norm(keys))
-        _rotate(keys, *rotation)
+        _rotate(keys, rotation)
         view.write(self._number, heads)
 
 
 class LlamaAnatomy:
     """A causal language model like Llama: it continues prompts, and rotates queries and keys by their positions.
 
-    `blocks`: those of the decoder. `weights`: those of the head; KV has their type and device. `queries_per_key`: query
+    `blocks`: those of the decoder. `weights`: those of tokens; KV has their type and device. `queries_per_key`: query
     heads that read the same keys. States are rows x width.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._body, self._lm_head = model.model, model.lm_head
-        self.weights: Tensor = model.lm_head.weight
+    def __init__(self, model: Any, sizes: WeightSizes) -> None:
+        self._model, self._body, self.sizes = model, model.model, sizes
+        self.weights: Tensor = model.get_input_embeddings().weight
         self.shape: DecoderShape = shape_of(model.config)
         self.blocks: Listed[nn.Module] = model.model.layers
         self.queries_per_key: int = model.config.num_attention_heads // model.config.num_key_value_heads
@@ -155,28 +171,30 @@ class LlamaAnatomy:
 
     def through(self, blocks: range, states: Tensor, view: PagedView) -> Tensor:
         """The states after these blocks."""
-        rotation = self._rotation(states, view.positions)
-        for block in blocks:
-            states = self._joined[block](states, rotation, view)
+        rotations = self._rotations(states, view.positions)
+        for block in (self._joined[number] for number in blocks):
+            states = block(states, rotations.get(block.rotation), view)
         return states
 
     def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
         """Make the KV of these blocks from the states in which tokens left before them."""
-        rotation = self._rotation(states, view.positions)
-        for block in blocks:
-            self._joined[block].project(states, rotation, view)
+        rotations = self._rotations(states, view.positions)
+        for block in (self._joined[number] for number in blocks):
+            block.project(states, rotations.get(block.rotation), view)
 
-    def _rotation(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotations(self, states: Tensor, positions: Tensor) -> dict[str | None, Rotation]:
         """The factors by which heads are rotated at these positions, rows x 1 x width: of each number itself, and of
         the one that is half a head away."""
-        cosine, sine = self._body.rotary_emb(states, position_ids=positions)
-        half = sine.shape[-1] // 2
-        sine[..., :half].neg_()
-        return cosine[0].unsqueeze(1), sine[0].unsqueeze(1)
+        rotations: dict[str | None, Rotation] = {}
+        for name in {block.rotation for block in self._joined} - {None}:
+            cosine, sine = self._body.rotary_emb(states, positions, *([name] if name else []))
+            sine[..., : sine.shape[-1] // 2].neg_()
+            rotations[name] = cosine[0].unsqueeze(1), sine[0].unsqueeze(1)
+        return rotations
 
     def head(self, states: Tensor) -> Tensor:
         """The logits of the next token, after the final norm."""
-        logits: Tensor = self._lm_head(self._body.norm(states))
+        logits: Tensor = self._model.lm_head(self._body.norm(states))
         return logits
 
     def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
@@ -184,15 +202,23 @@ class LlamaAnatomy:
         self._body(torch.tensor([tokens], device=self.weights.device))
 
 
-def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
-    """Rotate rows x heads x width in place."""
-    other = heads.roll(heads.shape[-1] // 2, dims=-1)
-    heads.mul_(cosine).addcmul_(other, sine)
+def _rotate(heads: Tensor, rotation: Rotation | None) -> None:
+    """Rotate rows x heads x width in place; some networks rotate the first part of a head only."""
+    if rotation is None:
+        return
+    cosine, sine = rotation
+    turned = heads[..., : cosine.shape[-1]]
+    other = turned.roll(turned.shape[-1] // 2, dims=-1)
+    turned.mul_(cosine).addcmul_(other, sine)
 
 
-def _normed(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Llama's norm, which computes in float32 whatever the network runs in."""
-    return functional.rms_norm(states.float(), weight.shape, eps=epsilon).to(states.dtype).mul_(weight)
+def _norm_of(module: Any) -> Rows:
+    """Llama's norm in few operations, which computes in float32 whatever the network runs in; another one as it is."""
+    if not hasattr(module, "variance_epsilon"):
+        norm: Rows = module
+        return norm
+    weight, epsilon = module.weight.data, module.variance_epsilon
+    return lambda states: functional.rms_norm(states.float(), weight.shape, eps=epsilon).to(states.dtype).mul_(weight)
 
 
 class T5Anatomy:
@@ -204,9 +230,10 @@ class T5Anatomy:
 
     queries_per_key = 1
 
-    def __init__(self, model: Any) -> None:
-        self._encoder, self._decoder, self._lm_head = model.encoder, model.decoder, model.lm_head
-        self.weights: Tensor = model.lm_head.weight
+    def __init__(self, model: Any, sizes: WeightSizes) -> None:
+        self.sizes = sizes
+        self._model, self._encoder, self._decoder = model, model.encoder, model.decoder
+        self.weights: Tensor = model.get_input_embeddings().weight
         config = model.config
         self.shape, self._width = shape_of(config), config.d_kv
         self.blocks: Listed[Any] = model.decoder.block
@@ -218,9 +245,9 @@ class T5Anatomy:
             bias: Tensor = self.blocks[0].layer[0].SelfAttention.compute_bias(most, most)
         self._by_distance = bias[0, :, -1].flip(-1)
         own = [block.layer[0].SelfAttention for block in self.blocks]
-        self._own = [JoinedLayers(each.q, each.k, each.v) for each in own]
+        self._own = [product_of(each, "q", "k", "v") for each in own]
         across = [block.layer[1].EncDecAttention for block in self.blocks]
-        self._sources = [JoinedLayers(each.k, each.v) for each in across]
+        self._sources = [product_of(each, "k", "v") for each in across]
 
     def read(self, pieces: Listed[Piece], kv: PagedKv) -> None:
         sources = [torch.tensor(piece.sequence.request.source) for piece in pieces]
@@ -252,13 +279,13 @@ class T5Anatomy:
     def project(self, blocks: range, states: Tensor, view: PagedView) -> None:
         for block in blocks:
             normed = self.blocks[block].layer[0].layer_norm(states)
-            view.write(block, self._own[block](normed, first=self.shape.kv_width))
+            view.write(block, self._own[block](normed, self.shape.kv_width))
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(len(rows), -1, self._width)
 
     def head(self, states: Tensor) -> Tensor:
-        logits: Tensor = self._lm_head(self._decoder.final_layer_norm(states) * self._scale)
+        logits: Tensor = self._model.lm_head(self._decoder.final_layer_norm(states) * self._scale)
         return logits
 
     def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
@@ -271,8 +298,12 @@ DecoderAnatomy = LlamaAnatomy | T5Anatomy
 
 
 def anatomy_of(model: Any) -> DecoderAnatomy:
-    """The modules of a model that Hugging Face has loaded; they are looked up once."""
+    """The modules of a model that Hugging Face has loaded; they are looked up once. From then on the model cannot be
+    trained or saved: its linear layers are products."""
     if not hasattr(model, "isobatch_anatomy"):
-        model.isobatch_anatomy = T5Anatomy(model) if model.config.is_encoder_decoder else LlamaAnatomy(model)
-    anatomy: DecoderAnatomy = model.isobatch_anatomy
-    return anatomy
+        sizes = WeightSizes.of(model)
+        anatomy = T5Anatomy(model, sizes) if model.config.is_encoder_decoder else LlamaAnatomy(model, sizes)
+        pack_all(model)
+        model.isobatch_anatomy = anatomy
+    known: DecoderAnatomy = model.isobatch_anatomy
+    return known

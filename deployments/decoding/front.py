@@ -20,7 +20,7 @@ from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
-from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms
+from isobatch.deployments.decoding.sequences import Finish, TextRequest, TextTerms, TokenLogprobs
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError, shown
 from isobatch.deployments.front.load import RetryTimes
@@ -39,11 +39,14 @@ WriteTokens = Callable[[TextRequest], AsyncGenerator[NewTokens | ReplicaFull, No
 
 @dataclass(frozen=True)
 class TextPiece:
-    """The text that is new since the last piece, and the depth of each of its tokens."""
+    """The text that is new since the last piece, and its tokens with the depth of each; `logprobs` if they are asked
+    for."""
 
     text: str
     depths: tuple[int, ...]
     finish: Finish | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class DecoderFront:
@@ -115,8 +118,9 @@ class DecoderFront:
         vocabulary = self._shape.vocabulary
         if not prompt:
             raise RefusedError(400, "the prompt is empty: give at least one token")
-        if max(prompt) >= vocabulary:
-            raise RefusedError(400, f"prompt has token {max(prompt)}: the model knows {vocabulary} tokens")
+        for field, tokens in (("prompt", prompt), ("logit_bias", [token for token, _ in terms.sampling.bias])):
+            if max(tokens, default=0) >= vocabulary:
+                raise RefusedError(400, f"{field} has token {max(tokens)}: the model knows {vocabulary} tokens")
         room = self._shape.room(len(prompt), self.texts.context)
         most, max_tokens = self.config.max_tokens, terms.max_tokens
         if max_tokens is None:
@@ -157,7 +161,7 @@ class DecoderFront:
                     if finish:
                         meter.finished()
                         self._retries.answered(self.meter.clock())
-                    yield TextPiece(new, group.depths[:taken], finish)
+                    yield TextPiece(new, group.depths[:taken], finish, group.tokens[:taken], group.logprobs[:taken])
                     if text.stopped:
                         return
         except RefusedError:
@@ -172,8 +176,10 @@ class DecoderFront:
         """A text as one piece."""
         async with aclosing(self.write(request, stops, share, begun_s)) as pieces:
             written = [piece async for piece in pieces]
-        depths = tuple(depth for piece in written for depth in piece.depths)
-        return TextPiece("".join(piece.text for piece in written), depths, written[-1].finish if written else None)
+        names = ("depths", "tokens", "logprobs")
+        depths, tokens, logprobs = (tuple(each for piece in written for each in getattr(piece, name)) for name in names)
+        finish = written[-1].finish if written else None
+        return TextPiece("".join(piece.text for piece in written), depths, finish, tokens, logprobs)
 
     async def _by_replicas(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence, from another replica if one fails."""

@@ -141,6 +141,9 @@ class _TextCalls:
         if "prompt" not in body:
             raise RefusedError(400, "the tensor text_input is missing")
         completion = request_of(CompletionRequest, {"stream": stream} | body)
+        for field in ("n", "echo", "logprobs"):
+            if (value := getattr(completion, field)) not in (None, CompletionRequest.model_fields[field].default):
+                raise RefusedError(400, f"{field} = {shown(value)}: over gRPC it is not served, over HTTP it is")
         match completion.prompt:
             case [str(prompt)]:
                 pass

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
-from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.decoding.sequences import Finish, TextRequest, TokenLogprobs
 from isobatch.deployments.front.load import FadingPeak
 from isobatch.deployments.transport.access import AccessGate, AuthorizedConnection, Key, KeyedConnection
 from isobatch.deployments.transport.connection import Message
@@ -35,6 +35,7 @@ class TokenStream:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._depths: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._finish: Finish | None = None
         self._failed: Exception | None = None
         self._news = asyncio.Event()
@@ -43,6 +44,7 @@ class TokenStream:
     def put(self, written: NewTokens) -> None:
         self._tokens.extend(written.tokens)
         self._depths.extend(written.depths)
+        self._logprobs.extend(written.logprobs)
         self._finish = written.finish
         self._news.set()
 
@@ -55,8 +57,8 @@ class TokenStream:
         self._news.clear()
         if self._failed:
             raise self._failed
-        group = NewTokens(self.name, tuple(self._tokens), tuple(self._depths), self._finish)
-        self._tokens, self._depths = [], []
+        group = NewTokens(self.name, tuple(self._tokens), tuple(self._depths), self._finish, tuple(self._logprobs))
+        self._tokens, self._depths, self._logprobs = [], [], []
         return group
 
 

@@ -3,6 +3,8 @@
 All layers are the model's own modules. This package decides where KV lies and which sequences run when.
 """
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,7 +18,13 @@ from isobatch.deployments.decoding.anatomy import DecoderAnatomy
 from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
-from isobatch.deployments.decoding.sequences import Sampling, Splits, TokenPrediction
+from isobatch.deployments.decoding.sequences import (
+    Sampling,
+    Splits,
+    TextRequest,
+    TokenLogprobs,
+    TokenPrediction,
+)
 from isobatch.deployments.models.ramps import check_forgets, policy_at
 from isobatch.profiles.promise import RULES
 
@@ -26,7 +34,8 @@ COLDEST = 1e-6
 
 @dataclass(frozen=True)
 class Draw:
-    """How the token at one position of a sequence is chosen; `banned`: tokens that are not.
+    """How the token at one position of a sequence is chosen; `banned`: tokens that are not. `given` and `written`: the
+    tokens before it, in the prompt and in the text, where they matter.
 
     A random number depends only on the seed and on the token's position. So a restarted sequence writes the same
     tokens, and a ramp and the full network choose the same token where their probabilities are similar.
@@ -35,6 +44,27 @@ class Draw:
     sampling: Sampling
     place: int
     banned: frozenset[int] = frozenset()
+    given: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+
+    @classmethod
+    def at(cls, request: TextRequest, place: int, tokens: Listed[int]) -> "Draw":
+        """The draw of the token at this place, after others of the sequence's tokens."""
+        before = tuple(tokens[:place]) if request.sampling.looks_back else ()
+        first = request.first_written
+        return cls(request.sampling, place, request.banned(place), before[:first], before[first:])
+
+    @property
+    def repeated(self) -> dict[int, float]:
+        """The tokens that would be repeated, with the penalty for it."""
+        penalty = self.sampling.repetition
+        return {} if penalty == 1.0 else dict.fromkeys(self.given + self.written, penalty)
+
+    @property
+    def penalties(self) -> dict[int, float]:
+        """What the logits of tokens lose because they were written."""
+        presence, frequency = self.sampling.presence, self.sampling.frequency
+        return {token: presence + frequency * times for token, times in Counter(self.written).items()}
 
     @property
     def random(self) -> float:
@@ -52,12 +82,48 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def ban(logits: Tensor, draws: Listed[Draw]) -> None:
-    """Give banned tokens no probability."""
-    banned = [(row, token) for row, draw in enumerate(draws) for token in draw.banned]
-    if banned:
-        rows, tokens = zip(*banned, strict=True)
-        logits[list(rows), list(tokens)] = -inf
+def adjust(logits: Tensor, draws: Listed[Draw]) -> None:
+    """Change logits as requests ask for, in vLLM's order, and give banned tokens no probability."""
+    _change(logits, torch.add, [dict(draw.sampling.bias) for draw in draws])
+    if any(draw.sampling.looks_back for draw in draws):
+        _change(logits, _penalized, [draw.repeated for draw in draws])
+        _change(logits, torch.sub, [draw.penalties for draw in draws])
+    _change(logits, torch.sub, [dict.fromkeys(draw.banned, inf) for draw in draws])
+
+
+def _change(logits: Tensor, change: Callable[[Tensor, Tensor], Tensor], values: Listed[Mapping[int, float]]) -> None:
+    """Change the logits of some tokens in each row by a value."""
+    changed = [(row, token, value) for row, known in enumerate(values) for token, value in known.items()]
+    if changed:
+        rows, tokens, by = map(list, zip(*changed, strict=True))
+        logits[rows, tokens] = change(logits[rows, tokens], logits.new_tensor(by))
+
+
+def _penalized(logits: Tensor, penalty: Tensor) -> Tensor:
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
+
+
+class AskedLogprobs:
+    """The log probabilities of the tokens in those rows whose requests ask for them, before logits are adjusted."""
+
+    def __init__(self, logits: Tensor, draws: Listed[Draw], block: int) -> None:
+        asked = {row: draw.sampling.alternatives for row, draw in enumerate(draws)}
+        self._counts = {row: count for row, count in asked.items() if count is not None}
+        self._block = block
+        if self._counts:
+            self._rows = logits[list(self._counts)].log_softmax(dim=1)
+
+    def of(self, tokens: Tensor) -> dict[int, TokenLogprobs]:
+        """Those of the chosen tokens, by row."""
+        if not self._counts:
+            return {}
+        own = self._rows.gather(1, tokens[list(self._counts)].unsqueeze(1))[:, 0].tolist()
+        values, best = self._rows.topk(min(max(self._counts.values()), self._rows.shape[1]), dim=1)
+        pairs = (zip(*row, strict=True) for row in zip(best.tolist(), values.tolist(), strict=True))
+        return {
+            row: TokenLogprobs(logprob, tuple(islice(known, count)), self._block)
+            for (row, count), logprob, known in zip(self._counts.items(), own, pairs, strict=True)
+        }
 
 
 def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
@@ -70,13 +136,14 @@ def choose(logits: Tensor, draws: Listed[Draw]) -> Tensor:
 
 
 def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
-    """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability."""
-    temperature, top_p, top_k, random = (
+    """Tokens chosen at random among the `top_k` most probable ones that have the share `top_p` of their probability,
+    and each `min_p` of the first one's."""
+    temperature, top_p, top_k, min_p, random = (
         logits.new_tensor(column).unsqueeze(1)
         for column in zip(
             *(
-                (each.sampling.temperature, each.sampling.top_p, each.sampling.top_k or logits.shape[1], each.random)
-                for each in draws
+                (own.temperature, own.top_p, own.top_k or logits.shape[1], own.min_p, each.random)
+                for each, own in ((each, each.sampling) for each in draws)
             ),
             strict=True,
         )
@@ -85,7 +152,7 @@ def _drawn(logits: Tensor, draws: Listed[Draw]) -> Tensor:
     ordered[torch.arange(logits.shape[1], device=logits.device) >= top_k] = 0.0
     others = ordered.cumsum(dim=1) - ordered >= top_p * ordered.sum(dim=1, keepdim=True)
     others[:, 0] = False  # the most probable token stays even if `top_p` is rounded to 0
-    ordered[others] = 0.0
+    ordered[others | (ordered < min_p * ordered[:, :1])] = 0.0
     summed = ordered.cumsum(dim=1)
     place = (summed <= random * summed[:, -1:]).sum(dim=1, keepdim=True)
     last = (ordered > 0).sum(dim=1, keepdim=True) - 1  # where the random number is rounded to 1
@@ -195,9 +262,15 @@ class CutDecoder:
             return [[] for _ in launch.pieces]
         states = rows if len(places) == len(rows) else rows[torch.tensor(places, device=rows.device)]
         logits, draws = at_least_float32(self._anatomy.head(states)), _draws(launch)
-        ban(logits, draws)
-        on_host = torch.stack((choose(logits, draws), self._sure(launch.split, logits))).tolist()  # one copy
-        predictions = (TokenPrediction(token, bool(is_sure)) for token, is_sure in zip(*on_host, strict=True))
+        asked = AskedLogprobs(logits, draws, self._splits.ends[launch.split] - 1)
+        adjust(logits, draws)
+        tokens = choose(logits, draws)
+        on_host = torch.stack((tokens, self._sure(launch.split, logits))).tolist()  # one copy
+        logprobs = asked.of(tokens)
+        predictions = (
+            TokenPrediction(token, bool(is_sure), logprobs.get(row))
+            for row, (token, is_sure) in enumerate(zip(*on_host, strict=True))
+        )
         return [list(islice(predictions, piece.num_predictions)) for piece in launch.pieces]
 
     def _sure(self, split: int, logits: Tensor) -> Tensor:
@@ -214,7 +287,7 @@ def _source_size(piece: Piece) -> int:
 def _draws(launch: DecodingLaunch) -> list[Draw]:
     """The draw of each predicted token, which depends on the seed and on the token's position, not on the launch."""
     return [
-        Draw(request.sampling, position + 1, request.banned(position + 1))
-        for piece, request in ((piece, piece.sequence.request) for piece in launch.pieces)
+        Draw.at(piece.sequence.request, position + 1, piece.sequence.tokens)
+        for piece in launch.pieces
         for position in range(piece.start + piece.rows - piece.num_predictions, piece.start + piece.rows)
     ]

@@ -6,9 +6,11 @@ One field is an extension: every choice has `exit_blocks`, the block after which
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,7 +32,8 @@ from isobatch.deployments.decoding.openai_requests import (
     request_of,
     route_options,
 )
-from isobatch.deployments.decoding.sequences import Finish, TextRequest
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.api import Api, api_of
 from isobatch.deployments.front.bodies import body_of, json_in
@@ -39,6 +42,7 @@ from isobatch.deployments.front.page import DOCS
 from isobatch.deployments.tracing import PARENT, Tracing, span_of_request
 
 _DONE = b"data: [DONE]\n\n"
+NO_TEXT = TextPiece("", ())
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
 
 
@@ -52,7 +56,40 @@ class ReplyShape:
     piece: str
     text: Callable[[str], dict[str, Any]]  # the fields of a whole text
     delta: Callable[[str], dict[str, Any]]  # the fields of a piece of a text
+    logprobs: "Callable[[TextReply, int, TextPiece], dict[str, Any]]"  # those of a piece, by the number of its choice
     opening: dict[str, Any] | None = None  # the fields of the first piece of each choice, before any text
+
+
+def _completion_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
+    words = reply.words
+    texts = [words.token_text(token) for token in piece.tokens]
+    *offsets, reply.offsets[index] = accumulate(map(len, texts), initial=reply.offsets[index])
+    return {
+        "tokens": texts,
+        "token_logprobs": [each.logprob for each in piece.logprobs],
+        "top_logprobs": [
+            {words.token_text(token): logprob for token, logprob in each.best} | {text: each.logprob}
+            for text, each in zip(texts, piece.logprobs, strict=True)
+        ],
+        "text_offset": offsets,
+        "blocks": [each.block for each in piece.logprobs],
+    }
+
+
+def _chat_logprobs(reply: "TextReply", index: int, piece: TextPiece) -> dict[str, Any]:
+    def token_fields(token: int, logprob: float) -> dict[str, Any]:
+        text = reply.words.token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    content = [
+        {
+            **token_fields(token, each.logprob),
+            "top_logprobs": [token_fields(*other) for other in each.best],
+            "block": each.block,
+        }
+        for token, each in zip(piece.tokens, piece.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
 
 
 COMPLETION_SHAPE = ReplyShape(
@@ -62,6 +99,7 @@ COMPLETION_SHAPE = ReplyShape(
     "text_completion",
     lambda text: {"text": text},
     lambda text: {"text": text},
+    _completion_logprobs,
 )
 CHAT_SHAPE = ReplyShape(
     "chat",
@@ -70,25 +108,49 @@ CHAT_SHAPE = ReplyShape(
     "chat.completion.chunk",
     lambda text: {"message": {"role": "assistant", "content": text}},
     lambda text: {"delta": {"content": text} if text else {}},
+    _chat_logprobs,
     {"delta": {"role": "assistant", "content": ""}},
 )
 
 
 @dataclass
 class TextReply:
-    """An answer to one request, which may have several choices."""
+    """An answer to one request, which may have several choices: `copies` for each prompt. `echoes`: the beginnings of
+    their texts."""
 
     shape: ReplyShape
     model: str
+    words: TextTokens
     requests: list[TextRequest]
     stops: Sequence[str]
     begun_s: float
+    copies: int = 1
+    echoes: Sequence[str] = ()
+    offsets: Counter[int] = field(default_factory=Counter)  # characters of the tokens so far, by choice
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     written: int = 0  # tokens
 
     def __post_init__(self) -> None:
         self.id = self.shape.id + uuid.uuid4().hex[:24]
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The fields of the first piece of a choice, before any text."""
+        return self.shape.delta(self.echoes[index]) if self.echoes else self.shape.opening
+
+    def whole(self, index: int, piece: TextPiece) -> dict[str, Any]:
+        """A choice with its whole text."""
+        echo = self.echoes[index] if self.echoes else ""
+        return self.choice(index, self.shape.text(echo + piece.text), piece)
+
+    def choice(self, index: int, fields: Mapping[str, Any], piece: TextPiece = NO_TEXT) -> dict[str, Any]:
+        return {
+            "index": index,
+            **fields,
+            "logprobs": self.shape.logprobs(self, index, piece) if piece.logprobs else None,
+            "finish_reason": piece.finish.value if piece.finish else None,
+            "exit_blocks": list(piece.depths),
+        }
 
     def body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -101,7 +163,7 @@ class TextReply:
         return 1 / len(self.requests)
 
     def usage(self) -> dict[str, int]:
-        read = sum(each.given for each in self.requests)
+        read = sum(each.given for each in self.requests[:: self.copies])
         return {"prompt_tokens": read, "completion_tokens": self.written, "total_tokens": read + self.written}
 
 
@@ -119,16 +181,15 @@ async def whole_texts(front: DecoderFront, reply: TextReply) -> list[TextPiece]:
 async def stream_events(front: DecoderFront, reply: TextReply, usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of a stream; pieces of several texts come in the order in which they are written."""
     outcome: RequestEnd | None = "cancelled"  # None: counted by the handler that answers instead
-    opening = reply.shape.opening
     try:
         async with aclosing(_pieces(front, reply)) as written:
             opened: set[int] = set()
             async for index, piece in written:
-                if opening and index not in opened:
-                    opened.add(index)
-                    yield _event(reply.body(reply.shape.piece, [choice_of(index, opening, (), None)]))
+                if index not in opened and (opening := reply.opening(index)):
+                    yield _event(reply.body(reply.shape.piece, [reply.choice(index, opening)]))
+                opened.add(index)
                 reply.written += len(piece.depths)
-                choice = choice_of(index, reply.shape.delta(piece.text), piece.depths, piece.finish)
+                choice = reply.choice(index, reply.shape.delta(piece.text), piece)
                 yield _event(reply.body(reply.shape.piece, [choice]))
         if usage:
             yield _event(reply.body(reply.shape.piece, [], usage=reply.usage()))
@@ -176,11 +237,6 @@ async def _pieces(front: DecoderFront, reply: TextReply) -> AsyncGenerator[tuple
     finally:
         for task in tasks:
             task.cancel()
-
-
-def choice_of(index: int, fields: Mapping[str, Any], depths: Sequence[int], finish: Finish | None) -> dict[str, Any]:
-    reason = finish.value if finish else None
-    return {"index": index, **fields, "logprobs": None, "finish_reason": reason, "exit_blocks": list(depths)}
 
 
 def _event(body: dict[str, Any]) -> bytes:
@@ -281,8 +337,18 @@ class _Writers:
             body = request_of(kind, json_in(content))
             front.check_model(body.model)
             prompts = await self._prompts(body)
-            texts = [front.request(prompt, body.terms(front.defaults)) for prompt in prompts]
-            return await self._answer(request, TextReply(shape, front.name, texts, body.stop, begun_s), body)
+            if (count := len(prompts) * body.n) > front.config.max_prompts:
+                raise RefusedError(400, f"n = {body.n}: {count} texts in all: {front.config.max_prompts} are allowed")
+            texts = [
+                front.request(prompt, body.terms(front.defaults, number))
+                for prompt in prompts for number in range(body.n)
+            ]  # fmt: skip
+            echoes = [
+                prompt if isinstance(prompt, str) else front.texts.text_of(prompt)
+                for prompt in body.echoed for _ in range(body.n)
+            ]  # fmt: skip
+            reply = TextReply(shape, front.name, front.texts, texts, body.stop, begun_s, body.n, echoes)
+            return await self._answer(request, reply, body)
 
     async def _prompts(self, body: CompletionRequest | ChatRequest) -> list[tuple[int, ...]]:
         texts, most = self._front.texts, self._front.config.max_prompts
@@ -310,10 +376,7 @@ class _Writers:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         reply.written = sum(len(piece.depths) for piece in texts)
         self._front.meter.answered(reply.begun_s)
-        choices = [
-            choice_of(index, reply.shape.text(piece.text), piece.depths, piece.finish)
-            for index, piece in enumerate(texts)
-        ]
+        choices = [reply.whole(index, piece) for index, piece in enumerate(texts)]
         return JSONResponse(reply.body(reply.shape.whole, choices, usage=reply.usage()))
 
 

@@ -1,6 +1,6 @@
 """The fields of OpenAI's requests that are served. Other fields are refused by name, in one sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from secrets import randbits
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,11 +24,17 @@ from isobatch.deployments.front.schemas import Schema
 from isobatch.profiles.errors import first_wrong
 
 _NEUTRAL = "Accepted only with a value that changes nothing."
+_EXPERIMENTAL = "Experimental: "
 _OF_THE_FILE = "none: as generation_config.json says, or "
 _PROMPT = "a prompt is a text, a list of texts, a list of tokens (numbers from 0), or a list of such lists"
 MOST_STOPS = 4
+MOST_ALTERNATIVES = 20  # tokens whose log probabilities are returned beside the chosen one's
+MOST_BIASED = 1024  # tokens
 # null stands for the default of these fields
-_WITH_DEFAULTS = ("stream", "include_usage", "include_obfuscation", "min_tokens", "ignore_eos")
+_WITH_DEFAULTS = (
+    "stream", "include_usage", "include_obfuscation", "min_tokens", "ignore_eos", "n", "presence_penalty",
+    "frequency_penalty", "logit_bias", "echo",
+)  # fmt: skip
 
 
 def _not_a_bool(value: object) -> object:
@@ -57,7 +63,11 @@ def _prompts(value: Any) -> list[str | tuple[int, ...]]:
 
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
 Count = Annotated[int, BeforeValidator(_not_a_bool)]
-Zero = Annotated[Literal[0, None], BeforeValidator(_not_a_bool)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+Alternatives = Annotated[Count, Field(ge=0, le=MOST_ALTERNATIVES)]
+Biases = Annotated[
+    dict[Annotated[int, Field(ge=0)], Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASED)
+]
 One = Annotated[Literal[1, None], BeforeValidator(_not_a_bool)]
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 Stops = Annotated[
@@ -117,27 +127,57 @@ class _Generation(_RequestFields):
     stream: bool = Field(False, description="Whether the text comes piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
-    n: One = Field(None, description="One text for each prompt.")
-    presence_penalty: Zero = Field(None, description=_NEUTRAL)
-    frequency_penalty: Zero = Field(None, description=_NEUTRAL)
-    repetition_penalty: One = Field(None, description=_NEUTRAL)
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(None, description=_NEUTRAL)
+    n: Count = Field(1, ge=1, description=f"{_EXPERIMENTAL}texts for each prompt, each drawn with another seed.")
+    min_p: Number | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description=f"{_EXPERIMENTAL}only tokens with this share of the first one's probability; {_OF_THE_FILE}0.",
+    )
+    presence_penalty: Penalty = Field(0, description=f"{_EXPERIMENTAL}taken from the logits of tokens in the text.")
+    frequency_penalty: Penalty = Field(
+        0, description=f"{_EXPERIMENTAL}the same, for each time that a token is in the text."
+    )
+    repetition_penalty: Number | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description=f"{_EXPERIMENTAL}divides the logits of tokens in the prompt or the text, or multiplies them where "
+        f"they are negative; {_OF_THE_FILE}1.",
+    )
+    logit_bias: Biases = Field({}, description=f"{_EXPERIMENTAL}added to the logits of tokens, by their numbers.")
     response_format: PlainText | None = Field(None, description=_NEUTRAL)
     store: Literal[False, None] = Field(None, description=_NEUTRAL)
 
-    def terms(self, defaults: GenerationDefaults) -> TextTerms:
-        """The terms of one text of this request. Without a seed, each text is drawn with another one."""
+    def terms(self, defaults: GenerationDefaults, number: int = 0) -> TextTerms:
+        """The terms of one of the texts for a prompt, by its number. Without a seed, each is drawn with another one."""
         sampling = Sampling(
             defaults.drawn_at if self.temperature is None else self.temperature,
             self.top_p or defaults.top_p or 1.0,
-            randbits(63) if self.seed is None else self.seed,
+            randbits(63) if self.seed is None else self.seed + number,
             max(0, (defaults.top_k or 0) if self.top_k is None else self.top_k),
+            (defaults.min_p or 0.0) if self.min_p is None else self.min_p,
+            tuple(self.logit_bias.items()),
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.repetition_penalty or defaults.repetition_penalty or 1.0,
+            self._alternatives,
         )
         return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos)
 
     @property
     def _most_tokens(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def echoed(self) -> Sequence[str | tuple[int, ...]]:
+        """The prompts that the texts begin with."""
+        return ()
+
+    @property
+    def _alternatives(self) -> int | None:
+        """The most probable tokens whose log probabilities are returned; None: no log probabilities are."""
+        raise NotImplementedError
 
 
 class CompletionRequest(_Generation):
@@ -146,9 +186,26 @@ class CompletionRequest(_Generation):
     prompt: Prompts = Field(description="Texts, or their tokens.")
     max_tokens: Count | None = Field(16, ge=1, description="The most tokens that are written.")
     best_of: One = Field(None, description=_NEUTRAL)
-    echo: Literal[False, None] = Field(None, description=_NEUTRAL)
-    logprobs: None = Field(None, description=_NEUTRAL)
+    echo: bool = Field(False, description=f"{_EXPERIMENTAL}whether the text begins with the prompt.")
+    logprobs: Alternatives | None = Field(
+        None, description=f"{_EXPERIMENTAL}log probabilities of the tokens, and of as many of the most probable ones."
+    )
     suffix: None = Field(None, description=_NEUTRAL)
+
+    @property
+    def echoed(self) -> Sequence[str | tuple[int, ...]]:
+        return self.prompt if self.echo else ()
+
+    @field_validator("logprobs")
+    @classmethod
+    def _of_new_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("echo"):
+            raise ValueError("with echo, they would be missing for the tokens of the prompt: ask for one of both")
+        return value
+
+    @property
+    def _alternatives(self) -> int | None:
+        return self.logprobs
 
 
 class TextPart(_RequestFields):
@@ -177,14 +234,27 @@ class ChatRequest(_Generation):
     messages: list[ChatMessage] = Field(min_length=1, max_length=1024)
     max_tokens: Count | None = Field(None, ge=1, description="As max_completion_tokens.")
     max_completion_tokens: Count | None = Field(None, ge=1, description="The most tokens that are written.")
-    logprobs: Literal[False, None] = Field(None, description=_NEUTRAL)
-    top_logprobs: Zero = Field(None, description=_NEUTRAL)
+    logprobs: bool | None = Field(None, description=f"{_EXPERIMENTAL}whether log probabilities of the tokens come.")
+    top_logprobs: Alternatives | None = Field(
+        None, description=f"{_EXPERIMENTAL}those of as many of the most probable tokens, too."
+    )
     tools: Nothing = Field(None, description=_NEUTRAL)
     tool_choice: Literal["none", None] = Field(None, description=_NEUTRAL)
 
     @property
     def _most_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def _alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("logprobs must be true, too")
+        return value
 
 
 AnyRequest = TypeVar("AnyRequest", bound=_Generation)
@@ -235,15 +305,39 @@ class TokenUsage(Schema):
     total_tokens: int
 
 
+class CompletionLogprobs(Schema):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] = Field(description="Those of the most probable tokens and of the chosen one.")
+    text_offset: list[int] = Field(description="The characters before each token.")
+    blocks: list[int] = Field(description="The block after which the log probabilities of each token were read.")
+
+
+class TopLogprob(Schema):
+    token: str
+    logprob: float
+    bytes: list[int] = Field(description="In UTF-8.")
+
+
+class ChatToken(TopLogprob):
+    top_logprobs: list[TopLogprob]
+    block: int = Field(description="The block after which the log probabilities were read.")
+
+
+class ChatLogprobs(Schema):
+    content: list[ChatToken]
+    refusal: None
+
+
 class _Choice(Schema):
     index: int
-    logprobs: None
     finish_reason: _FINISH | None
     exit_blocks: list[int] = Field(description="For each token the block after which it was known.")
 
 
 class CompletionChoice(_Choice):
     text: str
+    logprobs: CompletionLogprobs | None
 
 
 class AssistantMessage(Schema):
@@ -253,6 +347,7 @@ class AssistantMessage(Schema):
 
 class ChatChoice(_Choice):
     message: AssistantMessage
+    logprobs: ChatLogprobs | None
 
 
 class _Answer(Schema):

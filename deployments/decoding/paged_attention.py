@@ -15,20 +15,22 @@ from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, by_size
 
 Ints = NDArray[np.int64]
+# Rows of queries up to which products are quicker on a processor than fused attention, which works in larger blocks.
+FEW_QUERIES = 16
 
 
 @dataclass(frozen=True)
 class PieceBand:
     """Pieces of a launch that attention computes together, padded to the same number of rows and the same pages.
 
-    `pages` has those of each piece, one piece after the other. `mask` is added to scores: once for each row, or for
-    each row of each query head that shares keys. `real_rows` has the indices of the rows that are not padding, or is
-    None if there is no padding. Rows of one piece follow each other.
+    `runs` has the places of what is read: of each piece and head, first of all keys, then of all values. `mask` is
+    added to scores: once for each row, or for each row of each query head that shares keys. `real_rows` has the indices
+    of the rows that are not padding, or is None if there is no padding. Rows of one piece follow each other.
     """
 
     count: int
     rows: int
-    pages: Tensor
+    runs: Tensor
     mask: Tensor
     real_rows: Tensor | None
 
@@ -39,11 +41,20 @@ class PieceBand:
 
     def biased(self, by_distance: Tensor) -> "PieceBand":
         """The same band, whose scores get a bias by the distance between positions."""
-        seen = self.mask == 0
-        own = seen.sum(dim=-1, keepdim=True) - 1  # the position of the row itself
-        distance = own - torch.arange(self.mask.shape[-1], device=self.mask.device)
-        bias = by_distance[:, distance[:, 0].clamp(0, by_distance.shape[1] - 1)].transpose(0, 1)
-        return replace(self, mask=bias.masked_fill(~seen, -torch.inf))
+        bias = by_distance[:, self._distances[:, 0].clamp(0, by_distance.shape[1] - 1)].transpose(0, 1)
+        return replace(self, mask=bias.masked_fill(self.mask != 0, -torch.inf))
+
+    def within(self, window: int) -> "PieceBand":
+        """The same band, whose rows attend to that many positions, up to their own."""
+        if self.mask.shape[-1] <= window:
+            return self
+        return replace(self, mask=self.mask.masked_fill(self._distances >= window, -torch.inf))
+
+    @property
+    def _distances(self) -> Tensor:
+        """Of each row from each position."""
+        own = (self.mask == 0).sum(dim=-1, keepdim=True) - 1
+        return own - torch.arange(self.mask.shape[-1], device=self.mask.device)
 
 
 class PagedView:
@@ -57,6 +68,7 @@ class PagedView:
     ) -> None:
         self._kv, self.positions, self._places = kv, kv.tensor(positions).unsqueeze(0), kv.tensor(places)
         self._bands, self._sources = bands, sources
+        self._within: dict[int, Listed[PieceBand]] = {}  # the bands, by the window of their rows
 
     def add_bias(self, by_distance: Tensor) -> None:
         """Let attention add a bias by the distance between positions: heads x distances."""
@@ -66,11 +78,15 @@ class PagedView:
         """Write keys and values: rows x both."""
         self._kv.write(block, self._places, kv)
 
-    def attend(self, block: int, query: Tensor, kv: Tensor, scaling: float) -> Tensor:
-        """Write the KV of the rows (rows x keys and values), and attend with their queries: rows x heads x width. The
-        result is rows x (heads * width)."""
+    def attend(self, block: int, query: Tensor, kv: Tensor, scaling: float, window: int | None = None) -> Tensor:
+        """Write the KV of the rows (rows x keys and values), and attend with their queries (rows x heads x width) to
+        all positions, or to a window of the latest ones. The result is rows x (heads * width)."""
         self.write(block, kv)
-        return self._attend(self._bands, block, query, scaling)
+        if window is None:
+            return self._attend(self._bands, block, query, scaling)
+        if window not in self._within:
+            self._within[window] = [band.within(window) for band in self._bands]
+        return self._attend(self._within[window], block, query, scaling)
 
     def attend_source(self, block: int, query: Tensor, scaling: float) -> Tensor:
         """Attend to the sources."""
@@ -78,33 +94,37 @@ class PagedView:
 
     def _attend(self, bands: Listed[PieceBand], block: int, query: Tensor, scaling: float) -> Tensor:
         if len(bands) == 1:
-            return _attend_together(query, self._kv.read(block, bands[0].pages), bands[0], scaling)
+            return _attend_together(query, self._kv.read(block, bands[0]), bands[0], scaling)
         parts = zip(bands, torch.split(query, [band.size for band in bands]), strict=True)
-        return torch.cat(
-            [_attend_together(rows, self._kv.read(block, band.pages), band, scaling) for band, rows in parts]
-        )
+        return torch.cat([_attend_together(rows, self._kv.read(block, band), band, scaling) for band, rows in parts])
 
 
-def _attend_together(query: Tensor, context: Tensor, band: PieceBand, scaling: float) -> Tensor:
-    """Attend to `context`: positions x 2 x heads x width, as many positions for each piece."""
+def _attend_together(query: Tensor, kv: Tensor, band: PieceBand, scaling: float) -> Tensor:
+    """Attend to keys and values: 2 x pieces x heads x positions x width."""
     all_heads, width = query.shape[1:]
-    heads = context.shape[2]
+    heads = kv.shape[2]
     padded = query
     if band.real_rows is not None:
         padded = query.new_zeros(band.count * band.rows, all_heads, width).index_copy_(0, band.real_rows, query)
     shared = all_heads // heads  # query heads that read the same keys: they are rows of one head
     rows = padded.reshape(band.count, band.rows, heads, shared, width).permute(0, 2, 3, 1, 4)
-    keys, values = context.view(band.count, -1, 2, heads, width).permute(2, 0, 3, 1, 4)
-    attended = functional.scaled_dot_product_attention(
-        rows.reshape(band.count, heads, shared * band.rows, width), keys, values, attn_mask=band.mask, scale=scaling
-    )
+    attended = _attended(rows.reshape(band.count, heads, shared * band.rows, width), kv, band.mask, scaling)
     by_row = attended.view(band.count, heads, shared, band.rows, width).permute(0, 3, 1, 2, 4)
     flat = by_row.reshape(band.count * band.rows, all_heads * width)
     return flat if band.real_rows is None else flat[band.real_rows]
 
 
+def _attended(queries: Tensor, kv: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    keys, values = kv
+    if queries.device.type != "cpu" or queries.shape[2] > FEW_QUERIES:
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    scores = torch.matmul(queries * scaling, keys.transpose(2, 3)).add_(mask)
+    return torch.matmul(scores.softmax(dim=-1), values)
+
+
 class PagedKv:
-    """The memory for the KV of one replica, in pages for all blocks.
+    """The memory for the KV of one replica, in pages for all blocks. In a page, the positions of one head follow each
+    other (a *run*), so that what attention reads of several pages is in order.
 
     `heads` and `width`: those of the keys of one position. `shared`: query heads that read the same keys. KV has the
     type of `weights` and is on the same device.
@@ -113,21 +133,20 @@ class PagedKv:
     def __init__(
         self, num_blocks: int, heads: int, width: int, shared: int, weights: Tensor, pages: int, page_tokens: int
     ) -> None:
-        self._page_tokens, self._shared, self.device, self._dtype = page_tokens, shared, weights.device, weights.dtype
+        self._page_tokens, self._shared, self._width = page_tokens, shared, width
+        self.device, self._dtype = weights.device, weights.dtype
         # Masked values are multiplied by 0, so they must be numbers from the start: 0 * nan is nan.
-        memory = torch.zeros(
-            num_blocks, pages * page_tokens, 2, heads, width, dtype=weights.dtype, device=weights.device
-        )
-        self._by_page = [block.view(pages, page_tokens, 2, heads, width) for block in memory]
-        self._by_position = [block.view(pages * page_tokens, -1) for block in memory]
+        memory = torch.zeros(num_blocks, pages * 2 * heads, page_tokens, width, dtype=weights.dtype, device=self.device)
+        self._heads, self._by_run = heads, [block.flatten(1) for block in memory]
+        self._by_row = [block.flatten(0, 1) for block in memory]
 
     def write(self, block: int, places: Tensor, kv: Tensor) -> None:
-        self._by_position[block].index_copy_(0, places, kv.reshape(len(kv), -1))
+        self._by_row[block].index_copy_(0, places, kv.reshape(len(places), -1))
 
-    def read(self, block: int, pages: Tensor) -> Tensor:
-        """The KV of these pages: positions x 2 x heads x width."""
-        positions: Tensor = self._by_page[block].index_select(0, pages).flatten(0, 1)
-        return positions
+    def read(self, block: int, band: PieceBand) -> Tensor:
+        """The KV of a band: 2 x pieces x heads x positions x width."""
+        runs: Tensor = self._by_run[block].index_select(0, band.runs)
+        return runs.view(2, band.count, self._heads, -1, self._width)
 
     def view(self, launch: DecodingLaunch) -> PagedView:
         """The places that the running rows of a launch write and read. Pieces of one size follow each other."""
@@ -171,7 +190,7 @@ class PagedKv:
         band = PieceBand(
             len(pieces),
             rows,
-            self.tensor(pages.ravel()),
+            self._runs(pages),
             self._mask(np.tile(seen, (1, 1, self._shared if rows > 1 else 1, 1))),
             self.tensor(owner * rows + place) if len(owner) < len(pieces) * rows else None,
         )
@@ -183,14 +202,19 @@ class PagedKv:
         count = pages_for(int(lengths.max()), self._page_tokens)
         pages = _padded([piece.sequence.source_pages for piece in pieces], count)
         seen = np.arange(count * self._page_tokens) < lengths[:, None, None, None]
-        return replace(band, pages=self.tensor(pages.ravel()), mask=self._mask(seen))
+        return replace(band, runs=self._runs(pages), mask=self._mask(seen))
+
+    def _runs(self, pages: Ints) -> Tensor:
+        """The runs in pages of several pieces."""
+        runs = pages[:, None] * 2 * self._heads + np.arange(2 * self._heads)[:, None]
+        return self.tensor(np.concatenate(np.split(runs, 2, axis=1)).ravel())
 
     def _places(self, pages: Ints, positions: Ints) -> Ints:
-        """The places of positions of one text, by its pages; or of one position for each row of `pages`."""
+        """The places of all heads at positions of one text, by its pages; or at one position for each row of pages."""
         number, within = np.divmod(positions, self._page_tokens)
         page = pages[number] if pages.ndim == 1 else pages[np.arange(len(pages)), number]
-        places: Ints = page * self._page_tokens + within
-        return places
+        runs = page[:, None] * 2 * self._heads + np.arange(2 * self._heads)
+        return (runs * self._page_tokens + within[:, None]).ravel()
 
     def _mask(self, seen: NDArray[np.bool_]) -> Tensor:
         """What is added to scores, so that rows attend to the positions that are seen only."""

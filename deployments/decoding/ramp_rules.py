@@ -1,6 +1,5 @@
 """The files of a decoder that are read before it is loaded: its configs, and exits.json with the rules of its ramps."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,11 +11,14 @@ from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.promise import RULES, FilePart, in_order
 
-log = logging.getLogger(__name__)
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "t5", "mt5")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma3_text", "t5", "mt5")
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
-BY_LENGTH = ("longrope", "dynamic")
+BY_LENGTH = ("longrope", "su", "dynamic")
+
+
+KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
+UNSERVED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 class DecoderRamp(FilePart):
@@ -100,8 +102,9 @@ class GenerationDefaults(BaseModel):
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
     max_new_tokens: int | None = Field(None, ge=1)
-    repetition_penalty: float | None = None
+    repetition_penalty: float | None = Field(None, gt=0)
 
     @property
     def drawn_at(self) -> float:
@@ -113,10 +116,7 @@ class GenerationDefaults(BaseModel):
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
     path = folder / "generation_config.json"
-    defaults = read_model(path, GenerationDefaults) if path.exists() else GenerationDefaults()
-    if defaults.repetition_penalty not in (None, 1.0):
-        log.warning("%s: repetition_penalty = %s has no effect here", path, defaults.repetition_penalty)
-    return defaults
+    return read_model(path, GenerationDefaults) if path.exists() else GenerationDefaults()
 
 
 def read_decoder_rules(path: Path) -> DecoderRules:
@@ -144,14 +144,17 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
         method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
         raise UserError(f"{folder}: its weights are quantized ({method}): decoders are served in float32, float16 or "
                         "bfloat16")  # fmt: skip
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if (scaled := rope.get("rope_type", rope.get("type"))) in BY_LENGTH:
-        raise UserError(
-            f"{folder}: rope_type is {scaled}, which depends on a text's length: it is not served in batches"
-        )
-    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
-    if slides or set(config.get("layer_types") or ()) - {"full_attention"}:
-        raise UserError(f"{folder}: its attention has a sliding window: only full attention is served")
+    ropes = [config.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
+    inner = [each for rope in ropes for each in rope.values() if isinstance(each, dict)]  # by the layer's type
+    for each in (*ropes, *inner):
+        if (scaled := each.get("rope_type", each.get("type"))) in BY_LENGTH:
+            raise UserError(
+                f"{folder}: rope_type is {scaled}, which depends on a text's length: it is not served in batches"
+            )
+    if unknown := sorted(set(config.get("layer_types") or ()) - KNOWN_ATTENTION):
+        raise UserError(f"{folder}: its attention is {unknown[0]}: {' and '.join(sorted(KNOWN_ATTENTION))} are served")
+    if odd := [name for name in UNSERVED if config.get(name)]:
+        raise UserError(f"{folder}: {odd[0]} is {config[odd[0]]}: networks with it are not served")
     depths = (config.get(name) for name in ("num_decoder_layers", "num_layers", "num_hidden_layers"))
     rules = rules_of(folder, next((int(depth) for depth in depths if depth), 0))
     generation_defaults(folder)

@@ -18,6 +18,7 @@ from isobatch.deployments.decoding.sequences import (
     Sequence,
     Splits,
     TextRequest,
+    TokenLogprobs,
     TokenPrediction,
 )
 
@@ -143,12 +144,14 @@ class DecodingLaunch:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """The tokens that a launch has written of one sequence, their depths, and why the sequence has ended, if it has."""
+    """The tokens that a launch has written of one sequence, their depths, why the sequence has ended, if it has, and
+    the log probabilities, if they are asked for."""
 
     name: int
     tokens: tuple[int, ...]
     depths: tuple[int, ...]
     finish: Finish | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(unsafe_hash=True)
@@ -281,7 +284,8 @@ class Scheduler:
                 self._release(sequence)
                 self.pace.sequence_ended(now_s - sequence.entered_s)
             if tokens or finish:
-                written.append(NewTokens(sequence.name, tuple(tokens), tuple(sequence.depths[new]), finish))
+                logprobs = tuple(each for each in sequence.logprobs[new] if each)
+                written.append(NewTokens(sequence.name, tuple(tokens), tuple(sequence.depths[new]), finish, logprobs))
         self.pace.tokens_written(sum(len(new_tokens.tokens) for new_tokens in written), took_s)
         return written
 

@@ -16,12 +16,29 @@ from isobatch.deployments.decoding.pages import page_names, pages_for
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. Temperature 0: the most probable one, whatever the seed. `top_k` 0: among all tokens."""
+    """How a token is chosen. Temperature 0: the most probable one, whatever the seed. `top_k` 0: among all tokens.
+    `min_p`: only among those that have this share of the most probable one's probability.
+
+    Logits are changed before: by `bias`, for some tokens; by `repetition`, for tokens that the prompt or the text has
+    already; by `presence` for those that were written, and by `frequency` as often as they were. `alternatives`: as
+    many of the most probable tokens are returned with their log probabilities; None: no log probabilities are.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     top_k: int = 0
+    min_p: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    alternatives: int | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the tokens before the next one matter beside the network's logits."""
+        return bool(self.presence or self.frequency or self.repetition != 1.0)
 
 
 GREEDY = Sampling()
@@ -76,11 +93,22 @@ class TextRequest:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """The log probabilities of a token and of the most probable ones at its place, and the block after which they were
+    read: those of the network, before anything changes its logits."""
+
+    logprob: float
+    best: tuple[tuple[int, float], ...]
+    block: int
+
+
+@dataclass(frozen=True)
 class TokenPrediction:
     """The token that a ramp or the head predicts after a position, and whether it is sure enough to be written."""
 
     token: int
     sure: bool = True
+    logprobs: TokenLogprobs | None = None
 
 
 class Finish(StrEnum):
@@ -138,6 +166,7 @@ class Sequence:
         self._names: list[bytes] = []  # of its full pages
         self.tokens = list(request.prompt)
         self.depths: list[int] = []  # of each written token: the block after which it was known
+        self.logprobs: list[TokenLogprobs | None] = []  # the same
         self.confirmed = 0
         self.entered_s = arrived_s  # the time at which it became a resident
         self.corrected = 0  # the number of drafts with which the full network disagreed
@@ -251,7 +280,7 @@ class Sequence:
         if not (prediction.sure or last):
             self.at = split + 1
             return
-        self._write(prediction.token, split)
+        self._write(prediction, split)
         if not self._splits.verified:
             self.confirmed = len(self.depths)
         if last or not self._must_visit(split + 1):
@@ -275,26 +304,29 @@ class Sequence:
         for position, prediction in zip(range(stop - len(predictions), stop), predictions, strict=True):
             following = position + 1
             if following < len(self.tokens) and self.tokens[following] == prediction.token:
+                self.logprobs[following - len(self.request.prompt)] = prediction.logprobs
                 continue
             if following < len(self.tokens):
                 self.corrected += 1
                 self._cut(following)
                 self.filled = [min(filled, following) for filled in self.filled]
                 whole = True
-            self._write(prediction.token, self._splits.last)
+            self._write(prediction, self._splits.last)
             break
         self.confirmed = max(self.confirmed, min(len(self.tokens), self.filled[-1] + 1) - len(self.request.prompt))
         if whole:
             self._enter()
 
-    def _write(self, token: int, split: int) -> None:
-        self.tokens.append(token)
+    def _write(self, prediction: TokenPrediction, split: int) -> None:
+        self.tokens.append(prediction.token)
+        self.logprobs.append(prediction.logprobs)
         self.depths.append(self._splits.ends[split] - 1)
 
     def _cut(self, length: int) -> None:
         del self.tokens[length:]
         del self._names[length // self._page_tokens :]
         del self.depths[length - len(self.request.prompt) :]
+        del self.logprobs[length - len(self.request.prompt) :]
 
     @property
     def finish(self) -> Finish | None:

@@ -54,6 +54,15 @@ class TextTokens:
             size *= 2
         return tuple(self._tokenizer(text, **options)["input_ids"])
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """The text of one token inside a text: some tokenizers decode first words differently."""
+        once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
+        return str(twice[len(once) :])
+
     def growing_text(self, stops: Sequence[str], silent: Collection[int] = (), least: int = 0) -> "GrowingText":
         return GrowingText(self._tokenizer, stops, silent, least)
 

@@ -166,8 +166,7 @@ def projected(
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
     # The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights.
     anatomy = anatomy_of(model)
-    weights = sum(each.numel() for each in anatomy.blocks[ramp.block + 1].parameters() if each.dim() > 1)
-    fill = 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / weights
+    fill = 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / anatomy.sizes.block
     best = rhythm((ramp.block + 1) / num_blocks, survival, fixed, fill)
     return ProjectedTexts(
         survival=survival,

@@ -6,7 +6,6 @@ beside it, in files for `isobatch prepare` and `isobatch load`.
 
 import csv
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from experiments.demos.sums import CONTEXT, IGNORED, PROMPTS, SumsRecipe, characters, trained, vocabulary
-from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.demo.sums import END, answer_to, prompt_of, sums
 from isobatch.deployments.prepare.decoder import states_after
 
@@ -30,21 +28,21 @@ def train(recipe: SumsRecipe = RECIPE, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model = _network(recipe)
     sources, answers = examples(sums(held_out=False))
-    head = anatomy_of(model).head
 
     def losses(chosen: Tensor) -> Tensor:
-        return _losses(model, head, sources[chosen], answers[chosen])
+        return _losses(model, sources[chosen], answers[chosen])
 
     return trained(model, losses, len(sources), recipe, seed)
 
 
-def _losses(model: Any, head: Callable[[Tensor], Tensor], sources: Tensor, answers: Tensor) -> Tensor:
+def _losses(model: Any, sources: Tensor, answers: Tensor) -> Tensor:
     """The cross-entropy of the head after each block of the decoder."""
     end = model.config.decoder_start_token_id
     begun = torch.cat([torch.full_like(answers[:, :1], end), answers[:, :-1].clamp(min=end)], dim=1)
     with states_after(model.decoder.block) as states:
         model(input_ids=sources, attention_mask=(sources != end).long(), decoder_input_ids=begun, use_cache=False)
-    return torch.stack([functional.cross_entropy(head(each).flatten(0, 1), answers.flatten()) for each in states])
+    logits = [model.lm_head(model.decoder.final_layer_norm(each) * model.config.d_model**-0.5) for each in states]
+    return torch.stack([functional.cross_entropy(each.flatten(0, 1), answers.flatten()) for each in logits])
 
 
 def examples(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:

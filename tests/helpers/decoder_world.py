@@ -49,11 +49,14 @@ class World:
             return
         held = NewTokens(0, (), ())
         async for group in self.loop.write(request):
-            held = NewTokens(0, held.tokens + group.tokens, held.depths + group.depths, group.finish)
+            held = NewTokens(
+                0, held.tokens + group.tokens, held.depths + group.depths, group.finish, held.logprobs + group.logprobs
+            )
             size = self.grouped or len(held.tokens)
             while (held.finish is None and len(held.tokens) >= size) or (held.finish and len(held.tokens) > size):
-                yield NewTokens(0, held.tokens[:size], held.depths[:size])
-                held = replace(held, tokens=held.tokens[size:], depths=held.depths[size:])
+                yield NewTokens(0, held.tokens[:size], held.depths[:size], logprobs=held.logprobs[:size])
+                rest = {name: getattr(held, name)[size:] for name in ("tokens", "depths", "logprobs")}
+                held = replace(held, **rest)
             if held.finish:
                 yield held
             if self.failing:

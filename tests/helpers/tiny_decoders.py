@@ -8,7 +8,7 @@ import torch
 
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps, Draw, at_least_float32, ban, choose
+from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps, Draw, adjust, at_least_float32, choose
 from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
@@ -20,7 +20,7 @@ BLOCKS = 4
 
 
 @cache
-def decoder(family: str = "llama", seed: int = 0, tied: bool = False, kv_heads: int = 2) -> Any:
+def decoder(family: str = "llama", seed: int = 0, tied: bool = False, kv_heads: int = 2, **config_fields: Any) -> Any:
     """A causal language model of four blocks with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,7 +28,8 @@ def decoder(family: str = "llama", seed: int = 0, tied: bool = False, kv_heads: 
     heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 6, "max_position_embeddings": 256}
     none = dict.fromkeys(("sliding_window", "bos_token_id", "eos_token_id", "pad_token_id"))
     others = {"tie_word_embeddings": tied, "initializer_range": 0.6, "use_sliding_window": False}
-    config = AutoConfig.for_model(family, **sizes, **heads, **none, **others)
+    fields = {**sizes, **heads, **none, **others, **config_fields}
+    config = AutoConfig.for_model(family, **{name: list(v) if type(v) is tuple else v for name, v in fields.items()})
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float64).double().eval()
 
@@ -77,20 +78,31 @@ def plainly(
             {len(request.prompt) + place - 1: depth for place, depth in enumerate(depths) if place} if project else {}
         )
         states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens]]), left)
-        banned = request.stop if len(tokens) < request.min_tokens else frozenset[int]()
-        draw = [Draw(request.sampling, len(request.prompt) + len(tokens), banned)]
+        draw = [Draw.at(request, len(request.prompt) + len(tokens), [*request.prompt, *tokens])]
         for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):
             logits = at_least_float32(_head(model, states[block]))
-            ban(logits, draw)
+            adjust(logits, draw)
             if logits.softmax(dim=1).max() >= threshold:
                 depths.append(block)
                 break
         else:
             logits = last.clone()
-            ban(logits, draw)
+            adjust(logits, draw)
             depths.append(BLOCKS - 1)
         tokens.append(int(choose(logits, draw)))
     return tokens, depths
+
+
+@torch.inference_mode()
+def plain_logprobs(model: Any, request: TextRequest, tokens: Sequence[int], depths: Sequence[int]) -> list[list[float]]:
+    """The log probabilities of all tokens at the place of each of these, read after the block where it was known."""
+    read = model.encoder(torch.tensor([request.source])) if request.source else None
+    found = []
+    for place, depth in enumerate(depths):
+        states, last = _seen(model, read, torch.tensor([[*request.prompt, *tokens[:place]]]), {})
+        logits = last if depth == BLOCKS - 1 else at_least_float32(_head(model, states[depth]))
+        found.append(logits[0].log_softmax(dim=0).tolist())
+    return found
 
 
 def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -226,6 +226,16 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized .gptq.: decoders are served in"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type is longrope, which depends on a text's length"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is dynamic, which depends"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type is dynamic, which depends"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "su"}},
+            "rope_type is su, which depends",
+        ),
+        (
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            "its attention is chunked_attention: full_attention",
+        ),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: networks with it are not served"),
     ],
 )
 @pytest.mark.parametrize("command", ["prepare", "profile", "plan", "serve"])

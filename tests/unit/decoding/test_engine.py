@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Sampling, Splits, TextRequest
-from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plainly, t5, written_by
+from tests.helpers.tiny_decoders import BLOCKS, VOCABULARY, decoder, engine, plain_logprobs, plainly, t5, written_by
 
 Asked = tuple[Any, list[TextRequest]]  # a network, and what it is asked for
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -37,6 +37,7 @@ def generated(model: Any, request: TextRequest) -> list[int]:
     source, stop = torch.tensor([request.source]), sorted(request.stop) or None
     told = {"eos_token_id": stop, "pad_token_id": 0, "do_sample": False, "use_cache": False}
     told |= {"max_new_tokens": request.max_tokens, "min_new_tokens": min(request.min_tokens, request.max_tokens)}
+    told["repetition_penalty"] = request.sampling.repetition
     with torch.inference_mode():
         return list(model.generate(source, **told)[0, 1:].tolist())
 
@@ -45,9 +46,15 @@ prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10).map(
 samplings = st.one_of(
     st.just(Sampling()),
     st.builds(
-        Sampling, st.sampled_from([0.5, 1.0]), st.sampled_from([0.3, 1.0]), st.integers(0, 3), st.sampled_from([0, 3])
+        Sampling, st.sampled_from([0.5, 1.0]), st.sampled_from([0.3, 1.0]), st.integers(0, 3), st.sampled_from([0, 3]),
+        st.sampled_from([0.0, 0.2]),
     ),
-)
+    st.builds(
+        Sampling, bias=st.sampled_from([(), ((3, 1.0), (5, -2.0))]), presence=st.sampled_from([0.0, 1.0]),
+        frequency=st.sampled_from([0.0, 0.5]), repetition=st.sampled_from([1.0, 1.5]),
+        alternatives=st.sampled_from([None, 2]),
+    ),
+)  # fmt: skip
 stops = st.frozensets(st.integers(0, VOCABULARY - 1), max_size=2)
 requests = st.builds(TextRequest, prompts, st.integers(1, 6), stops, samplings, min_tokens=st.integers(0, 4))
 thresholds = st.dictionaries(st.integers(0, 2), st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.1]), max_size=3)
@@ -140,11 +147,37 @@ def _continued(request: TextRequest, tokens: list[int], depths: list[int], lost:
 def test_a_t5_without_exits_or_verified_writes_what_generate_writes(
     model: Any, asked: list[TextRequest], ramps: dict[int, float], within: DecodingLimits
 ) -> None:
-    greedy = [replace(one, sampling=Sampling()) for one in asked]
+    greedy = [replace(one, sampling=Sampling(repetition=one.sampling.repetition)) for one in asked]
     told = [generated(model, one) for one in greedy]
     pages = sum(enough([one], within) for one in greedy)
     assert engine(model, {}, pages=pages, limits=within).write_all(greedy) == told
     assert engine(model, ramps, verified=True, pages=pages, limits=within).write_all(greedy) == told
+
+
+@pytest.mark.parametrize("exits", ["off", "recompute", "verified", "project"])
+def test_log_probabilities_are_those_of_the_block_that_wrote_or_checked_a_token(exits: str) -> None:
+    """However often pages run out."""
+    model, ramps = decoder(), {} if exits == "off" else {0: 0.3, 2: 0.3}
+    asked = [TextRequest((1, 2, 3), 8, sampling=Sampling(alternatives=2)), TextRequest((4,), 8)]
+    running = engine(model, ramps, exits == "verified", pages=4, project=exits == "project")
+    first, other = (running.open(each) for each in asked)
+    written: list[Any] = []
+    while (news := running.step()) is not None:
+        written += news
+    tokens, depths, logprobs = (
+        [each for new in written if new.name == first for each in getattr(new, name)]
+        for name in ("tokens", "depths", "logprobs")
+    )
+    assert not any(new.logprobs for new in written if new.name == other)
+    blocks = [BLOCKS - 1] * 8 if exits == "verified" else depths
+    assert [each.block for each in logprobs] == blocks
+    known = plain_logprobs(model, asked[0], tokens, blocks)
+    if exits == "project":  # later states are others
+        known, tokens, logprobs = known[:1], tokens[:1], logprobs[:1]
+    for each, token, row in zip(logprobs, tokens, known, strict=True):
+        assert each.logprob == pytest.approx(row[token])
+        assert [logprob for _, logprob in each.best] == pytest.approx(sorted(row)[::-1][:2])
+        assert [row[other] for other, _ in each.best] == pytest.approx(sorted(row)[::-1][:2])
 
 
 def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() -> None:
@@ -161,9 +194,18 @@ def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() ->
     assert reads == [2, 2, 1]
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
-def test_families_that_are_shaped_like_llama(family: str) -> None:
-    model, ramps = decoder(family), {0: 0.3, 2: 0.3}
+FEW = {"sliding_window": 5}  # positions that a row attends to
+EVERY_SECOND = {"layer_types": ("full_attention", "sliding_attention") * 2}
+FAMILIES = (
+    ("mistral", {}), ("mistral", FEW), ("qwen2", {}), ("qwen2", FEW | EVERY_SECOND | {"use_sliding_window": True}),
+    ("qwen3", {}), ("smollm3", {}), ("phi3", {}), ("phi3", FEW), ("phi3", {"partial_rotary_factor": 0.67}),
+    ("gemma3_text", FEW | EVERY_SECOND), ("gemma3_text", FEW | EVERY_SECOND | {"query_pre_attn_scalar": 9}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "others"), FAMILIES)
+def test_families_that_are_shaped_like_llama(family: str, others: dict[str, Any]) -> None:
+    model, ramps = decoder(family, **others), {0: 0.3, 2: 0.3}
     asked = [TextRequest((1, 2, 3), 6), TextRequest((4,), 6), TextRequest(tuple(range(20)), 6)]
     for project in (False, True):
         found = written_by(engine(model, ramps, project=project), asked)
