@@ -11,12 +11,13 @@ from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
     Labels,
+    Queries,
     ReadingOptions,
     label_names,
     with_options,
 )
 from isobatch.cluster.load.request_bodies import predicts_at
-from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
+from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
 
@@ -31,6 +32,7 @@ def evaluate(
     ] = None,
     api_key_variable: KeyVariable = None,
     labels: Labels = None,
+    queries: Queries = False,
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
     device: DeviceHere = "auto",
     dtype: Annotated[
@@ -41,6 +43,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """Measure accuracy, macro-F1, MCC and recall, in full and with exits, agreement and depth, with 95 % intervals.
+    Where a network gives scores: their error, and with --queries NDCG@10.
 
     Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv --dtype bfloat16[/]
     """
@@ -53,11 +56,17 @@ def evaluate(
     key = key_headers(api_key_variable)
     located = checkpoint.locate(model)
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
-    sample = sampled(reading.rows_for(located, console, data), max_rows, seed)
+    rows, lists = reading.rows_for(located, console, data), None
+    if queries:
+        sample, lists = listed(rows, data, max_rows, seed)
+    else:
+        sample = sampled(rows, max_rows, seed)
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
     names, task = label_names(network.labels, labels, reading.label_separator), task_of(network)
+    if queries and not task.by_score:
+        raise UserError(f"--queries is for networks with one output: {model} gives labels")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
     if server:  # the server comes first, so that a wrong URL is reported before anything is computed
         exits = evaluating.served(server, values, key, task, network.labels)
@@ -70,6 +79,11 @@ def evaluate(
     elif task.by_token:
         words = words_of(sample, truth, task)
         evaluation = evaluating.evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
+    elif task.by_score:
+        tolerance = network.ramps.rules.tolerance or 0.0
+        evaluation = evaluating.evaluated_scores(
+            full, exits, truth, lists, network.num_blocks, tolerance, task.numbers
+        )
     else:
         evaluation = evaluating.evaluated(full, exits, truth, network.num_blocks)
     if as_json:
