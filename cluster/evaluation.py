@@ -22,7 +22,7 @@ from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rule
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.prepare.entities import entity_f1, of_words
 from isobatch.deployments.prepare.report import by_class
-from isobatch.deployments.prepare.scores import range_of_scores
+from isobatch.deployments.prepare.scores import range_of_scores, true_scores
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError
@@ -172,9 +172,9 @@ def evaluated_scores(
     if lists is not None:
         ranked = RankedLists(lists, truth)
         scores[NDCG] = ListNdcg.of(ranked.ndcg(in_full), ranked.ndcg(early))
-        truth = truth / truth.max()
-    width = range_of_scores(in_full, truth, are_numbers).width
-    before, after = (np.minimum(np.abs(answers - truth) / width, 1.0) for answers in (in_full, early))
+    right = true_scores(truth, lists, are_numbers)
+    width = range_of_scores(in_full, right, are_numbers).width
+    before, after = (np.minimum(np.abs(answers - right) / width, 1.0) for answers in (in_full, early))
     scores[ABSOLUTE_ERROR] = ScoreFigures(_mean(before), _mean(after), _of_losses(after - before))
     return Evaluation(len(exits), agreement, depth, scores=scores)
 

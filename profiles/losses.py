@@ -223,7 +223,8 @@ def mcc(shares: Floats) -> ClassScore:
 
 
 SCORES: Mapping[str, Callable[[Floats], ClassScore]] = {"macro-f1": macro_f1, "mcc": mcc}
-APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1, ABSOLUTE_ERROR, NDCG)  # metrics whose confidence is valid for many inputs
+# Metrics whose confidence is valid for many inputs.
+APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1, ABSOLUTE_ERROR, NDCG)
 
 
 @dataclass(frozen=True)

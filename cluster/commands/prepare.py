@@ -85,7 +85,7 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     ] = 0.95
     metric: Annotated[
         Metric | None,
-        typer.Option(help=f"What may be lost: {METRICS}.", show_default="accuracy, micro-f1, absolute-error or ndcg@10"),
+        typer.Option(help=f"What may be lost: {METRICS}.", show_default="by what the network gives"),
     ] = None
     queries: Queries = False
     tolerance: Annotated[

@@ -75,8 +75,10 @@ class ExitRules(FilePart):
         None, ge=0, description="Of a network with one output: scores that differ by no more count as the same."
     )
     full_accuracy: float | None = Field(
-        None, ge=0, le=1, description="Measured: of the full network; of scores, 1 - the mean error as a share of their "
-        "range."
+        None,
+        ge=0,
+        le=1,
+        description="Measured: of the full network; of scores, 1 - the mean error as a share of their range.",
     )
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: the share of the full network's answers.")

@@ -136,7 +136,8 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
     table = Table(title=title, caption=summary(rules), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
     right = "right" if rules.tolerance is None else "error"
-    headings = ("block", "threshold", "leaves", "goes on", f"{right}\nof these", f"{right}\nof all", "ECE", "calibrated")
+    judged = f"{right}\nof these", f"{right}\nof all"
+    headings = ("block", "threshold", "leaves", "goes on", *judged, "ECE", "calibrated")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("fires", no_wrap=True)
@@ -149,7 +150,8 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
         cells = (str(rule.block), f"{rule.threshold:.4g}", *map(_share, shares), *errors)
         table.add_row(*cells, "" if fires == "sometimes" else fires)
         inside = survival
-    table.add_row(str(len(rules.ramps)), "(head)", _share(inside), "", "", _share(_rightness(rules, rules.full_accuracy)))
+    in_full = _share(_rightness(rules, rules.full_accuracy))
+    table.add_row(str(len(rules.ramps)), "(head)", _share(inside), "", "", in_full)
     return table
 
 

@@ -218,8 +218,8 @@ def draw(
     if task.by_score and not (task.numbers or queries) and labels is not None and ((labels < 0) | (labels > 1)).any():
         wrong = chosen_rows[int(((labels < 0) | (labels > 1)).argmax())]
         raise UserError(
-            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries is "
-            "for lists of documents with any relevance"
+            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries "
+            "is for lists of documents with any relevance"
         )
     if labels is not None and (labels == labels[:1]).all():
         same = "every row has the same labels" if task.by_label else f"every label is {chosen_rows[0].label!r}"

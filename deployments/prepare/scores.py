@@ -39,6 +39,15 @@ class ScoreRange:
         return ((scores - self.low) / self.width).astype(np.float32)
 
 
+def true_scores(labels: NDArray[Any], lists: Indices | None, are_numbers: bool) -> NDArray[Any]:
+    """The scores that a network should give. The most relevant document should get 1, as a probability.
+
+    >>> true_scores(np.array([0, 3]), np.array([0, 0]), are_numbers=False).tolist()
+    [0.0, 1.0]
+    """
+    return labels if lists is None or are_numbers else labels / labels.max()
+
+
 def range_of_scores(full: NDArray[Any], truth: NDArray[Any] | None, are_numbers: bool) -> ScoreRange:
     """From 0 to 1, or from the least to the greatest number: of the true ones, or else of those that are given.
 
@@ -53,16 +62,17 @@ def range_of_scores(full: NDArray[Any], truth: NDArray[Any] | None, are_numbers:
     return ScoreRange(float(known.min()), width)
 
 
-def score_table(outputs: Tensor, sample: Sample, rows: Indices, full: Floats, tolerance: float) -> ExitTable:
-    """The exit table of these rows. `outputs`: ramps x rows x 2, as `near` takes them. `full`: the network's scores of
-    all rows of the sample. All numbers are places in the range of scores."""
+def score_table(
+    outputs: Tensor, sample: Sample, rows: Indices, full: Floats, truth: Floats, tolerance: float
+) -> ExitTable:
+    """The exit table of these rows. `outputs`: ramps x rows x 2, as `near` takes them. `full` and `truth`: the scores of
+    all rows of the sample that the network gives and that it should give, as places in their range."""
     count, policy = len(rows), near_number if sample.task.numbers else near
     costs = [(block + 1) / (len(outputs) + 1) for block in range(len(outputs))]
     table = replay(policy, outputs, torch.zeros(count, 1), torch.zeros(count, 1), costs)
     logits = outputs[:, :, 0].numpy()
     scores = np.concatenate((logits if sample.task.numbers else expit(logits), full[None, rows])).astype(np.float32)
-    truth = full[rows] if sample.labels is None else sample.labels[rows] / _most_relevant(sample)
-    right = 1 - np.abs(scores - truth).clip(max=1.0).astype(np.float32)
+    right = 1 - np.abs(scores - truth[rows]).clip(max=1.0)
     agreed = (np.abs(scores - scores[-1]) <= tolerance).astype(np.float32)
     table = replace(table, right=right, agreed=agreed, scores=scores)
     if sample.lists is None or sample.labels is None:
@@ -70,20 +80,15 @@ def score_table(outputs: Tensor, sample: Sample, rows: Indices, full: Floats, to
     return replace(table, lists=sample.lists[rows], relevance=sample.labels[rows].astype(np.float32))
 
 
-def _most_relevant(sample: Sample) -> float:
-    """What relevance is divided by, so that it is at most 1 as scores are."""
-    return 1.0 if sample.labels is None or sample.lists is None else float(sample.labels.max())
-
-
 def make_score_ramps(features: Features, sample: Sample, options: PrepareOptions) -> TrainedRamps:
     """Ramps that are trained, calibrated and tested."""
     numbers, parts = sample.task.numbers, sample.parts
     options = replace(options, policy=f"{near.__module__}:{(near_number if numbers else near).__name__}")
     given = features.logits[:, 0] if numbers else expit(features.logits[:, 0])
-    scale = range_of_scores(given, sample.labels, numbers)
+    right = None if sample.labels is None else true_scores(sample.labels, sample.lists, numbers)
+    scale = range_of_scores(given, right, numbers)
     full = scale.places(given)
-    if numbers and sample.labels is not None:
-        sample = replace(sample, labels=scale.places(sample.labels))
+    truth = full if right is None else scale.places(right)
     heads = train_scores(features.pooled, full[:, None], parts.train, numbers, options.seed)
     calibrate = head_logits(heads, features.pooled, parts.calibrate)
     held_out = [(parts.calibrate, calibrate), *_cross_fitted(features, full, sample, options)]
@@ -93,7 +98,7 @@ def make_score_ramps(features: Features, sample: Sample, options: PrepareOptions
         widths = _widths(shape, full[rows], numbers)
         shape, test = (torch.stack((each[..., 0], each[..., 1] + widths[:, None]), dim=2) for each in (shape, test))
         tables = (
-            score_table(outputs, sample, chosen, full, options.tolerance)
+            score_table(outputs, sample, chosen, full, truth, options.tolerance)
             for outputs, chosen in ((shape, rows), (test, parts.test))
         )
         evidence = Evidence(*tables, options.metric, options.max_accuracy_loss, options.confidence)

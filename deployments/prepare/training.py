@@ -84,7 +84,7 @@ def train_scores(
     """One head per block for the policies `near` and `near_number`. `targets`: the network's scores, rows x 1."""
     parts = _parts(rows, seed)
     with threadpool_limits(1, user_api="blas"):
-        return [_score_ramp(features, targets, parts, are_numbers, seed) for features in show(pooled, what, len(pooled))]
+        return [_score_ramp(each, targets, parts, are_numbers, seed) for each in show(pooled, what, len(pooled))]
 
 
 def _score_ramp(
@@ -92,10 +92,12 @@ def _score_ramp(
 ) -> nn.Module:
     score = _ramp(features, targets, parts, "light", seed, "numbers" if are_numbers else "each label")
     rows, distances = np.concatenate(parts), np.zeros_like(targets)
-    distances[rows] = distances_of(score(torch.from_numpy(features[rows])), torch.from_numpy(targets[rows]), are_numbers)
+    outputs = score(torch.from_numpy(features[rows]))
+    distances[rows] = distances_of(outputs, torch.from_numpy(targets[rows]), are_numbers)
     distance = _ramp(features, distances, parts, "light", seed, "distances")
     both = make_head("light", features.shape[1], 2)
-    both.load_state_dict({name: torch.cat((each, distance.state_dict()[name])) for name, each in score.state_dict().items()})
+    others = distance.state_dict()
+    both.load_state_dict({name: torch.cat((each, others[name])) for name, each in score.state_dict().items()})
     return both.eval().requires_grad_(False)
 
 
@@ -160,7 +162,9 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
 def penalised_loss(
     parameters: Doubles, features: Floats, targets: Floats, penalty: float, goal: Goal = "labels"
 ) -> tuple[float, Doubles]:
-    """The loss of a regression, for most goals a logistic one, and its gradient, in doubles but for the features, which may fill gigabytes.
+    """The loss of a regression (for labels a logistic one) and its gradient.
+
+    They are in doubles but for the features, which may fill gigabytes.
 
     It is written in numpy, as torch takes four times as long for matrices of this size.
     """
@@ -178,7 +182,8 @@ def penalised_loss(
         wrong, missed = np.exp(logs) - targets, -targets * logs
     loss = penalty * np.square(weights[:, :-1]).sum() + missed.sum() / len(targets)
     wrong = wrong / len(targets)
-    gradient = np.column_stack((wrong.T.astype(np.float32) @ features + 2 * penalty * weights[:, :-1], wrong.sum(axis=0)))
+    of_weights = wrong.T.astype(np.float32) @ features + 2 * penalty * weights[:, :-1]
+    gradient = np.column_stack((of_weights, wrong.sum(axis=0)))
     return float(loss), gradient.ravel()
 
 
