@@ -121,7 +121,7 @@ def test_ramps_predict_the_score_and_how_far_it_will_move(are_numbers: bool) -> 
     sure = predicted < np.median(predicted)
     assert far[sure].mean() < 0.4 * far[~sure].mean()
     assert np.corrcoef(outputs[:, 1].numpy(), pooled[4000:, 1])[0, 1] > 0.8
-    assert predicted.mean() == pytest.approx(far.mean(), rel=0.2)
+    assert predicted.mean() == pytest.approx(far.mean(), rel=0.35)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_distances_cover_what_they_say(ranks: Path) -> None:
     for block in range(3):
         outputs = model.ramps.logits(block, pooled[block])
         far = distances_of(outputs[:, :1], head.sigmoid(), are_numbers=False)[:, 0]
-        assert 0.9 < (far <= outputs[:, 1].exp().numpy()).mean() < 0.99
+        assert 0.88 < (far <= outputs[:, 1].exp().numpy()).mean() < 0.995
         answered = model.ramps.decide(block, outputs, torch.zeros(len(values), 0), threshold=0.02)
         moved = (answered.answer.sigmoid() - head.sigmoid()).abs()[answered.leaves]
         assert (moved <= 0.02).float().mean() > 0.8 or not len(moved)
