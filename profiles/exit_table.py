@@ -102,14 +102,16 @@ class ExitTable:
         """The table of some inputs. Of documents these must be whole lists."""
         right, labels = self.right[:, chosen], self.labels[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
-        optional = {name: None if each is None else each[..., chosen] for name, each in self._optional.items()}
+        optional: dict[str, Any] = {
+            name: None if each is None else each[..., chosen] for name, each in self._optional.items()
+        }
         made = replace(self, first=self.first[:, chosen], right=right, labels=labels, truth=self.truth[chosen])
         return replace(made, reference=reference, **optional)
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs with only these ramps open, at these costs."""
         rows = [*ramps, self.num_ramps]
-        optional = {
+        optional: dict[str, Any] = {
             name: each if each is None or each.ndim == 1 else each[..., rows, :]
             for name, each in self._optional.items()
         }
@@ -142,7 +144,8 @@ class ExitTable:
 
     @property
     def ranked(self) -> RankedLists:
-        assert self.lists is not None and self.relevance is not None, "This is a bug: these inputs are no documents."
+        assert self.lists is not None, "This is a bug: these inputs are no documents."
+        assert self.relevance is not None, "This is a bug: documents have a relevance."
         return RankedLists(self.lists, self.relevance)
 
     def ndcg(self, places: Indices) -> Floats:

@@ -17,9 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Metric = Literal[
-    "accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "absolute-error", "ndcg@10"
-]
+Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "absolute-error", "ndcg@10"]
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]

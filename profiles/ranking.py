@@ -54,7 +54,8 @@ class RankedLists:
 
     def _gain(self, scores: NDArray[Any]) -> Floats:
         ranks = self._ranks(scores)
-        return np.bincount(self.list_of, np.where(ranks < DEPTH, self.relevance / np.log2(ranks + 2.0), 0.0))
+        gain: Floats = np.bincount(self.list_of, np.where(ranks < DEPTH, self.relevance / np.log2(ranks + 2.0), 0.0))
+        return gain
 
     def _ranks(self, scores: NDArray[Any]) -> Indices:
         """The rank of each document in its list, from 0."""

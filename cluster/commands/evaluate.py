@@ -1,9 +1,13 @@
 """`isobatch evaluate`: the quality of a network's answers on new inputs, in full and with exits."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at
@@ -17,9 +21,15 @@ from isobatch.cluster.commands.shared_options import (
     with_options,
 )
 from isobatch.cluster.load.request_bodies import predicts_at
+from isobatch.deployments.prepare.data import Row
 from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from isobatch.cluster.evaluation import Evaluation
+    from isobatch.deployments.models.predict import PredictedAnswer
+    from isobatch.deployments.models.served_model import ServedModel
 
 
 @with_options(reading=ReadingOptions)
@@ -74,18 +84,7 @@ def evaluate(
     else:
         exits = evaluating.answered(network, values)
     full = evaluating.answered(network, values, exits=False)
-    if task.by_label:
-        evaluation = evaluating.evaluated_labels(full, exits, truth, network.num_blocks)
-    elif task.by_token:
-        words = words_of(sample, truth, task)
-        evaluation = evaluating.evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
-    elif task.by_score:
-        tolerance = network.ramps.rules.tolerance or 0.0
-        evaluation = evaluating.evaluated_scores(
-            full, exits, truth, lists, network.num_blocks, tolerance, task.numbers
-        )
-    else:
-        evaluation = evaluating.evaluated(full, exits, truth, network.num_blocks)
+    evaluation = _compared(full, exits, _Known(sample, truth, lists), network)
     if as_json:
         print(evaluation.as_json())
         return
@@ -96,3 +95,29 @@ def evaluate(
         console.print(class_table(evaluation.classes, network.labels, task.answered))
         for warning in warnings(evaluation.classes, network.labels, task=task):
             console.print(warning, style="yellow", highlight=False)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the inputs: their rows, the right answers, and the numbers of their lists."""
+
+    rows: Sequence[Row]
+    truth: NDArray[Any] | None
+    lists: NDArray[np.int64] | None
+
+
+def _compared(
+    full: "Sequence[PredictedAnswer]", exits: "Sequence[PredictedAnswer]", known: _Known, network: "ServedModel"
+) -> "Evaluation":
+    from isobatch.cluster import evaluation as evaluating
+
+    task, truth, blocks = task_of(network), known.truth, network.num_blocks
+    if task.by_label:
+        return evaluating.evaluated_labels(full, exits, truth, blocks)
+    if task.by_token:
+        words = words_of(known.rows, truth, task)
+        return evaluating.evaluated_words(full, exits, truth, words, blocks, network.labels)
+    if task.by_score:
+        tolerance = network.ramps.rules.tolerance or 0.0
+        return evaluating.evaluated_scores(full, exits, truth, known.lists, blocks, tolerance, task.numbers)
+    return evaluating.evaluated(full, exits, truth, blocks)

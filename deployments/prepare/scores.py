@@ -65,8 +65,8 @@ def range_of_scores(full: NDArray[Any], truth: NDArray[Any] | None, are_numbers:
 def score_table(
     outputs: Tensor, sample: Sample, rows: Indices, full: Floats, truth: Floats, tolerance: float
 ) -> ExitTable:
-    """The exit table of these rows. `outputs`: ramps x rows x 2, as `near` takes them. `full` and `truth`: the scores of
-    all rows of the sample that the network gives and that it should give, as places in their range."""
+    """The exit table of these rows. `outputs`: ramps x rows x 2, as `near` takes them. `full` and `truth`: the scores
+    that the network gives and that it should give to all rows of the sample, as places in their range."""
     count, policy = len(rows), near_number if sample.task.numbers else near
     costs = [(block + 1) / (len(outputs) + 1) for block in range(len(outputs))]
     table = replay(policy, outputs, torch.zeros(count, 1), torch.zeros(count, 1), costs)

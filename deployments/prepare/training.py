@@ -87,9 +87,7 @@ def train_scores(
         return [_score_ramp(each, targets, parts, are_numbers, seed) for each in show(pooled, what, len(pooled))]
 
 
-def _score_ramp(
-    features: Floats, targets: Floats, parts: tuple[Rows, Rows], are_numbers: bool, seed: int
-) -> nn.Module:
+def _score_ramp(features: Floats, targets: Floats, parts: tuple[Rows, Rows], are_numbers: bool, seed: int) -> nn.Module:
     score = _ramp(features, targets, parts, "light", seed, "numbers" if are_numbers else "each label")
     rows, distances = np.concatenate(parts), np.zeros_like(targets)
     outputs = score(torch.from_numpy(features[rows]))

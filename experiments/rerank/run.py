@@ -49,8 +49,8 @@ def _prepared(found: list[tuple[str, list[str]]], folder: Path) -> dict[str, flo
     sample = draw(rows(data, Columns()), data, names, LENGTH * len(found), task=task, queries=True)
     rules = prepare(network, sample, folder, PrepareOptions(max_accuracy_loss=PROMISED, metric=NDCG))
     promise = rules.promise
-    assert promise and promise.counted, "This is a bug: with --queries lists are counted."
-    return {"lists_tested": promise.counted, "ndcg_lost_tested": promise.lost, "ndcg_bound": promise.bound}
+    assert promise, "This is a bug: policies of scores have a threshold at which no input leaves."
+    return {"lists_tested": promise.deciding, "ndcg_lost_tested": promise.lost, "ndcg_bound": promise.bound}
 
 
 def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:

@@ -41,18 +41,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def client(ranks: Path) -> Iterator[DocumentedClient]:
-    with serving(ranks, audit_share=1.0, audit_cost=0.9) as client:
+    with serving(ranks) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocumentedClient]:
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("numbers")
-    with (
-        prepared_network(place, network_of_numbers(), in_numbers(place / "a.csv", numbered(900, seed=7)), "5%"),
-        serving(place / "out") as client,
-    ):
-        yield client
+    with prepared_network(place, network_of_numbers(), in_numbers(place / "a.csv", numbered(900, seed=7)), "5%"):
+        yield place / "out"
 
 
 def near(expected: Any) -> Any:
@@ -82,20 +79,30 @@ def test_the_full_network_is_asked_for_as_always(client: DocumentedClient) -> No
     }
 
 
-def test_audits_compare_scores_within_the_tolerance(client: DocumentedClient, ranks: Path) -> None:
+def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:
     model, found = load(ranks), lists(100, seed=5)
     values = [(query, each) for query, documents, _ in found for each in documents]
     early, full = ([each.score for each in model.predict(values, exits)] for exits in (True, False))
-    for query, documents, _ in found:
-        client.post("/rerank", json={"query": query, "texts": documents})
-    stats = client.get("/stats").json()
+    with serving(ranks, answers="early") as client:
+        for query, documents, _ in found:
+            client.post("/rerank", json={"query": query, "texts": documents})
+        stats = client.get("/stats").json()
     measured = (np.abs(np.array(early) - np.array(full)) <= 0.05).mean()
     assert stats["audits"]["agreement"]["audits"] > 50
     assert stats["audits"]["agreement"]["share"] == pytest.approx(measured, abs=0.02)
     assert "NDCG@10" in stats["promise"]
 
 
-def test_numbers_are_served_as_they_are(numbers: DocumentedClient) -> None:
+def test_numbers_are_served_as_they_are(numbers: Path) -> None:
+    with serving(numbers) as client:
+        _check_numbers(client)
+    with serving(numbers, predict_form="tei") as client:
+        (tei,) = client.post("/predict", json={"inputs": DOCUMENTS[0]}, headers={"X-Full": "1"}).json()
+    expected = float(reference_outputs(network_of_numbers(), [DOCUMENTS[:1]])[0])
+    assert tei["score"] == near(1 / (1 + np.exp(-expected))), "TEI always takes the sigmoid"
+
+
+def _check_numbers(numbers: DocumentedClient) -> None:
     expected = reference_outputs(network_of_numbers(), [DOCUMENTS])
     full = {"X-Full": "1"}
     outputs = numbers.post("/predict", json={"inputs": DOCUMENTS, "scores": "all"}, headers=full).json()["outputs"]
@@ -105,8 +112,6 @@ def test_numbers_are_served_as_they_are(numbers: DocumentedClient) -> None:
     assert [each["score"] for each in early] == pytest.approx(expected.tolist(), abs=6)
     (probs,) = numbers.post("/classify", json={"input": DOCUMENTS[0]}, headers=full).json()["data"]
     assert probs["probs"] == pytest.approx(expected[:1].tolist(), abs=1e-4), "vLLM has no activation for regression"
-    (tei,) = numbers.post("/predict", json={"inputs": DOCUMENTS[0], "truncate": True}, headers=full).json()
-    assert tei["score"] == near(1 / (1 + np.exp(-float(expected[0])))), "TEI has always a sigmoid"
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [4, 1], "data": DOCUMENTS}
     request = {"inputs": [tensor], "outputs": [{"name": "score"}, {"name": "scores"}]}
     reply = numbers.post("/v2/models/scores/infer", json=request, headers=full).json()["outputs"]

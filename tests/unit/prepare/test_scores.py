@@ -184,6 +184,7 @@ def test_what_is_written_of_lists_is_what_will_be_served(ranks: Path) -> None:
     assert scores[1] == pytest.approx(1 / (1 + np.exp(-reference)), abs=1e-5)
 
 
+@torch.inference_mode()
 def test_distances_cover_what_they_say(ranks: Path) -> None:
     """Of documents that the ramps did not see, about 95 % of the network's scores lie within the predicted distance."""
     model = load(ranks)
