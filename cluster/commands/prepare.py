@@ -236,9 +236,10 @@ def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:
         if options.queries:
             raise UserError("--queries is for networks with one output, the score of a query and a document")
         return
-    given = {"--policy": options.policy, "--own-exits": options.own_exits or options.exit_names}
-    given |= {"--ramp pooler": options.ramp == "pooler", "--labels": options.labels}
-    if wrong := next((name for name, value in given.items() if value), None):
+    own = options.own_exits or options.exit_names is not None
+    given = {"--policy": options.policy is not None, "--own-exits": own, "--labels": options.labels is not None}
+    given["--ramp pooler"] = options.ramp == "pooler"
+    if wrong := next((name for name, is_given in given.items() if is_given), None):
         raise UserError(f"{wrong} is for networks that give labels: this one has one output, a score")
     if options.metric == NDCG and not options.queries:
         raise UserError(f"--metric {NDCG} needs --queries: data with lists of documents (docs/prepare.md)")

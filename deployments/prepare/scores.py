@@ -97,11 +97,11 @@ def make_score_ramps(features: Features, sample: Sample, options: PrepareOptions
         rows, shape = np.concatenate([each for each, _ in held_out]), torch.cat([each for _, each in held_out], dim=1)
         widths = _widths(shape, full[rows], numbers)
         shape, test = (torch.stack((each[..., 0], each[..., 1] + widths[:, None]), dim=2) for each in (shape, test))
-        tables = (
+        shaping, judging = (
             score_table(outputs, sample, chosen, full, truth, options.tolerance)
             for outputs, chosen in ((shape, rows), (test, parts.test))
         )
-        evidence = Evidence(*tables, options.metric, options.max_accuracy_loss, options.confidence)
+        evidence = Evidence(shaping, judging, options.metric, options.max_accuracy_loss, options.confidence)
         tested = tested_outcome(evidence, evidence.prepared)
     rules = rules_of(options, [1.0] * (len(heads) + 1), tested, [(None, None)] * len(heads))
     rules = rules.model_copy(update={"tolerance": options.tolerance * scale.width})

@@ -75,7 +75,7 @@ def _fine_tune(pairs: Sequence[Pair], folder: Path) -> None:
         relevant = torch.tensor([[1.0]] * QUESTIONS + [[0.0]] * len(others))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(model(**tokens).logits, relevant)
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimiser.step()
         schedule.step()
     model.save_pretrained(folder)

@@ -56,10 +56,10 @@ def _prepared(found: list[tuple[str, list[str]]], folder: Path) -> dict[str, flo
 def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:
     """How often promises are broken that are made with lists drawn from all recorded ones."""
     everything, random = _joined(evidence.shape, evidence.test), np.random.default_rng(0)
-    shape, test = (len(np.unique(each.lists)) for each in (evidence.shape, evidence.test))
+    shape, test = (len(each.ndcg(each.at_end)) for each in (evidence.shape, evidence.test))
     lost, depths = [], []
     for _ in show(range(repeats), "promises"):
-        drawn = (redrawn(everything, random, count) for count in (shape, test))
+        drawn = redrawn(everything, random, shape), redrawn(everything, random, test)
         again = Evidence(*drawn, NDCG, PROMISED, evidence.confidence)
         exits = outcome(everything, again.prepared, NDCG)
         lost.append(exits.lost.mean)
