@@ -22,7 +22,7 @@ from isobatch.deployments.prepare.features import Features, Floats
 from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import calibration_error, replay, temperature
-from isobatch.deployments.prepare.training import Goal, head_logits, train
+from isobatch.deployments.prepare.training import Learned, head_logits, train
 from isobatch.deployments.progress import busy
 from isobatch.profiles.confidence import bound
 from isobatch.profiles.errors import UserError
@@ -108,7 +108,7 @@ def make_ramps(
         raise UserError("hardly any text has a word that the network answers: give more texts with such words")
     targets, truth = targets_of(features, sample)
     by_label, rows = sample.task.by_label, features.of(sample.parts.train)
-    heads = train(features.pooled, targets, rows, options.ramp, options.seed, goal=_goal(by_label), own=own)
+    heads = train(features.pooled, targets, rows, options.ramp, options.seed, learned=_learned(by_label), own=own)
     shape = ramp_logits(heads, features, truth, sample.parts.calibrate, by_label)
     if options.threshold is None:
         shape = shape.joined(_cross_fitted(features, targets, truth, sample, options, own))
@@ -127,7 +127,7 @@ def make_ramps(
     return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)
 
 
-def _goal(by_label: bool) -> Goal:
+def _learned(by_label: bool) -> Learned:
     return "each label" if by_label else "labels"
 
 
@@ -218,8 +218,8 @@ def _cross_fitted(
     halves = np.array_split(np.random.default_rng(options.seed).permutation(sample.parts.train), 2)
     for learned, other in (halves, halves[::-1]):
         rows, by_label = features.of(learned), sample.task.by_label
-        goal = _goal(by_label)
-        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", goal, own)
+        learned = _learned(by_label)
+        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", learned, own)
         yield ramp_logits(heads, features, truth, other, by_label)
 
 

@@ -160,19 +160,19 @@ def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple
 
     def lists() -> Iterator[list[Row]]:
         for query, of_query in groupby(rows, lambda row: _query(row, source)):
-            found = list(of_query)
+            documents = list(of_query)
             if query in seen:
                 raise UserError(
-                    f"{source}: row {found[0].number}: the query {query[:60]!r} was there before: write the documents "
+                    f"{source}: row {documents[0].number}: the query {query[:60]!r} was there before: write the documents "
                     "of a query one after another"
                 )
             seen.add(query)
-            relevance = [_number(row, source) for row in found]
+            relevance = [_number(row, source) for row in documents]
             if min(relevance) < 0:
-                row = found[relevance.index(min(relevance))]
+                row = documents[relevance.index(min(relevance))]
                 raise UserError(f"{source}: row {row.number}: its relevance is {row.label}: it must be 0 or more")
             if len(set(relevance)) > 1:
-                yield found
+                yield documents
 
     chosen = sampled(lists(), max(1, most // 2), seed)
     if not chosen:
@@ -207,8 +207,8 @@ def draw(
     lists = None
     if queries:
         chosen_rows, lists = listed(rows, source, most, seed)
-        if (found := int(lists.max()) + 1) < MIN_ROWS:
-            few = f"has {found} queries with both a relevant and a less relevant document among {len(lists):,} rows"
+        if (count := int(lists.max()) + 1) < MIN_ROWS:
+            few = f"has {count} queries with both a relevant and a less relevant document among {len(lists):,} rows"
             raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed (--max-rows)")
     else:
         chosen_rows = sampled(rows, most, seed)

@@ -38,7 +38,7 @@ Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 # What is learned: probabilities of labels that exclude each other, or of each one by itself; numbers; or the logarithm
 # of distances, which are most likely where this times their exponential is 1 (a Laplace distribution's scale).
-Goal = Literal["labels", "each label", "numbers", "distances"]
+Learned = Literal["labels", "each label", "numbers", "distances"]
 LARGEST = 30.0  # the logarithm of the largest distance
 
 
@@ -48,22 +48,22 @@ class TrainingRows:
 
     features: Tensor
     targets: Tensor
-    goal: Goal = "labels"
+    learned: Learned = "labels"
 
     def loss(self, head: nn.Module) -> Tensor:
         logits: Tensor = head(self.features)
-        if self.goal == "each label":
+        if self.learned == "each label":
             return nn.functional.binary_cross_entropy_with_logits(logits, self.targets) * logits.shape[1]
-        if self.goal == "numbers":
+        if self.learned == "numbers":
             return nn.functional.mse_loss(logits, self.targets) / 2
-        if self.goal == "distances":
+        if self.learned == "distances":
             return (logits + self.targets * (-logits).clamp(max=LARGEST).exp()).mean()
         return nn.functional.cross_entropy(logits, self.targets)
 
 
 def train(
     pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps",
-    goal: Goal = "labels", own: Mapping[int, nn.Module] = MappingProxyType({}),
+    learned: Learned = "labels", own: Mapping[int, nn.Module] = MappingProxyType({}),
 ) -> list[nn.Module]:  # fmt: skip
     """One head per block. `targets`: one-hot labels, or the network's own probabilities. `what`: name of the progress.
     `own`: heads that are trained already, by their blocks.
@@ -73,7 +73,7 @@ def train(
     parts = _parts(rows, seed)
     with threadpool_limits(1, user_api="blas"):
         return [
-            own[block] if block in own else _ramp(features, targets, parts, kind, seed, goal)
+            own[block] if block in own else _ramp(features, targets, parts, kind, seed, learned)
             for block, features in enumerate(show(pooled, what, len(pooled)))
         ]
 
@@ -114,10 +114,10 @@ def _parts(rows: Rows, seed: int) -> tuple[Rows, Rows]:
 
 
 def _ramp(
-    features: Floats, targets: Floats, parts: tuple[Rows, Rows], kind: RampKind, seed: int, goal: Goal
+    features: Floats, targets: Floats, parts: tuple[Rows, Rows], kind: RampKind, seed: int, learned: Learned
 ) -> nn.Module:
     scale = FeatureScale.of(features[parts[0]])
-    learn, judge = (TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), goal) for part in parts)
+    learn, judge = (TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), learned) for part in parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = make_head(kind, features.shape[1], targets.shape[1])
@@ -147,7 +147,7 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
     features, targets = learn.features.numpy(), learn.targets.numpy()
     parameters = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().double().numpy().ravel()
     for penalty in PENALTIES:
-        arguments = (features, targets, penalty, learn.goal)
+        arguments = (features, targets, penalty, learn.learned)
         result = minimize(penalised_loss, parameters, arguments, "L-BFGS-B", jac=True, options={"maxiter": ITERATIONS})
         parameters = result.x
         weights = torch.from_numpy(parameters.astype(np.float32)).reshape(targets.shape[1], -1)
@@ -158,7 +158,7 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
 
 
 def penalised_loss(
-    parameters: Doubles, features: Floats, targets: Floats, penalty: float, goal: Goal = "labels"
+    parameters: Doubles, features: Floats, targets: Floats, penalty: float, learned: Learned = "labels"
 ) -> tuple[float, Doubles]:
     """The loss of a regression (for labels a logistic one) and its gradient.
 
@@ -168,11 +168,11 @@ def penalised_loss(
     """
     weights = parameters.reshape(targets.shape[1], -1)
     logits = features @ weights[:, :-1].T.astype(np.float32) + weights[:, -1]
-    if goal == "each label":
+    if learned == "each label":
         wrong, missed = expit(logits) - targets, np.logaddexp(0.0, logits) - targets * logits
-    elif goal == "numbers":
+    elif learned == "numbers":
         wrong, missed = logits - targets, np.square(logits - targets) / 2
-    elif goal == "distances":
+    elif learned == "distances":
         relative = targets * np.exp(np.minimum(-logits, LARGEST))
         wrong, missed = 1 - relative, logits + relative
     else:
