@@ -218,8 +218,8 @@ def _cross_fitted(
     halves = np.array_split(np.random.default_rng(options.seed).permutation(sample.parts.train), 2)
     for learned, other in (halves, halves[::-1]):
         rows, by_label = features.of(learned), sample.task.by_label
-        learned = _learned(by_label)
-        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", learned, own)
+        what, kind = "ramps of a half", _learned(by_label)
+        heads = train(features.pooled, targets, rows, options.ramp, options.seed, what, kind, own)
         yield ramp_logits(heads, features, truth, other, by_label)
 
 
