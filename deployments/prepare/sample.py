@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from itertools import groupby
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
