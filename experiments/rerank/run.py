@@ -31,7 +31,7 @@ PROMISED = 0.01
 TURNS = 3
 
 
-def measure(lists: int = 1500, fresh: int = 300, repeats: int = 100) -> dict[str, float]:
+def measure(lists: int = 1500, fresh: int = 200, repeats: int = 100) -> dict[str, float]:
     found = lists_of(answered("dev"), lists + fresh)
     with TemporaryDirectory() as name:
         folder = Path(name) / "reranker-ee"
