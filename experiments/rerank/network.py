@@ -33,15 +33,21 @@ def answered(part: str) -> list[Pair]:
 
 
 def lists_of(pairs: Sequence[Pair], most: int, seed: int = 0) -> list[tuple[str, list[str]]]:
-    """Questions, each with its own sentence first and nine of other questions."""
-    random, sentences = np.random.default_rng(seed), sorted({sentence for _, sentence in pairs})
+    """Questions, each with its own sentence first, and the nine others that a search by words finds first."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    sentences = sorted({sentence for _, sentence in pairs})
+    words = TfidfVectorizer(sublinear_tf=True)
+    searched = words.fit_transform(sentences).T
     made, seen = list[tuple[str, list[str]]](), set[str]()
-    for place in random.permutation(len(pairs)).tolist():
+    for place in np.random.default_rng(seed).permutation(len(pairs)).tolist():
         question, own = pairs[place]
-        if question not in seen and len(made) < most:
-            others = [sentences[each] for each in random.choice(len(sentences), LENGTH, replace=False).tolist()]
-            made.append((question, [own, *[each for each in others if each != own][: LENGTH - 1]]))
-            seen.add(question)
+        if question in seen or len(made) == most:
+            continue
+        seen.add(question)
+        near = np.argsort(-(words.transform([question]) @ searched).toarray()[0], kind="stable")[:LENGTH].tolist()
+        others = [sentences[each] for each in near if sentences[each] != own]
+        made.append((question, [own, *others[: LENGTH - 1]]))
     return made
 
 

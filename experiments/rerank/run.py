@@ -1,7 +1,7 @@
 """Claim: a reranker with exits ranks more documents in a second, and loses no more of NDCG@10 than was promised.
 
-MiniLM, fine-tuned on QNLI: a question, its own sentence, and nine of other questions. `isobatch prepare --queries`
-promises 1 %. Then lists are timed that it has not seen, with exits and without, in turns. How often such promises
+MiniLM, fine-tuned on QNLI: a question, its own sentence, and the nine others that a search finds first. `isobatch
+prepare --queries` promises 1 %. Then lists are timed that it has not seen, with exits and without, in turns. How often such promises
 are broken is found with the scores that were recorded after every block: lists are drawn from them again and again, as
 `prepare` would get them, and the promise is broken if all lists together lose more.
 """

@@ -58,7 +58,9 @@ def test_the_loss_of_labels_that_are_questions_of_their_own_is_torchs() -> None:
     logits = torch.from_numpy(features).double() @ weights[:, :-1].T + weights[:, -1]
     summed = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets).double()) * 3
     (summed + 0.1 * weights[:, :-1].square().sum()).backward()  # type: ignore[no-untyped-call]
-    found, slope = penalised_loss(weights.detach().numpy().ravel(), features, targets, penalty=0.1, learned="each label")
+    found, slope = penalised_loss(
+        weights.detach().numpy().ravel(), features, targets, penalty=0.1, learned="each label"
+    )
     assert found == pytest.approx(summed.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
     assert weights.grad is not None
     np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
