@@ -54,8 +54,8 @@ class RankedLists:
 
     def _gain(self, scores: NDArray[Any]) -> Floats:
         ranks = self._ranks(scores)
-        gain: Floats = np.bincount(self.list_of, np.where(ranks < DEPTH, self.relevance / np.log2(ranks + 2.0), 0.0))
-        return gain
+        gains = np.where(ranks < DEPTH, self.relevance / np.log2(ranks + 2.0), 0.0)
+        return np.bincount(self.list_of, weights=gains).astype(np.float64)
 
     def _ranks(self, scores: NDArray[Any]) -> Indices:
         """The rank of each document in its list, from 0."""

@@ -162,9 +162,9 @@ def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple
         for query, of_query in groupby(rows, lambda row: _query(row, source)):
             documents = list(of_query)
             if query in seen:
+                where = f"{source}: row {documents[0].number}"
                 raise UserError(
-                    f"{source}: row {documents[0].number}: the query {query[:60]!r} was there before: write the documents "
-                    "of a query one after another"
+                    f"{where}: the query {query[:60]!r} was there before: write the documents of a query one after another"
                 )
             seen.add(query)
             relevance = [_number(row, source) for row in documents]

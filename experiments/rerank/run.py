@@ -1,9 +1,9 @@
 """Claim: a reranker with exits ranks more documents in a second, and loses no more of NDCG@10 than was promised.
 
 MiniLM, fine-tuned on QNLI: a question, its own sentence, and the nine others that a search finds first. `isobatch
-prepare --queries` promises 1 %. Then lists are timed that it has not seen, with exits and without, in turns. How often such promises
-are broken is found with the scores that were recorded after every block: lists are drawn from them again and again, as
-`prepare` would get them, and the promise is broken if all lists together lose more.
+prepare --queries` promises 1 %. Then lists are timed that it has not seen, with exits and without, in turns. How often
+such promises are broken is found with the scores that were recorded after every block: lists are drawn from them again
+and again, as `prepare` would get them, and the promise is broken if all lists together lose more.
 """
 
 import json
