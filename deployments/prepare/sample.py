@@ -163,9 +163,8 @@ def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple
             documents = list(of_query)
             if query in seen:
                 where = f"{source}: row {documents[0].number}"
-                raise UserError(
-                    f"{where}: the query {query[:60]!r} was there before: write the documents of a query one after another"
-                )
+                again = f"the query {query[:60]!r} was there before"
+                raise UserError(f"{where}: {again}: write the documents of a query one after another")
             seen.add(query)
             relevance = [_number(row, source) for row in documents]
             if min(relevance) < 0:
