@@ -22,17 +22,21 @@ from isobatch.deployments.models.ramps import ClassFigures, RampDtype, read_rule
 from isobatch.deployments.models.served_model import BlockRange, ServedModel
 from isobatch.deployments.prepare.entities import entity_f1, of_words
 from isobatch.deployments.prepare.report import by_class
+from isobatch.deployments.prepare.scores import range_of_scores, true_scores
 from isobatch.deployments.progress import show
 from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import (
+    ABSOLUTE_ERROR,
     MICRO_F1,
     NAMES,
+    NDCG,
     STEADY,
     EntityF1,
     Indices,
     Interval,
     Labels,
+    ListNdcg,
     Metric,
     PooledF1,
     ScoreFigures,
@@ -42,12 +46,15 @@ from isobatch.profiles.losses import (
     scored,
 )
 from isobatch.profiles.promise import RULES, ExitPromise
+from isobatch.profiles.ranking import RankedLists
 
 SCORE_NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
     "micro-f1": "micro-F1",
     "worst-class": "recall, worst class",
+    "absolute-error": "error of scores",
+    "ndcg@10": "NDCG@10",
 }
 
 
@@ -150,6 +157,27 @@ def evaluated_labels(
     )
 
 
+def evaluated_scores(
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[Any] | None,
+    lists: Indices | None, num_blocks: int, tolerance: float, are_numbers: bool,
+) -> Evaluation:  # fmt: skip
+    """The same where inputs have a score. `lists`: the number of each document's list, whose relevance is the truth."""
+    in_full, early = (np.array([each.score for each in answers]) for answers in (full, exits))
+    depth = _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits]))
+    agreement = _share(np.abs(in_full - early) <= tolerance)
+    if truth is None:
+        return Evaluation(len(exits), agreement, depth)
+    scores = dict[Metric, ScoreFigures]()
+    if lists is not None:
+        ranked = RankedLists(lists, truth)
+        scores[NDCG] = ListNdcg.of(ranked.ndcg(in_full), ranked.ndcg(early))
+    right = true_scores(truth, lists, are_numbers)
+    width = range_of_scores(in_full, right, are_numbers).width
+    before, after = (np.minimum(np.abs(answers - right) / width, 1.0) for answers in (in_full, early))
+    scores[ABSOLUTE_ERROR] = ScoreFigures(_mean(before), _mean(after), _of_losses(after - before))
+    return Evaluation(len(exits), agreement, depth, scores=scores)
+
+
 def _labels(answer: PredictedAnswer) -> Labels:
     return np.array(answer.label, np.int64)
 
@@ -199,7 +227,8 @@ def table(evaluation: Evaluation) -> Table:
         rows.add_row(name, *map(str, (each.full, each.exits, each.lost)))
     if "worst-class" in evaluation.scores:
         rows.caption, rows.caption_justify = "lost of a recall: by the class that loses most", "left"
-    rows.add_row("the full network's answer", "", str(evaluation.agreement), "")
+    same = "near the full network's" if ABSOLUTE_ERROR in evaluation.scores else "the full network's answer"
+    rows.add_row(same, "", str(evaluation.agreement), "")
     rows.add_row("blocks run per input", "", str(evaluation.depth), "")
     return rows
 

@@ -30,7 +30,7 @@ from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError, first_wrong
 from isobatch.profiles.latency import MOST_BATCH
-from isobatch.profiles.promise import RULES
+from isobatch.profiles.promise import RULES, tolerance_in
 
 VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
@@ -286,6 +286,7 @@ class AppConfig(ServedConfig):
             early_s=EARLY_S,
             audit_share=self.audit_share,
             audit_cost=self.audit_cost,
+            tolerance=tolerance_in(self.prepared_folder) if self.prepared_folder else 0.0,
             degrades=self.on_deadline == "best",
             answers_early=self.answers == "early",
             order=order_named(self.order),

@@ -6,6 +6,7 @@ decision for one input never depends on the others, so an input leaves at the sa
 each word or each label is answered by itself, a policy decides on each of them, and an input leaves with all of them.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
+- Of networks with one output: `near`, `near_number`.
 - Dependent ones remember earlier ramps: `patience`, `voting`. Their memory is sent along with each survivor.
 
 Your own policy is a function with this signature anywhere on the import path. Decorate it with `remembers` if it has a
@@ -157,3 +158,27 @@ def voting(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     votes = memory + torch.nn.functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(memory.dtype)
     shares = (votes + logits.softmax(dim=1)) / (votes.sum(dim=1, keepdim=True) + 1)
     return Decision(votes.amax(dim=1) >= threshold, shares.log(), votes)
+
+
+SCORE_STEP = 0.01  # how far a sure score may move, in place of the slope of the sigmoid, which is flat there
+
+
+def slope(score: Tensor) -> Tensor:
+    """The unit in which ramps predict how far a score will move: the slope of the sigmoid there, and a little."""
+    return score * (1 - score) + SCORE_STEP
+
+
+@takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
+def near(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """Leave when the last block's score will probably be within the threshold of this one.
+
+    A ramp gives two numbers: the logit of the score, and the logarithm of how far the last block's will be from it.
+    """
+    distance = logits[:, 1].exp() * slope(logits[:, 0].sigmoid())
+    return Decision(distance.clamp(max=1.0) < threshold, logits[:, :1], memory)
+
+
+@takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
+def near_number(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
+    """The same where the output is no logit. The distance, and so the threshold, are shares of the scores' range."""
+    return Decision(logits[:, 1].exp().clamp(max=1.0) < threshold, logits[:, :1], memory)

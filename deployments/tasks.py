@@ -1,4 +1,4 @@
-"""The tasks of networks: one label for each input, several labels for it, or one for each word of a text.
+"""The tasks of networks: one label for each input, several labels for it, one for each word of a text, or a score.
 
 A `Task` is everything that depends on this: which heads have the task, and how answers are named and written as JSON
 and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`).
@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.losses import MICRO_F1, Metric
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, Metric
 from isobatch.profiles.model import Label, Probability, Words, probabilities_in
 
 # Hugging Face's names of problems.
 ONE_LABEL = "single_label_classification"
 SEVERAL_LABELS = "multi_label_classification"
+A_NUMBER = "regression"
 Outputs = dict[str, Any]
 OUTSIDE = "O"  # the label of words that belong to no entity
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
@@ -51,10 +52,13 @@ def top_of(scores: str | int, labels: int) -> int:
     return {ALL: labels, WINNER: 0}[scores] if isinstance(scores, str) else min(scores, labels)
 
 
-def check_problem(folder: Path, problem: str | None) -> None:
-    """Raise UserError unless the head gives labels: only these have probabilities."""
-    if problem not in (None, ONE_LABEL, SEVERAL_LABELS):
-        raise UserError(f"{folder}: its problem_type is {problem}: only heads that give labels are served")
+def check_problem(folder: Path, problem: str | None, outputs: int) -> None:
+    """Raise UserError unless the head gives labels or one number."""
+    if problem not in (None, ONE_LABEL, SEVERAL_LABELS) and not (problem == A_NUMBER and outputs == 1):
+        several = f" with {outputs} outputs" if problem == A_NUMBER else ""
+        raise UserError(
+            f"{folder}: its problem_type is {problem}{several}: only heads that give labels or one number are served"
+        )
 
 
 class TaskAnswer(Protocol):
@@ -80,6 +84,8 @@ class Task:
     heads = ""  # the ending of `architectures` in a checkpoint's config.json; "": any that belongs to no other task
     by_token = False  # whether heads and ramps answer every token, not the input as a whole
     by_label = False  # whether each label is answered by itself, yes or no
+    by_score = False  # whether the network has one output, which is a score, and no labels to choose from
+    numbers = False  # whether that score is the output itself, not its sigmoid
     # What promises may be about; the first one is the default.
     metrics: tuple[Metric, ...] = ("accuracy", "agreement", "worst-class", "macro-f1", "mcc")
     answered = "inputs"  # the plural noun for the things that get a label each
@@ -97,6 +103,10 @@ class Task:
         """The number of answers among which a policy sees one chosen."""
         return 2 if self.by_label else num_labels
 
+    def ramp_width(self, num_labels: int) -> int:
+        """The outputs of a ramp. Of a score it gives two (`near` in deployments/exits.py)."""
+        return 2 if self.by_score else num_labels
+
     def named(self, label: Label, names: Sequence[str]) -> Any:
         """The checkpoint's name for a label."""
         assert isinstance(label, int), "This is a bug: an input has one label."
@@ -106,7 +116,7 @@ class Task:
         """An answer as JSON, with its `top` most probable labels."""
         output = {"label": answer.label, "name": self.named(answer.label, names), "score": answer.score}
         if top:
-            output["scores"] = best_labels(probabilities_in(logits_of(answer)[None])[0], names, top)
+            output["scores"] = best_labels(self.probabilities([answer])[0], names, top)
         return output
 
     def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
@@ -128,6 +138,24 @@ class Task:
     def logits(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
         """The calibrated logits of all labels, in the order of the labels; a row for each answer."""
         return np.stack([logits_of(answer) for answer in answers])
+
+
+class Scoring(Task):
+    """A score for each input: the sigmoid of the network's one output, which counts as its only label."""
+
+    name = "scoring"
+    by_score = True
+    metrics = (ABSOLUTE_ERROR, NDCG, "agreement")
+
+
+class Regression(Scoring):
+    """The same without the sigmoid: the output is the answer."""
+
+    name = "regression"
+    numbers = True
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        return self.logits(answers)
 
 
 class MultiLabelClassification(Task):
@@ -360,7 +388,8 @@ def _words_of(answer: TaskAnswer) -> Words:
 CLASSIFICATION = Task()
 LABELS = MultiLabelClassification()
 TOKENS = TokenClassification()
-TASKS: tuple[Task, ...] = (CLASSIFICATION, LABELS, TOKENS)
+SCORING, REGRESSION = Scoring(), Regression()
+TASKS: tuple[Task, ...] = (CLASSIFICATION, LABELS, TOKENS, SCORING, REGRESSION)
 
 
 def relevant_label(names: Sequence[str], label: str | None) -> int | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from isobatch.profiles.losses import (
     MICRO_F1,
+    NDCG,
     OF_ALL,
     ROUNDING,
     SCORES,
@@ -32,6 +33,7 @@ from isobatch.profiles.losses import (
     mean_loss,
     score_loss,
 )
+from isobatch.profiles.ranking import RankedLists
 
 MULTIPLIERS = np.geomspace(5000.0, 0.5, 161)  # the worth of accuracy in units of the network's cost, from high to low
 MAX_PASSES = 20  # passes over all ramps; a few are enough, as a pass that changes nothing is the last
@@ -61,6 +63,10 @@ class ExitTable:
     agreed: NDArray[np.float32] | None = None
     # Where inputs have several labels each: 2 x ramps + 1 x inputs, `right` and `both` of `PooledF1`.
     marks: NDArray[np.float32] | None = None
+    # Where inputs have a score: ramps + 1 x inputs. If they are documents, also the list and the relevance of each.
+    scores: NDArray[np.float32] | None = None
+    lists: Indices | None = None
+    relevance: NDArray[np.float32] | None = None
 
     @property
     def num_ramps(self) -> int:
@@ -91,20 +97,28 @@ class ExitTable:
         return np.asarray(right, np.float64)
 
     def of(self, chosen: Indices) -> "ExitTable":
+        """The table of some inputs. Of documents these must be whole lists."""
         right, labels = self.right[:, chosen], self.labels[:, chosen]
         reference = None if self.reference is None else self.reference[chosen]
-        agreed = None if self.agreed is None else self.agreed[:, chosen]
-        marks = None if self.marks is None else self.marks[:, :, chosen]
+        optional: dict[str, Any] = {
+            name: None if each is None else each[..., chosen] for name, each in self._optional.items()
+        }
         made = replace(self, first=self.first[:, chosen], right=right, labels=labels, truth=self.truth[chosen])
-        return replace(made, reference=reference, agreed=agreed, marks=marks)
+        return replace(made, reference=reference, **optional)
 
     def only(self, ramps: list[int], costs: Floats) -> "ExitTable":
         """The same inputs with only these ramps open, at these costs."""
         rows = [*ramps, self.num_ramps]
-        agreed = None if self.agreed is None else self.agreed[rows]
-        marks = None if self.marks is None else self.marks[:, rows]
+        optional: dict[str, Any] = {
+            name: each if each is None or each.ndim == 1 else each[..., rows, :]
+            for name, each in self._optional.items()
+        }
         made = replace(self, first=self.first[ramps], right=self.right[rows], labels=self.labels[rows])
-        return replace(made, costs=costs[rows], agreed=agreed, marks=marks)
+        return replace(made, costs=costs[rows], **optional)
+
+    @property
+    def _optional(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OPTIONAL}
 
     def places(self, chosen: Indices) -> Indices:
         """The ramp at which each input leaves with this candidate at each ramp, or the number of ramps if at none."""
@@ -126,19 +140,34 @@ class ExitTable:
         return PooledF1(right, both)
 
     @property
-    def _at_end(self) -> Indices:
+    def ranked(self) -> RankedLists:
+        assert self.lists is not None, "This is a bug: these inputs are no documents."
+        assert self.relevance is not None, "This is a bug: documents have a relevance."
+        return RankedLists(self.lists, self.relevance)
+
+    def ndcg(self, places: Indices) -> Floats:
+        """The NDCG@10 of each list, if its documents leave at these ramps."""
+        assert self.scores is not None, "This is a bug: documents have scores."
+        return self.ranked.ndcg(self.scores[places, np.arange(self.num_inputs)])
+
+    @property
+    def at_end(self) -> Indices:
         return np.full(self.num_inputs, self.num_ramps)
 
     def losses(self, metric: Metric) -> Floats:
         """Ramps + 1 x inputs: 1 where the full network's answer is right and this one wrong, -1 for the reverse.
 
         Agreement cannot be won: every answer that is not the full network's is a loss. Where all classes count alike,
-        the losses of a rare class weigh more; for micro-F1, those of an input with many labels.
+        the losses of a rare class weigh more; for micro-F1, those of an input with many labels. For NDCG, a document's
+        loss is that of its list if no other document leaves early.
         """
         if metric == MICRO_F1:
             ends = [np.full(self.num_inputs, place) for place in range(self.num_ramps + 1)]
-            full = self.pooled(self._at_end)
+            full = self.pooled(self.at_end)
             return np.array([full.drift(self.pooled(end)) for end in ends])
+        if metric == NDCG:
+            assert self.scores is not None, "This is a bug: documents have scores."
+            return self.ranked.losses(self.scores)
         judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
         lost: Floats = (1.0 if metric == "agreement" else self.full_right) - judged
         return lost if metric in OF_ALL else lost * balancing(self.truth)
@@ -146,7 +175,9 @@ class ExitTable:
     def lost(self, places: Indices, metric: Metric) -> tuple[Loss, ...]:
         """The losses of inputs that leave at these ramps. Each of them must be within the allowed loss."""
         if metric == MICRO_F1:
-            return (self.pooled(self._at_end).loss(self.pooled(places)),)
+            return (self.pooled(self.at_end).loss(self.pooled(places)),)
+        if metric == NDCG:
+            return (mean_loss(self.ndcg(self.at_end) - self.ndcg(places)),)
         if metric in SCORES:
             return (score_loss(metric, self.truth, self.full_labels, self.answers(places)),)
         inputs = np.arange(self.num_inputs)
@@ -157,7 +188,7 @@ class ExitTable:
         return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)
 
 
-OPTIONAL = ("agreed", "marks")  # arrays that only some tables have
+OPTIONAL = ("agreed", "marks", "scores", "lists", "relevance")  # arrays that only some tables have
 # The arrays of a table by the names that files give them.
 ARRAYS = {
     field.name: "said" if field.name == "labels" else field.name

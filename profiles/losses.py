@@ -3,6 +3,8 @@
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
 - worst-class: right answers among the inputs of one class, for the class that loses most. Each class has a loss, and
   all of them must be small. If one is too large, its own test already fails as often as it should.
+- absolute-error: how much further scores are from the true ones, as a share of their range.
+- ndcg@10: of lists of documents, each of which counts as one input (profiles/ranking.py).
 - macro-f1, mcc, micro-f1: a score of all inputs together, which is no mean over them. Its loss and standard error come
   from the first-order influence of each input on the score, which is valid for many inputs, but not for few.
 """
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1"]
+Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "absolute-error", "ndcg@10"]
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
@@ -27,10 +29,14 @@ NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
     "micro-f1": "micro-F1",
+    "absolute-error": "the scores' range in absolute error",
+    "ndcg@10": "NDCG@10",
 }
 MICRO_F1: Metric = "micro-f1"  # of all labels of all inputs, where an input may have several
-# Metrics that are means over all inputs; the others count by classes.
-OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement")
+ABSOLUTE_ERROR: Metric = "absolute-error"
+NDCG: Metric = "ndcg@10"
+# Metrics that are means over all inputs; the others count by classes or lists.
+OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement", ABSOLUTE_ERROR)
 ROUNDING = 1e-9  # tolerance for rounding errors in comparisons of losses
 STEADY = 1.96  # standard errors of a 95 % interval
 
@@ -75,6 +81,27 @@ class EntityF1(ScoreFigures):
         1,200 entities: F1 90.0 ± 1.0 % in full, 89.0 ± 1.0 % with exits, lost by exits 1.0 ± 0.5 %
         """
         return f"{self.entities:,} entities: F1 {self.full} in full, {self.exits} with exits, lost by exits {self.lost}"
+
+
+@dataclass(frozen=True)
+class ListNdcg(ScoreFigures):
+    """The NDCG@10 of lists of documents, and their number."""
+
+    lists: int
+
+    @classmethod
+    def of(cls, full: Floats, exits: Floats) -> "ListNdcg":
+        """From the NDCG@10 of each list."""
+        lost = mean_loss(full - exits)
+        in_full, with_exits = (Interval.of(each.mean(), each.std() / len(each) ** 0.5) for each in (full, exits))
+        return cls(in_full, with_exits, Interval.of(lost.mean, lost.error), len(full))
+
+    def __str__(self) -> str:
+        """
+        >>> print(ListNdcg(Interval(0.9, 0.01), Interval(0.89, 0.01), Interval(0.01, 0.005), 1200))
+        1,200 lists: NDCG@10 90.0 ± 1.0 % in full, 89.0 ± 1.0 % with exits, lost by exits 1.0 ± 0.5 %
+        """
+        return f"{self.lists:,} lists: NDCG@10 {self.full} in full, {self.exits} with exits, lost by exits {self.lost}"
 
 
 @dataclass(frozen=True)
@@ -192,7 +219,8 @@ def mcc(shares: Floats) -> ClassScore:
 
 
 SCORES: Mapping[str, Callable[[Floats], ClassScore]] = {"macro-f1": macro_f1, "mcc": mcc}
-APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1)  # metrics whose confidence is valid for many inputs
+# Metrics whose confidence is valid for many inputs.
+APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1, ABSOLUTE_ERROR, NDCG)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Exits:
     blocks: NDArray[np.int64]
     logits: NDArray[np.float32]
     counts: NDArray[np.int64] | None = None
+    numbers: bool = False  # the network's one output is the answer itself, not the logit of a probability
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,10 +93,23 @@ class Exits:
 
     def answers(self) -> list[tuple[Label, Probability]]:
         """The answer to each input, and its probability."""
-        labels, scores = self.labels.tolist(), self.probabilities.max(axis=1, initial=0.0).tolist()
+        labels, scores = self.labels.tolist(), self.scores.tolist()
         if self.counts is None:
             return list(zip(labels, scores, strict=True))
         return [(tuple(labels[part]), tuple(scores[part])) for part in _parts(self.counts)]
+
+    @property
+    def comparable(self) -> list[object]:
+        """What shows whether two answers to an input are the same: labels, or the scores of a network without any."""
+        if self.logits.shape[1] == 1 and self.counts is None:
+            return [score for _, score in self.answers()]
+        return [label for label, _ in self.answers()]
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """The probability of each row's label, or the number that a row is."""
+        scores: NDArray[np.float32] = self.logits[:, 0] if self.numbers else self.probabilities.max(axis=1, initial=0.0)
+        return scores
 
     @property
     def logits_by_input(self) -> Iterable[NDArray[np.float32]]:

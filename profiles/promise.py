@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.profiles.errors import UserError, read_text
-from isobatch.profiles.losses import APPROXIMATE, NAMES, Loss, Metric
+from isobatch.profiles.losses import APPROXIMATE, NAMES, NDCG, Loss, Metric
 
 RULES = "exits.json"
 NOTHING = "nothing is promised about losses by exits"
@@ -30,7 +30,7 @@ class ExitPromise(FilePart):
         None,
         ge=1,
         description="The inputs that decide what can be shown: where classes count, those of the rarest class; for "
-        "micro-F1, as many as weigh alike.",
+        "micro-F1, as many as weigh alike; for NDCG, the lists.",
     )
     lost: float = Field(
         description="Measured: the loss of these inputs; where classes count, of the class that lost most."
@@ -49,7 +49,8 @@ class ExitPromise(FilePart):
         at most 1 % of MCC lost, about 95 % sure (4,000 inputs gained 2.00 %: a bound of 0.00 %)
         """
         moved = f"lost {100 * self.lost:.2f}" if self.lost >= 0 else f"gained {-100 * self.lost:.2f}"
-        measured = f"{self.rows:,} inputs {moved} %: a bound of {100 * self.bound:.2f} %"
+        inputs = f"{self.rows:,} inputs" + (f" in {self.counted:,} lists" if self.metric == NDCG else "")
+        measured = f"{inputs} {moved} %: a bound of {100 * self.bound:.2f} %"
         sure = f"{'about ' if self.metric in APPROXIMATE else ''}{100 * self.confidence:.4g} % sure"
         return f"at most {100 * self.max_loss:.4g} % of {NAMES[self.metric]} lost, {sure} ({measured})"
 
@@ -70,6 +71,7 @@ class _Ramp(BaseModel):
 class _Rules(BaseModel):
     promise: ExitPromise | None = None
     agreement: float | None = None
+    tolerance: float | None = None
     ramps: tuple[_Ramp, ...] = ()
 
 
@@ -99,6 +101,11 @@ def agreement_in(folder: Path) -> float | None:
 def promise_in(folder: Path) -> ExitPromise | None:
     """The promise of the network in this directory; None if it makes none, or has no such file."""
     return _rules_in(folder).promise
+
+
+def tolerance_in(folder: Path) -> float:
+    """How far two scores may be apart that count as the same; 0 where the network in this directory gives labels."""
+    return _rules_in(folder).tolerance or 0.0
 
 
 def thresholds_in(folder: Path) -> dict[int, float]:

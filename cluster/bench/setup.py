@@ -129,8 +129,8 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)
     dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
     exact = load(folder, request.device, weights_dtype(dtype))
-    if exact.task.several:
-        several = "words of texts" if exact.task.by_token else "several labels"
+    if exact.task.several or exact.task.by_score:
+        several = "words of texts" if exact.task.by_token else "a score" if exact.task.by_score else "several labels"
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")

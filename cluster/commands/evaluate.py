@@ -1,9 +1,13 @@
 """`isobatch evaluate`: the quality of a network's answers on new inputs, in full and with exits."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 
 from isobatch.cluster.commands import Dtype, KeyVariable, key_headers, server_at
@@ -11,14 +15,21 @@ from isobatch.cluster.commands.shared_options import (
     READS,
     DeviceHere,
     Labels,
+    Queries,
     ReadingOptions,
     label_names,
     with_options,
 )
 from isobatch.cluster.load.request_bodies import predicts_at
-from isobatch.deployments.prepare.sample import labels_of, sampled, words_of
+from isobatch.deployments.prepare.data import Row
+from isobatch.deployments.prepare.sample import labels_of, listed, sampled, words_of
 from isobatch.deployments.tasks import task_of
 from isobatch.profiles.errors import UserError
+
+if TYPE_CHECKING:
+    from isobatch.cluster.evaluation import Evaluation
+    from isobatch.deployments.models.predict import PredictedAnswer
+    from isobatch.deployments.models.served_model import ServedModel
 
 
 @with_options(reading=ReadingOptions)
@@ -29,6 +40,7 @@ def evaluate(
     url: Annotated[str | None, "Take the answers with exits from this server, which runs the same network."] = None,
     api_key_variable: KeyVariable = None,
     labels: Labels = None,
+    queries: Queries = False,
     max_rows: Annotated[int, typer.Option(min=1, help="The most rows; more are sampled uniformly.")] = 2000,
     device: DeviceHere = "auto",
     dtype: Annotated[
@@ -38,6 +50,7 @@ def evaluate(
     as_json: Annotated[bool, "Print JSON, for other programs."] = False,
 ) -> None:
     """Measure accuracy, macro-F1, MCC and recall, in full and with exits, agreement and depth, with 95 % intervals.
+    Where a network gives scores: their error, and with --queries NDCG@10.
 
     Example: [bold]isobatch evaluate my-bert-ee --data fresh.csv --dtype bfloat16[/]
     """
@@ -50,11 +63,17 @@ def evaluate(
     key = key_headers(api_key_variable)
     located = checkpoint.locate(model)
     console = Console(soft_wrap=True, stderr=as_json, markup=False)
-    sample = sampled(reading.rows_for(located, console, data), max_rows, seed)
+    rows, lists = reading.rows_for(located, console, data), None
+    if queries:
+        sample, lists = listed(rows, data, max_rows, seed)
+    else:
+        sample = sampled(rows, max_rows, seed)
     network = evaluating.loaded(located, device, dtype)  # after the data, so that a wrong file is reported at once
     if not network.ramp_blocks and not server:
         raise UserError(f"{model} has no ramps: make some with 'isobatch prepare'")
     names, task = label_names(network.labels, labels, reading.label_separator), task_of(network)
+    if queries and not task.by_score:
+        raise UserError(f"--queries is for networks with one output: {model} gives labels")
     truth, values = labels_of(sample, data, names, task), [row.value for row in sample]
     if server:  # the server comes first, so that a wrong URL is reported before anything is computed
         exits = evaluating.served(server, values, key, task, network.labels)
@@ -62,13 +81,7 @@ def evaluate(
     else:
         exits = evaluating.answered(network, values)
     full = evaluating.answered(network, values, exits=False)
-    if task.by_label:
-        evaluation = evaluating.evaluated_labels(full, exits, truth, network.num_blocks)
-    elif task.by_token:
-        words = words_of(sample, truth, task)
-        evaluation = evaluating.evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)
-    else:
-        evaluation = evaluating.evaluated(full, exits, truth, network.num_blocks)
+    evaluation = _compared(full, exits, _Known(sample, truth, lists), network)
     if as_json:
         print(evaluation.as_json())
         return
@@ -79,3 +92,29 @@ def evaluate(
         console.print(class_table(evaluation.classes, network.labels, task.answered))
         for warning in warnings(evaluation.classes, network.labels, task=task):
             console.print(warning, style="yellow", highlight=False)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the inputs: their rows, the right answers, and the numbers of their lists."""
+
+    rows: Sequence[Row]
+    truth: NDArray[Any] | None
+    lists: NDArray[np.int64] | None
+
+
+def _compared(
+    full: "Sequence[PredictedAnswer]", exits: "Sequence[PredictedAnswer]", known: _Known, network: "ServedModel"
+) -> "Evaluation":
+    from isobatch.cluster import evaluation as evaluating
+
+    task, truth, blocks = task_of(network), known.truth, network.num_blocks
+    if task.by_label:
+        return evaluating.evaluated_labels(full, exits, truth, blocks)
+    if task.by_token:
+        words = words_of(known.rows, truth, task)
+        return evaluating.evaluated_words(full, exits, truth, words, blocks, network.labels)
+    if task.by_score:
+        tolerance = network.ramps.rules.tolerance or 0.0
+        return evaluating.evaluated_scores(full, exits, truth, known.lists, blocks, tolerance, task.numbers)
+    return evaluating.evaluated(full, exits, truth, blocks)

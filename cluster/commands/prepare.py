@@ -15,6 +15,7 @@ from isobatch.cluster.commands.shared_options import (
     DeviceHere,
     GivenOptions,
     Labels,
+    Queries,
     ReadingOptions,
     TextFileOptions,
     label_names,
@@ -24,7 +25,7 @@ from isobatch.deployments.folders import replacing
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
 from isobatch.profiles.errors import UserError, read_model
-from isobatch.profiles.losses import MICRO_F1, OF_ALL
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, OF_ALL
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from isobatch.deployments.prepare.decoder import DecoderReport
     from isobatch.deployments.prepare.pipeline import OwnHeads
+    from isobatch.deployments.tasks import Task
 
 Kind = Literal["light", "pooler"]
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
@@ -60,19 +62,32 @@ class ClassifierPrepareOptions(ReadingOptions, _CommonOptions):
     ramp: Annotated[Kind, "light (one linear layer) or pooler (DeeBERT's: dense, tanh, linear)."] = "light"
     own_exits: Annotated[bool, "The network has exits (DeeBERT's, PABEE's, ElasticBERT's): they become ramps."] = False
     exit_names: Annotated[Path | None, "A JSON file with the names of other exits (docs/prepare.md)."] = None
-    policy: Annotated[str, "When an input leaves: a name in isobatch.deployments.exits or module:function."] = "entropy"
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="When an input leaves: a name in isobatch.deployments.exits or module:function.",
+            show_default="entropy",
+        ),
+    ] = None
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="The probability that other inputs lose no more.")
     ] = 0.95
     metric: Annotated[
-        Metric | None, typer.Option(help=f"What may be lost: {METRICS}.", show_default="accuracy, or micro-f1")
+        Metric | None,
+        typer.Option(help=f"What may be lost: {METRICS}.", show_default="by what the network gives"),
     ] = None
+    queries: Queries = False
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Scores count as the same that differ by this share of their range."),
+    ] = 0.05
     labels: Labels = None
     seed: Annotated[int, "For the sample, its parts and the training."] = 0
 
     @property
     def policy_path(self) -> str:
-        return self.policy if ":" in self.policy else f"isobatch.deployments.exits:{self.policy}"
+        policy = self.policy or "entropy"
+        return policy if ":" in policy else f"isobatch.deployments.exits:{policy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,16 +178,18 @@ def _prepare_classifier(
     data, out, policy = options.data, options.out, policy_at(options.policy_path)
     checkpoint.check(source)
     task = checkpoint.task_at(source)
-    metric = options.metric or task.metrics[0]
+    _check_scores(options, task)
+    metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
-        several = "give an input several labels" if metric == MICRO_F1 else "give an input one label"
-        raise UserError(f"--metric {metric} is for networks that {several}; for this one: {', '.join(task.metrics)}")
+        gives = {MICRO_F1: "several labels", ABSOLUTE_ERROR: "a score", NDCG: "a score"}.get(metric, "one label")
+        these = f"for networks that give an input {gives}; for this one: {', '.join(task.metrics)}"
+        raise UserError(f"--metric {metric} is {these}")
     if task.several:
         check_forgets(policy, "--policy")
     names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
     console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
-    sample = draw(inputs, data, names, options.max_rows, options.seed, task)
+    sample = draw(inputs, data, names, options.max_rows, options.seed, task, options.queries)
     if sample.labels is None:
         if options.metric not in (None, *OF_ALL):
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
@@ -183,22 +200,38 @@ def _prepare_classifier(
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     preparation = PrepareOptions(
-        options.policy_path, options.ramp, dtype, loss, options.confidence, metric, options.seed
-    )
+        options.policy_path, options.ramp, dtype, loss, options.confidence, metric, options.seed,
+        tolerance=options.tolerance,
+    )  # fmt: skip
     named: dict[str, str | int | float] = {"checkpoint": Path(options.model).name, "data": data.name}
     notes = named | {"rows": len(sample)}
     rules = pipeline.prepare(source, sample, out, preparation, notes, options.device, options.force, own)
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)
-    if sample.labels is not None:
+    if sample.labels is not None and not task.by_score:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
-    of_classes = warnings(rules.classes, names.names, sample.labels is not None, task)
-    counted = rules.promise and rules.promise.counted and metric != MICRO_F1
+    of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
+    counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
     rare = unseen(rules.classes, names.names) if counted else None
     for sentence in filter(None, (advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
+
+
+def _check_scores(options: ClassifierPrepareOptions, task: "Task") -> None:
+    """Raise UserError for options that do not go with a network that gives a score, or only with one."""
+    if not task.by_score:
+        if options.queries:
+            raise UserError("--queries is for networks with one output, the score of a query and a document")
+        return
+    own = options.own_exits or options.exit_names is not None
+    given = {"--policy": options.policy is not None, "--own-exits": own, "--labels": options.labels is not None}
+    given["--ramp pooler"] = options.ramp == "pooler"
+    if wrong := next((name for name, is_given in given.items() if is_given), None):
+        raise UserError(f"{wrong} is for networks that give labels: this one has one output, a score")
+    if options.metric == NDCG and not options.queries:
+        raise UserError(f"--metric {NDCG} needs --queries: data with lists of documents (docs/prepare.md)")
 
 
 def _prepare_decoder(options: DecoderPrepareOptions, source: Path, loss: float) -> None:

@@ -33,6 +33,13 @@ Labels = Annotated[
     str | None, typer.Option(help="The head's numbers for the file's labels, if their names differ: neg=0,pos=1")
 ]
 
+Queries = Annotated[
+    bool,
+    typer.Option(
+        "--queries", help="For rerankers: rows with the same query are a list of documents, labels their relevance."
+    ),
+]
+
 
 def _here(device: str) -> str:
     """Refuse a device that is not known or not here, before anything is read."""

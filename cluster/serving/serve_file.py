@@ -31,6 +31,7 @@ ARBITER = "isobatch.cluster.controller.app:arbiter"
 DECODER = "isobatch.deployments.decoding.app:build"
 REACHED = ("front", "deployer")  # the deployments that Serve starts; the deployer itself starts those of replicas
 NAME = "isobatch"  # the name of an application that is made for a directory
+USUAL_LABELS = ("LABEL_0", "LABEL_1")  # of a config.json that names none
 LOCALHOST = "127.0.0.1"
 GRPC_PORT = 8001  # the default, if it is free
 LONGEST = 64_000  # characters of a file: PyYAML takes 4 us for each, and its parser in C fails on deep nesting
@@ -379,7 +380,8 @@ def _checked(application: dict[str, Any], root: Path) -> dict[str, Any]:
 
 def _check_classifier(config: AppConfig) -> None:
     if config.model and config.loader == LOADER:
-        check_problem(config.folder, checkpoint_json(config.folder).get("problem_type"))
+        content = checkpoint_json(config.folder)
+        check_problem(config.folder, content.get("problem_type"), len(content.get("id2label", USUAL_LABELS)))
     check_weights(config)
     if config.plan or isinstance(config.devices, dict):  # "auto" is known only once Ray runs
         read_graph(config)  # raises if the plan or its profile is wrong, or if no plan is possible

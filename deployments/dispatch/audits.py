@@ -91,7 +91,8 @@ class Audits:
         is_full = block + 1 == launch.stop and launch.stop == self._num_blocks
         if ticket.early_answer and is_full:
             early_block, early_label = ticket.early_answer
-            self._finished.append(Audit(early_block, _agree(early_label, label, self._chance)))
+            agrees = _agree(early_label, label, self._chance, self._limits.tolerance)
+            self._finished.append(Audit(early_block, agrees))
         elif ticket.kind in (RowKind.AUDITED, RowKind.EARLY) and not ticket.ended and not is_full:
             if ticket.kind is RowKind.AUDITED:
                 self._pay_rest(ticket, block, launch)
@@ -184,8 +185,10 @@ class Audits:
         return ticket
 
 
-def _agree(first: object, second: object, chance: Callable[[], float]) -> bool:
+def _agree(first: object, second: object, chance: Callable[[], float], tolerance: float) -> bool:
     """Whether two answers to an input are the same. Where every word is answered, one random word is compared."""
+    if isinstance(first, float) and isinstance(second, float):
+        return abs(first - second) <= tolerance
     if isinstance(first, tuple) and isinstance(second, tuple) and first:
         word = int(chance() * len(first))
         return bool(first[word] == second[word])

@@ -304,7 +304,7 @@ class Driver:
             took_s, in_time, full = now_s - reply.admitted_s, not ticket.is_late(now_s), ticket.kind is RowKind.FULL
             self.counts.input_left(block, took_s, in_time, ticket.weight, full, reply.passed_ramp)
             reply.answer.set_result(Answer(label, score, block, tuple(reply.steps), level=level, logits=logits))
-        labels = [label for label, _ in answers] if launch.kinds else ()
+        labels = exits.comparable if launch.kinds else ()
         self.dispatcher.released(launch.id, now_s, () if departed.stays else rows, blocks, labels)
         for audit in self.dispatcher.audits() if launch.kinds else ():
             self.counts.audit_ended(audit.block, audit.agrees)

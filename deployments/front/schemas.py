@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.deployments.front.answers import Step
 from isobatch.deployments.front.messages import Usage
-from isobatch.deployments.tasks import CLASSIFICATION, LABELS, TOKENS
+from isobatch.deployments.tasks import CLASSIFICATION, LABELS, REGRESSION, SCORING, TOKENS
 from isobatch.profiles.agreement import Agreement
 
 # The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
@@ -106,6 +106,8 @@ PREDICTIONS: Mapping[str, type[PredictionsBase]] = {
     CLASSIFICATION.name: Predictions,
     LABELS.name: LabelPredictions,
     TOKENS.name: WordPredictions,
+    SCORING.name: Predictions,
+    REGRESSION.name: Predictions,
 }
 
 

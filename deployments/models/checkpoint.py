@@ -16,7 +16,17 @@ from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS, RampDtype, read_rules
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
-from isobatch.deployments.tasks import CLASSIFICATION, LABELS, SEVERAL_LABELS, TASKS, Task, check_problem
+from isobatch.deployments.tasks import (
+    A_NUMBER,
+    CLASSIFICATION,
+    LABELS,
+    REGRESSION,
+    SCORING,
+    SEVERAL_LABELS,
+    TASKS,
+    Task,
+    check_problem,
+)
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.lengths import AROUND, WORD
 from isobatch.profiles.model import Batch
@@ -73,15 +83,14 @@ def check(folder: Path) -> None:
     config = read_config(folder)
     check_preprocessor(folder, family_of(config.model_type).reads)
     check_head(folder, config)
-    if config.num_labels < 2:
-        raise UserError(f"{folder}: has one output: it can be served, but exits are only made for several labels")
 
 
 def check_level(folder: Path) -> None:
     """Raise UserError if the checkpoint cannot be a level of a cascade."""
     check(folder)
     if (task := task_at(folder)) is not CLASSIFICATION:
-        other = "labels words" if task.by_token else "gives an input several labels"
+        several = "gives an input several labels" if task.by_label else "gives an input a score"
+        other = "labels words" if task.by_token else several
         raise UserError(f"{folder}: {other}: a cascade is made of networks that give one label to each input")
 
 
@@ -95,7 +104,7 @@ def check_preprocessor(folder: Path, reads: str) -> None:
 
 
 def check_head(folder: Path, config: Any) -> None:
-    check_problem(folder, getattr(config, "problem_type", None))
+    check_problem(folder, getattr(config, "problem_type", None), config.num_labels)
     if config.num_labels < 1:
         raise UserError(f"{folder}: is not a classifier: num_labels = {config.num_labels}")
     numbers = sorted(config.id2label)
@@ -151,6 +160,8 @@ def task_in(config: Any) -> Task:
     """The task of a network, by the names of its architecture and its problem in its configuration."""
     architecture, problem = (getattr(config, "architectures", None) or [""])[0], getattr(config, "problem_type", None)
     whole = LABELS if problem == SEVERAL_LABELS else CLASSIFICATION
+    if config.num_labels == 1 and whole is CLASSIFICATION:
+        whole = REGRESSION if problem == A_NUMBER else SCORING
     return next((task for task in TASKS if task.heads and architecture.endswith(task.heads)), whole)
 
 

@@ -23,7 +23,7 @@ from isobatch.deployments.models.checkpoint import (
 from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.levels import is_cascade
-from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, read_ramps
+from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, check_scores, read_ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import known_device
 from isobatch.deployments.resources import check_here
@@ -143,7 +143,10 @@ def _positions(config: Any) -> int:
 def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.device) -> Ramps:
     if not (folder / RULES).is_file():
         return Ramps()
-    ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, num_labels, device)
+    width = anatomy.task.ramp_width(num_labels)
+    ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, width, device)
+    if anatomy.task.by_score:
+        check_scores(ramps.policy, folder / RULES)
     if anatomy.task.several:
         check_forgets(ramps.policy, folder / RULES)
     for sentence in ramps.idle(anatomy.task.choices(num_labels)):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from isobatch.deployments.exits import USUAL, Decision, Policy, memory_width, reach
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
-from isobatch.profiles.losses import EntityF1
+from isobatch.profiles.losses import EntityF1, ListNdcg
 from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
 
 WEIGHTS = "ramps.safetensors"
@@ -71,7 +71,15 @@ class ExitRules(FilePart):
     most_unsure: int = Field(
         0, ge=0, description="A text whose words are answered leaves with up to this number of words that are not sure."
     )
-    full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")
+    tolerance: float | None = Field(
+        None, ge=0, description="Of a network with one output: scores that differ by no more count as the same."
+    )
+    full_accuracy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Measured: of the full network; of scores, 1 - the mean error as a share of their range.",
+    )
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")
     agreement: float | None = Field(None, ge=0, le=1, description="Measured: the share of the full network's answers.")
     mean_depth_share: float | None = Field(
@@ -79,6 +87,7 @@ class ExitRules(FilePart):
     )
     classes: tuple[ClassFigures, ...] = Field((), description="Measured: class by class.")
     entities: EntityF1 | None = Field(None, description="Measured: of whole entities, where words are labelled.")
+    ndcg: ListNdcg | None = Field(None, description="Measured: of lists of documents.")
     promise: ExitPromise | None = Field(None, description="The most that other inputs lose; none: nothing is promised.")
     notes: Mapping[str, str | int | float] = Field(default_factory=dict, description="How the ramps were made.")
 
@@ -168,6 +177,13 @@ def check_forgets(policy: Policy, source: object, reason: str = "but this networ
             f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, {reason}: "
             "use entropy, confidence, margin, or one of your own that remembers nothing"
         )
+
+
+def check_scores(policy: Policy, where: str | Path) -> None:
+    """Raise UserError unless the policy gives one score from the two numbers of a ramp (`near`)."""
+    if policy(torch.zeros(1, 2), 0.5, torch.zeros(1, memory_width(policy, num_labels=2))).answer.shape != (1, 1):
+        name = getattr(policy, "__name__", str(policy))
+        raise UserError(f"{where}: policy {name} chooses among labels, but this network gives a score: use near")
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:

@@ -1,6 +1,7 @@
 """A SplitModel that runs on torch: any family, any device, any precision."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,7 @@ class TorchModel(CutNetwork):
 
     def _launched(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.finish()
+        exits = replace(exits, numbers=self.task.numbers)
         if hidden is None or len(staying) == 0:
             return Launched(exits, None)
         along = {name: self._on_device(array) for name, array in batch.arrays.items() if name == ANSWERED_TOKENS}

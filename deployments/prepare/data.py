@@ -27,9 +27,12 @@ WORD_NAMES = (WORDS, "words")
 TAG_NAMES = (LABELS, "tags", "labels", "label", "ner")
 TEXT_NAMES = ("sentence", "text", "sentence1", "question", "premise", "review", "content", "input")
 # Two columns that make a pair wherever both exist: those of QNLI, of QQP, and of rankers.
-PAIRS = (("question", "sentence"), ("question1", "question2"), ("query", "passage"))
+PAIRS = (
+    ("question", "sentence"), ("question1", "question2"), ("query", "passage"), ("query", "document"), ("query", "text")
+)  # fmt: skip
 PAIR_NAMES = ("sentence2", "text_pair", "hypothesis", "context")
-LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
+LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y", "relevance", "score")
+DOCUMENTS = "documents"  # the column that holds lists of documents, whose relevance is a list, too
 IMAGE_NAMES = ("image", "images", "img", "pixels", "image_path", "path")
 ANY = 0  # the number of channels if it is not known
 
@@ -82,9 +85,10 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
     if suffix_of(path) == ".npz":
         return f"{path.name}: reading the arrays 'images' and, if it exists, 'labels'"
     with one_line_errors(path, columns.layout):
-        first = next(iter(records(path, columns.layout)), None)
-        if first is None:
+        numbered = next(_numbered(path, columns.layout), None)
+        if numbered is None:
             raise UserError(f"{path} holds no inputs")
+        _, first = numbered
         chosen = _choose(path, first, columns, channels is not None, pairs)
     named = {name: getattr(chosen, name) for name in ("text", "pair", "image", "words", "label")}
     sources = [f"{name} from {column!r}" for name, column in named.items() if column]
@@ -95,7 +99,7 @@ def taken(path: Path, columns: Columns = Columns(), *, channels: int | None = No
 
 def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> Iterator[Row]:
     chosen: Columns | None = None
-    for number, record in enumerate(records(path, columns.layout), start=1):
+    for number, record in _numbered(path, columns.layout):
         chosen, where = chosen or _choose(path, record, columns, channels is not None, pairs), f"{path}: row {number}"
         _check_row(path, where, record, chosen)
         value: Any
@@ -109,6 +113,22 @@ def _picked(path: Path, columns: Columns, channels: int | None, pairs: bool) -> 
         if chosen.words and chosen.label:
             _check_labels(where, chosen.label, label, len(value))
         yield Row(number, value, label)
+
+
+def _numbered(path: Path, layout: Layout) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+    """The records of a file with their numbers. A record with a list of documents is one for each document."""
+    for number, record in enumerate(records(path, layout), start=1):
+        documents = record.get(DOCUMENTS)
+        if not isinstance(documents, list):
+            yield number, record
+            continue
+        label = _usual([name for name in record if isinstance(record[name], list)], LABEL_NAMES)
+        if label and len(record[label]) != len(documents):
+            numbers = f"{len(documents)} documents but {len(record[label])} values of {label!r}"
+            raise UserError(f"{path}: row {number}: has {numbers}: each document needs one")
+        rest = {name: cell for name, cell in record.items() if name != DOCUMENTS}
+        for place, document in enumerate(documents):
+            yield number, {**rest, "document": document, **({label: record[label][place]} if label else {})}
 
 
 def _check(path: Path, columns: Columns, channels: int | None, pairs: bool) -> None:

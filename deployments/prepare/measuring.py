@@ -22,13 +22,13 @@ from isobatch.deployments.prepare.features import Features, Floats
 from isobatch.deployments.prepare.report import by_class
 from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import calibration_error, replay, temperature
-from isobatch.deployments.prepare.training import head_logits, train
+from isobatch.deployments.prepare.training import Learned, head_logits, train
 from isobatch.deployments.progress import busy
 from isobatch.profiles.confidence import bound
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import ExitTable, Leaving, outcome
-from isobatch.profiles.losses import OF_ALL, Labels, Metric
+from isobatch.profiles.losses import OF_ALL, Labels, ListNdcg, Metric
 from isobatch.profiles.promise import ExitPromise
 
 
@@ -48,6 +48,7 @@ class PrepareOptions:
     metric: Metric = "accuracy"
     seed: int = 0
     threshold: float | None = None
+    tolerance: float = 0.05  # scores that differ by no more, as a share of their range, count as the same
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def make_ramps(
         raise UserError("hardly any text has a word that the network answers: give more texts with such words")
     targets, truth = targets_of(features, sample)
     by_label, rows = sample.task.by_label, features.of(sample.parts.train)
-    heads = train(features.pooled, targets, rows, options.ramp, options.seed, by_label=by_label, own=own)
+    heads = train(features.pooled, targets, rows, options.ramp, options.seed, learned=_learned(by_label), own=own)
     shape = ramp_logits(heads, features, truth, sample.parts.calibrate, by_label)
     if options.threshold is None:
         shape = shape.joined(_cross_fitted(features, targets, truth, sample, options, own))
@@ -120,10 +121,14 @@ def make_ramps(
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    rules = _rules(options, temperatures, tested, errors)
+    rules = rules_of(options, temperatures, tested, errors)
     if tested.answers and tested.counts is not None and sample.words is not None:
         rules = rules.model_copy(update={"entities": entity_f1(*tested.answers, tested.counts, names)})
     return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)
+
+
+def _learned(by_label: bool) -> Learned:
+    return "each label" if by_label else "labels"
 
 
 def targets_of(features: Features, sample: Sample) -> tuple[Floats, Tensor]:
@@ -178,6 +183,13 @@ class ThresholdOutcome:
     most_unsure: int = 0
 
     @property
+    def ndcg(self) -> ListNdcg | None:
+        """None: the inputs are no lists of documents."""
+        if self.table.lists is None:
+            return None
+        return ListNdcg.of(self.table.ndcg(self.table.at_end), self.table.ndcg(self.outcome.places))
+
+    @property
     def answers(self) -> tuple[Labels, Labels, Labels] | None:
         """The true labels, the full network's, and those with exits; None if only shares of whole texts are known.
 
@@ -206,7 +218,8 @@ def _cross_fitted(
     halves = np.array_split(np.random.default_rng(options.seed).permutation(sample.parts.train), 2)
     for learned, other in (halves, halves[::-1]):
         rows, by_label = features.of(learned), sample.task.by_label
-        heads = train(features.pooled, targets, rows, options.ramp, options.seed, "ramps of a half", by_label, own)
+        what, kind = "ramps of a half", _learned(by_label)
+        heads = train(features.pooled, targets, rows, options.ramp, options.seed, what, kind, own)
         yield ramp_logits(heads, features, truth, other, by_label)
 
 
@@ -222,10 +235,10 @@ def _choose(shape: RampLogits, test: RampLogits, options: PrepareOptions) -> Thr
         return ThresholdOutcome([options.threshold] * num_ramps, tested, fixed, None)
     shaping = replay(policy, shape.ramps, shape.head, shape.softened_truth(), costs)
     evidence = Evidence(shaping, tested, options.metric, options.max_accuracy_loss, options.confidence)
-    return _tested(evidence, evidence.prepared)
+    return tested_outcome(evidence, evidence.prepared)
 
 
-def _tested(evidence: Evidence, chosen: Indices) -> ThresholdOutcome:
+def tested_outcome(evidence: Evidence, chosen: Indices) -> ThresholdOutcome:
     tested, promise = evidence.test, proven_promise(evidence, chosen)
     leaving = outcome(tested, chosen, evidence.metric)
     return ThresholdOutcome(tested.candidates[chosen].tolist(), tested, leaving, promise, evidence)
@@ -252,7 +265,7 @@ def _choose_of_texts(
 
     most = min(tried, key=expected_cost)
     evidence = evidence_of(most, of_texts(tested, counts, most, shape.by_label))
-    return replace(_tested(evidence, evidence.prepared), words=tested, counts=counts, most_unsure=most)
+    return replace(tested_outcome(evidence, evidence.prepared), words=tested, counts=counts, most_unsure=most)
 
 
 def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
@@ -275,7 +288,7 @@ def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
 
 def retuned(rules: ExitRules, evidence: Evidence, chosen: Indices) -> ExitRules:
     """The same ramps with other thresholds, and with figures that are measured again on the inputs of the test."""
-    tested = _tested(evidence, chosen)
+    tested = tested_outcome(evidence, chosen)
     return rules.model_copy(update={**_measured(tested), "ramps": tuple(_retuned(rules.ramps, tested))})
 
 
@@ -302,12 +315,15 @@ def _measured(tested: ThresholdOutcome) -> dict[str, Any]:
         "promise": tested.promise,
         "classes": by_class(*tested.answers) if tested.answers else (),
         "entities": None,
+        "ndcg": tested.ndcg,
     }
 
 
-def _rules(
-    options: PrepareOptions, temperatures: list[float], tested: ThresholdOutcome, errors: list[tuple[float, float]]
-) -> ExitRules:
+def rules_of(
+    options: PrepareOptions, temperatures: list[float], tested: ThresholdOutcome,
+    errors: Sequence[tuple[float | None, float | None]],
+) -> ExitRules:  # fmt: skip
+    """`errors`: of calibration, before and after it, for each ramp."""
     ramps = [
         RampRule(
             block=ramp,

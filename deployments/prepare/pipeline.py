@@ -17,6 +17,7 @@ from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
 from isobatch.deployments.prepare.report import draw_exits
 from isobatch.deployments.prepare.sample import Indices, Sample
+from isobatch.deployments.prepare.scores import make_score_ramps
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.promise import RULES
@@ -47,7 +48,10 @@ def prepare(
     heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     fingerprint = checkpoint.fingerprint(source)
     cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    ramps = make_ramps(cached, sample, options, model.labels, heads)
+    if sample.task.by_score:
+        ramps = make_score_ramps(cached, sample, options)
+    else:
+        ramps = make_ramps(cached, sample, options, model.labels, heads)
     rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     check_free(out, force)  # a second time, as another process may have written there meanwhile
     with replacing(out) as draft:

@@ -17,7 +17,7 @@ from isobatch.deployments.models.ramps import ClassFigures, ExitRules, policy_at
 from isobatch.deployments.prepare.sample import TEST_SHARE
 from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.confidence import least_promise, rows_needed
-from isobatch.profiles.losses import MICRO_F1, EntityF1, Labels
+from isobatch.profiles.losses import MICRO_F1, NDCG, EntityF1, Labels
 from isobatch.profiles.picture import BLUE, DARK, ORANGE, plain
 from isobatch.profiles.promise import ExitPromise
 
@@ -135,7 +135,9 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
     title = f"exits by {rules.policy.removeprefix('isobatch.deployments.exits:')}, {rules.kind} ramps"
     table = Table(title=title, caption=summary(rules), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
-    headings = ("block", "threshold", "leaves", "goes on", "right\nof these", "right\nof all", "ECE", "calibrated")
+    right = "right" if rules.tolerance is None else "error"
+    judged = f"{right}\nof these", f"{right}\nof all"
+    headings = ("block", "threshold", "leaves", "goes on", *judged, "ECE", "calibrated")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("fires", no_wrap=True)
@@ -143,22 +145,27 @@ def exit_table(rules: ExitRules, num_labels: int) -> Table:
     for rule in rules.ramps:
         fires = reach(policy_at(rules.policy), rule.threshold, num_labels, len(rules.ramps))
         survival = rule.survival or 0.0
-        shares = inside - survival, survival, rule.exit_accuracy, rule.accuracy
+        shares = inside - survival, survival, *(_rightness(rules, each) for each in (rule.exit_accuracy, rule.accuracy))
         errors = ("-" if each is None else f"{each:.3f}" for each in (rule.ece_before, rule.ece_after))
         cells = (str(rule.block), f"{rule.threshold:.4g}", *map(_share, shares), *errors)
         table.add_row(*cells, "" if fires == "sometimes" else fires)
         inside = survival
-    table.add_row(str(len(rules.ramps)), "(head)", _share(inside), "", "", _share(rules.full_accuracy))
+    in_full = _share(_rightness(rules, rules.full_accuracy))
+    table.add_row(str(len(rules.ramps)), "(head)", _share(inside), "", "", in_full)
     return table
 
 
 def summary(rules: ExitRules) -> str:
-    """Two lines: the accuracy with exits, and the share of blocks that inputs run."""
-    full = f"accuracy {_share(rules.exit_accuracy)} with exits, {_share(rules.full_accuracy)} in full"
-    parts = [full] if rules.notes.get("targets") == "labels" else []
+    """Lines on the accuracy with exits, and on the share of blocks that inputs run."""
+    of_scores = rules.tolerance is not None
+    exits, full = (_share(_rightness(rules, each)) for each in (rules.exit_accuracy, rules.full_accuracy))
+    right = f"{'error of scores' if of_scores else 'accuracy'} {exits} with exits, {full} in full"
+    parts = [right] if rules.notes.get("targets") == "labels" else []
     if rules.agreement is not None:
-        parts.append(f"{_share(rules.agreement)} of the answers are the full network's")
-    return f"{', '.join(parts)}\nan input runs {_share(rules.mean_depth_share)} of the blocks on average"
+        same = f"are within {rules.tolerance:.3g} of" if of_scores else "are"
+        parts.append(f"{_share(rules.agreement)} of the answers {same} the full network's")
+    lines = [", ".join(parts), *([str(rules.ndcg)] if rules.ndcg else [])]
+    return "\n".join([*lines, f"an input runs {_share(rules.mean_depth_share)} of the blocks on average"])
 
 
 def promise_text(promise: ExitPromise) -> str:
@@ -168,7 +175,7 @@ def promise_text(promise: ExitPromise) -> str:
         return text
     least = least_promise(promise.deciding, promise.confidence)
     needed = rows_needed(promise.max_loss, promise.confidence)
-    inputs = "inputs" if promise.counted is None else f"inputs {_counting(promise, 'of each class')}"
+    inputs = _counting(promise, "inputs of each class")
     return (
         f"{text}\nto promise at most {_percent(promise.max_loss)}, at least {needed:,} {inputs} must be tested; "
         f"{promise.deciding:,} can show {_percent(least)} at best"
@@ -197,19 +204,27 @@ def advice(rules: ExitRules) -> str | None:
         return "no input leaves early: that nothing at all is lost can hardly be shown; allow a little"
     needed = rows_needed(promise.max_loss, promise.confidence)
     if promise.deciding >= needed:
-        return f"no input leaves early: the ramps err too often to promise {allowed}; allow more, or try --ramp pooler"
+        other = ", or try --ramp pooler" if rules.tolerance is None else ""
+        return f"no input leaves early: the ramps err too often to promise {allowed}; allow more{other}"
     share = promise.deciding / promise.rows
-    rarest = "" if promise.counted is None else f" {_counting(promise, 'of the rarest class')}"
+    tested = f"{promise.deciding} {_counting(promise, 'inputs of the rarest class')}"
     return (
-        f"no input leaves early: {promise.deciding} inputs{rarest} to test it on are too few to promise {allowed}; "
+        f"no input leaves early: {tested} to test it on are too few to promise {allowed}; "
         f"give {math.ceil(needed / TEST_SHARE / share):,} rows or more, "
         f"or allow {_percent(least_promise(promise.deciding, promise.confidence))}"
     )
 
 
 def _counting(promise: ExitPromise, by_class: str) -> str:
-    """The inputs that decide on a promise, where not all count alike."""
-    return "with labels" if promise.metric == MICRO_F1 else by_class
+    """What decides on a promise: inputs, where all count alike."""
+    if promise.counted is None:
+        return "inputs"
+    return {MICRO_F1: "inputs with labels", NDCG: "lists"}.get(promise.metric, by_class)
+
+
+def _rightness(rules: ExitRules, right: float | None) -> float | None:
+    """A share of right answers as it is shown; of scores, the mean error."""
+    return right if right is None or rules.tolerance is None else 1 - right
 
 
 def outdone(rules: ExitRules) -> str | None:
@@ -224,6 +239,8 @@ def outdone(rules: ExitRules) -> str | None:
     """
     best = max(rules.ramps, key=lambda rule: rule.accuracy or 0.0, default=None)
     if best is None or best.accuracy is None or rules.full_accuracy is None or rules.promise is None:
+        return None
+    if rules.tolerance is not None:  # of scores it is no share of inputs
         return None
     spread = rules.full_accuracy * (1 - rules.full_accuracy) + best.accuracy * (1 - best.accuracy)
     if best.accuracy - rules.full_accuracy <= SURE * (spread / rules.promise.rows) ** 0.5:
@@ -283,7 +300,7 @@ def _draw_accuracy(axes: Any, rules: ExitRules) -> None:
     axes.scatter([], [], s=60, label="a ramp, of those that leave there (area: how many)", **leaving)
     axes.plot(ends, [rules.full_accuracy] * 2, color=ORANGE, label="the full network")
     axes.plot(ends, [rules.exit_accuracy] * 2, color=DARK, linestyle=":", label="the network with exits")
-    axes.set_ylabel("right answers")
+    axes.set_ylabel("right answers" if rules.tolerance is None else "1 - error of scores")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
 
 

@@ -1,7 +1,10 @@
 """The inputs that ramps are made from: a uniform sample of a file in three disjoint parts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -46,6 +49,12 @@ class Parts:
         train, calibrate, test = np.split(order, [int(count * TRAIN_SHARE), count - int(count * TEST_SHARE)])
         return cls(train, calibrate, test)
 
+    @classmethod
+    def of_lists(cls, lists: Indices, seed: int = 0) -> "Parts":
+        """The same with whole lists in each part. `lists`: the number of each row's list, from 0."""
+        parts = cls.of(int(lists.max()) + 1, seed)
+        return cls(*(np.flatnonzero(np.isin(lists, part)) for part in parts.each))
+
     @property
     def each(self) -> tuple[Indices, ...]:
         return self.train, self.calibrate, self.test
@@ -56,13 +65,15 @@ class Sample:
     """Inputs, their labels as the head numbers them (None: unknown), and the parts of the sample.
 
     If words are labelled, `labels` holds the labels of all words, and `words` is the number of words of each text. If
-    an input has several labels, `labels` is inputs x the head's labels: 1 if it has this one, else 0.
+    an input has several labels, `labels` is inputs x the head's labels: 1 if it has this one, else 0. Where inputs have
+    a score, `labels` are the true ones, or how relevant documents are: `lists` then is the number of each one's list.
     """
 
     values: Sequence[Any]
-    labels: Indices | None
+    labels: NDArray[Any] | None
     parts: Parts
     words: Indices | None = None
+    lists: Indices | None = None
     task: Task = CLASSIFICATION
 
     def __len__(self) -> int:
@@ -139,17 +150,80 @@ def _without_decimals(text: str) -> str:
     return text.removesuffix(".0")
 
 
+def listed(rows: Iterable[Row], source: Path, most: int, seed: int = 0) -> tuple[list[Row], Indices]:
+    """Lists of documents with at most `most` documents, and the number of each one's list, from 0.
+
+    The documents of a query follow each other. Lists whose documents are all as relevant are left out: whatever their
+    order, nothing is lost.
+    """
+    seen = set[str]()
+
+    def lists() -> Iterator[list[Row]]:
+        for query, of_query in groupby(rows, lambda row: _query(row, source)):
+            documents = list(of_query)
+            if query in seen:
+                where = f"{source}: row {documents[0].number}"
+                again = f"the query {query[:60]!r} was there before"
+                raise UserError(f"{where}: {again}: write the documents of a query one after another")
+            seen.add(query)
+            relevance = [_number(row, source) for row in documents]
+            if min(relevance) < 0:
+                row = documents[relevance.index(min(relevance))]
+                raise UserError(f"{source}: row {row.number}: its relevance is {row.label}: it must be 0 or more")
+            if len(set(relevance)) > 1:
+                yield documents
+
+    chosen = sampled(lists(), max(1, most // 2), seed)
+    if not chosen:
+        raise UserError(f"{source}: has no query with both a relevant and a less relevant document")
+    Random(seed).shuffle(chosen)
+    ends = np.cumsum([len(each) for each in chosen])
+    fitting = chosen[: max(1, int((ends <= most).sum()))]
+    numbers = np.repeat(np.arange(len(fitting)), [len(each) for each in fitting])
+    return [row for each in fitting for row in each], numbers
+
+
+def _query(row: Row, source: Path) -> str:
+    if not isinstance(row.value, tuple):
+        raise UserError(
+            f"{source}: row {row.number}: --queries needs two texts, a query and a document: name their columns with "
+            "--text-column and --text-pair-column"
+        )
+    if row.label is None:
+        raise UserError(f"{source}: row {row.number}: has no relevance: name its column with --label-column")
+    query: str = row.value[0]
+    return query
+
+
 def draw(
-    rows: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0, task: Task = CLASSIFICATION
-) -> Sample:
-    """A sample of at most `most` rows, each with the same chance, in one pass over a file of any size."""
-    chosen_rows = sampled(rows, most, seed)
+    rows: Iterable[Row], source: Path, names: LabelNames, most: int, seed: int = 0, task: Task = CLASSIFICATION,
+    queries: bool = False,
+) -> Sample:  # fmt: skip
+    """A sample of at most `most` rows, each with the same chance, in one pass over a file of any size.
+
+    `queries`: the rows are lists of documents, which stay whole.
+    """
+    lists = None
+    if queries:
+        chosen_rows, lists = listed(rows, source, most, seed)
+        if (count := int(lists.max()) + 1) < MIN_ROWS:
+            few = f"has {count} queries with both a relevant and a less relevant document among {len(lists):,} rows"
+            raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed (--max-rows)")
+    else:
+        chosen_rows = sampled(rows, most, seed)
     if len(chosen_rows) < MIN_ROWS:
         raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
     labels = labels_of(chosen_rows, source, names, task)
+    if task.by_score and not (task.numbers or queries) and labels is not None and ((labels < 0) | (labels > 1)).any():
+        wrong = chosen_rows[int(((labels < 0) | (labels > 1)).argmax())]
+        raise UserError(
+            f"{source}: row {wrong.number}: its score is {wrong.label}, but the network's are from 0 to 1: --queries "
+            "is for lists of documents with any relevance"
+        )
     if labels is not None and (labels == labels[:1]).all():
         same = "every row has the same labels" if task.by_label else f"every label is {chosen_rows[0].label!r}"
-        raise UserError(f"{source}: {same}: ramps need at least two classes to tell apart")
+        needed = "scores that differ" if task.by_score else "at least two classes to tell apart"
+        raise UserError(f"{source}: {same}: ramps need {needed}")
     different = len({_identity(row.value) for row in chosen_rows})
     if different < MIN_ROWS:
         few = f"only {different} of its {len(chosen_rows)} rows are different"
@@ -157,8 +231,9 @@ def draw(
     return Sample(
         [row.value for row in chosen_rows],
         labels,
-        Parts.of(len(chosen_rows), seed),
+        Parts.of(len(chosen_rows), seed) if lists is None else Parts.of_lists(lists, seed),
         words_of(chosen_rows, labels, task),
+        lists,
         task,
     )
 
@@ -170,13 +245,15 @@ def _identity(value: Any) -> Any:
 
 def labels_of(
     chosen_rows: Sequence[Row], source: Path, names: LabelNames, task: Task = CLASSIFICATION
-) -> Indices | None:
+) -> NDArray[Any] | None:
     """The labels of these rows, or of all their words, as the head numbers them; None if the file has no labels.
 
-    Of inputs with several labels each, a row of 1 and 0 (see `Sample`).
+    Of inputs with several labels each, a row of 1 and 0 (see `Sample`); of inputs with a score, the true ones.
     """
     if not chosen_rows or chosen_rows[0].label is None:
         return None
+    if task.by_score:
+        return np.array([_number(row, source) for row in chosen_rows], np.float32)
     if task.by_label:
         return np.array([_flags(row, source, names) for row in chosen_rows], np.int64)
     if other := next((row for row in chosen_rows if isinstance(row.label, list) != task.by_token), None):
@@ -196,6 +273,14 @@ def labels_of(
                 raise _no_label(where, label, names, in_file)
             numbers.append(number)
     return np.array(numbers, np.int64)
+
+
+def _number(row: Row, source: Path) -> float:
+    """The true score of an input, or the relevance of a document."""
+    with suppress(TypeError, ValueError):
+        if math.isfinite(number := float(row.label)):
+            return number
+    raise UserError(f"{source}: row {row.number}: its score is {row.label!r}: it must be a number")
 
 
 def _flags(row: Row, source: Path, names: LabelNames) -> Indices:

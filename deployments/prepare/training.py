@@ -3,12 +3,15 @@
 A light ramp is a logistic regression, so L-BFGS finds the single optimum for a given penalty on large weights; the
 penalty is lowered as long as that helps. DeeBERT's pooler has no single optimum: Adam trains it epoch by epoch, as long
 as that helps. Progress is judged on a tenth of the rows, which no ramp learns from.
+
+A ramp of a score is two linear layers side by side: the score, and the logarithm of how far it is from the network's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +21,7 @@ from scipy.special import expit, log_softmax
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
+from isobatch.deployments.exits import slope
 from isobatch.deployments.models.ramps import RampKind, make_head
 from isobatch.deployments.prepare.features import Floats
 from isobatch.deployments.progress import show
@@ -32,45 +36,88 @@ LEARNING_RATE = 1e-3  # the learning rate of Adam
 
 Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]
+# What is learned: probabilities of labels that exclude each other, or of each one by itself; numbers; or the logarithm
+# of distances, which are most likely where this times their exponential is 1 (a Laplace distribution's scale).
+Learned = Literal["labels", "each label", "numbers", "distances"]
+LARGEST = 30.0  # the logarithm of the largest distance
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Standardised features, and their targets as probabilities. `by_label`: each label is a question of its own."""
+    """Standardised features, and their targets."""
 
     features: Tensor
     targets: Tensor
-    by_label: bool = False
+    learned: Learned = "labels"
 
     def loss(self, head: nn.Module) -> Tensor:
         logits: Tensor = head(self.features)
-        if self.by_label:
+        if self.learned == "each label":
             return nn.functional.binary_cross_entropy_with_logits(logits, self.targets) * logits.shape[1]
+        if self.learned == "numbers":
+            return nn.functional.mse_loss(logits, self.targets) / 2
+        if self.learned == "distances":
+            return (logits + self.targets * (-logits).clamp(max=LARGEST).exp()).mean()
         return nn.functional.cross_entropy(logits, self.targets)
 
 
 def train(
     pooled: Sequence[Floats], targets: Floats, rows: Rows, kind: RampKind, seed: int = 0, what: str = "ramps",
-    by_label: bool = False, own: Mapping[int, nn.Module] = MappingProxyType({}),
+    learned: Learned = "labels", own: Mapping[int, nn.Module] = MappingProxyType({}),
 ) -> list[nn.Module]:  # fmt: skip
     """One head per block. `targets`: one-hot labels, or the network's own probabilities. `what`: name of the progress.
     `own`: heads that are trained already, by their blocks.
 
     BLAS gets one thread: on matrices with few columns several threads wait for each other longer than they compute.
     """
-    judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
+    parts = _parts(rows, seed)
     with threadpool_limits(1, user_api="blas"):
         return [
-            own[block] if block in own else _ramp(features, targets, (learning, judging), kind, seed, by_label)
+            own[block] if block in own else _ramp(features, targets, parts, kind, seed, learned)
             for block, features in enumerate(show(pooled, what, len(pooled)))
         ]
 
 
+def train_scores(
+    pooled: Sequence[Floats], targets: Floats, rows: Rows, are_numbers: bool, seed: int = 0, what: str = "ramps"
+) -> list[nn.Module]:
+    """One head per block for the policies `near` and `near_number`. `targets`: the network's scores, rows x 1."""
+    parts = _parts(rows, seed)
+    with threadpool_limits(1, user_api="blas"):
+        return [_score_ramp(each, targets, parts, are_numbers, seed) for each in show(pooled, what, len(pooled))]
+
+
+def _score_ramp(features: Floats, targets: Floats, parts: tuple[Rows, Rows], are_numbers: bool, seed: int) -> nn.Module:
+    score = _ramp(features, targets, parts, "light", seed, "numbers" if are_numbers else "each label")
+    rows, distances = np.concatenate(parts), np.zeros_like(targets)
+    outputs = score(torch.from_numpy(features[rows]))
+    distances[rows] = distances_of(outputs, torch.from_numpy(targets[rows]), are_numbers)
+    distance = _ramp(features, distances, parts, "light", seed, "distances")
+    both = make_head("light", features.shape[1], 2)
+    others = distance.state_dict()
+    both.load_state_dict({name: torch.cat((each, others[name])) for name, each in score.state_dict().items()})
+    return both.eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def distances_of(outputs: Tensor, targets: Tensor, are_numbers: bool) -> Floats:
+    """How far scores are from the network's, in the units in which ramps predict it."""
+    scores = outputs if are_numbers else outputs.sigmoid()
+    far: Floats = ((targets - scores).abs() / (1.0 if are_numbers else slope(scores))).numpy()
+    return far
+
+
+def _parts(rows: Rows, seed: int) -> tuple[Rows, Rows]:
+    """The rows that ramps learn from, and those by which they are judged meanwhile."""
+    judging, learning = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 10])
+    return learning, judging
+
+
 def _ramp(
-    features: Floats, targets: Floats, parts: tuple[Rows, Rows], kind: RampKind, seed: int, by_label: bool
+    features: Floats, targets: Floats, parts: tuple[Rows, Rows], kind: RampKind, seed: int, learned: Learned
 ) -> nn.Module:
     scale = FeatureScale.of(features[parts[0]])
-    learn, judge = (TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), by_label) for part in parts)
+    learn, judge = (TrainingRows(scale(features[part]), torch.from_numpy(targets[part]), learned) for part in parts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = make_head(kind, features.shape[1], targets.shape[1])
@@ -100,7 +147,7 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
     features, targets = learn.features.numpy(), learn.targets.numpy()
     parameters = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().double().numpy().ravel()
     for penalty in PENALTIES:
-        arguments = (features, targets, penalty, learn.by_label)
+        arguments = (features, targets, penalty, learn.learned)
         result = minimize(penalised_loss, parameters, arguments, "L-BFGS-B", jac=True, options={"maxiter": ITERATIONS})
         parameters = result.x
         weights = torch.from_numpy(parameters.astype(np.float32)).reshape(targets.shape[1], -1)
@@ -111,23 +158,31 @@ def _lower_penalties(head: nn.Module, learn: TrainingRows) -> Iterator[None]:
 
 
 def penalised_loss(
-    parameters: Doubles, features: Floats, targets: Floats, penalty: float, by_label: bool = False
+    parameters: Doubles, features: Floats, targets: Floats, penalty: float, learned: Learned = "labels"
 ) -> tuple[float, Doubles]:
-    """The loss of a logistic regression and its gradient, in doubles but for the features, which may fill gigabytes.
+    """The loss of a regression (for labels a logistic one) and its gradient.
+
+    They are in doubles but for the features, which may fill gigabytes.
 
     It is written in numpy, as torch takes four times as long for matrices of this size.
     """
     weights = parameters.reshape(targets.shape[1], -1)
     logits = features @ weights[:, :-1].T.astype(np.float32) + weights[:, -1]
-    if by_label:
-        likely, missed = expit(logits), np.logaddexp(0.0, logits) - targets * logits
+    if learned == "each label":
+        wrong, missed = expit(logits) - targets, np.logaddexp(0.0, logits) - targets * logits
+    elif learned == "numbers":
+        wrong, missed = logits - targets, np.square(logits - targets) / 2
+    elif learned == "distances":
+        relative = targets * np.exp(np.minimum(-logits, LARGEST))
+        wrong, missed = 1 - relative, logits + relative
     else:
         logs = log_softmax(logits, axis=1)
-        likely, missed = np.exp(logs), -targets * logs
+        wrong, missed = np.exp(logs) - targets, -targets * logs
     loss = penalty * np.square(weights[:, :-1]).sum() + missed.sum() / len(targets)
-    wrong = (likely - targets) / len(targets)
-    slope = np.column_stack((wrong.T.astype(np.float32) @ features + 2 * penalty * weights[:, :-1], wrong.sum(axis=0)))
-    return float(loss), slope.ravel()
+    wrong = wrong / len(targets)
+    of_weights = wrong.T.astype(np.float32) @ features + 2 * penalty * weights[:, :-1]
+    gradient = np.column_stack((of_weights, wrong.sum(axis=0)))
+    return float(loss), gradient.ravel()
 
 
 def _epochs(head: nn.Module, learn: TrainingRows) -> Iterator[None]:

@@ -276,6 +276,9 @@ HEADLINES = {
         Headline("bridges", "mean_iou_full", "mean IoU in full"),
         Headline("bridges", "mean_iou_one_exit", "the same with one exit"),
         Headline("bridges", "cost_any_exits", "multiplications with as many exits as pay"),
+        Headline("rerank", "documents_per_s_over_full", "QNLI lists: documents a second over no exits", 1.5),
+        Headline("rerank", "ndcg_lost", "the same: NDCG@10 lost, of a promise of 1 %", 0.01, True),
+        Headline("rerank", "promises_broken_share", "the same: promises of 1 % that were broken", 0.05, True),
     ),
     "Watched": (
         Headline("watching", "page_rps_ratio", "requests/s with the page open, over nobody watching", 0.98),

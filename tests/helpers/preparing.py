@@ -12,12 +12,12 @@ from isobatch.deployments.prepare import pipeline
 
 
 @contextmanager
-def prepared_network(place: Path, network: Path, data: Path, most_lost: str) -> Iterator[str]:
+def prepared_network(place: Path, network: Path, data: Path, most_lost: str, *more: str) -> Iterator[str]:
     """Write it to `place`/out, without a picture, and yield what the command prints. Its cache lies in `place`, too."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
         patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
         arguments = ("prepare", network, "--data", data, "--out", place / "out", "--max-accuracy-loss", most_lost)
-        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu", *more])
         assert done.exit_code == 0, done.output
         yield done.output

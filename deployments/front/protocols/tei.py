@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from isobatch.deployments.front.answers import Answer, RefusedError
@@ -12,6 +14,7 @@ from isobatch.deployments.front.schemas import Schema
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import CHARACTERS_PER_TOKEN, TextEncoder
 from isobatch.deployments.transport.packed import Packed
+from isobatch.profiles.model import probabilities_in
 
 _TYPES = {413: "validation", 422: "tokenizer", 424: "backend", 429: "overloaded"}
 
@@ -62,6 +65,11 @@ class _TeiForm(forms.TextForm[Any]):
     @staticmethod
     def error(refused: RefusedError) -> Any:
         return {"error": refused.sentence, "error_type": _TYPES.get(refused.status, "validation")}
+
+    def label_scores(self, answers: Sequence[Answer], raw: bool) -> NDArray[np.float32]:
+        """TEI takes the sigmoid of any single output, a number as well."""
+        scores = super().label_scores(answers, raw)
+        return probabilities_in(scores) if self.service.task.numbers and not raw else scores
 
     def texts(self, inputs: Sequence[Any], truncate: bool | None) -> Packed:
         if len(inputs) > self.service.sizes.max_inputs:

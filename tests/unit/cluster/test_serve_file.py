@@ -44,11 +44,13 @@ def test_a_directory_and_the_demo_become_one_application(tmp_path: Path) -> None
         assert serve_file(demo, {"device": "cpu"})["applications"][0]["args"] == {"device": "cpu"}
 
 
-def test_a_head_of_numbers_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_head_of_several_numbers_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"problem_type": "regression"}')
-    with pytest.raises(UserError, match="only heads that give labels are served"):
+    with pytest.raises(UserError, match="regression with 2 outputs: only heads that give labels or one number are"):
         serve_file(tmp_path, {})
     serve_file(tmp_path, {"loader": "tests.helpers.toy_model:load"})  # whose loader knows better
+    (tmp_path / "config.json").write_text('{"problem_type": "regression", "id2label": {"0": "score"}}')
+    serve_file(tmp_path, {})
 
 
 @pytest.mark.parametrize(

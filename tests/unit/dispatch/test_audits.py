@@ -92,6 +92,17 @@ def test_one_random_word_of_a_text_is_compared(drawn: float, agrees: bool) -> No
     assert dispatcher.audits() == [Audit(3, agrees)]
 
 
+@pytest.mark.parametrize(("full", "agrees"), [(0.5, True), (0.549, True), (0.451, True), (0.56, False), (0.4, False)])
+def test_scores_agree_within_their_tolerance(full: float, agrees: bool) -> None:
+    limits = replace(AUDITED, tolerance=0.05)
+    dispatcher = Dispatcher(Route((flat(linear(0, BLOCKS, 1, "a")),)), {"a": ["a0"]}, limits, lambda: 0.0)
+    dispatcher.admit(0.0, 9.0, Place("x", 0))
+    (launch,) = dispatcher.tick(0.0)
+    dispatcher.released(launch.id, 0.0, [0], [3], [0.5])
+    dispatcher.released(launch.id, 0.0, [0], [BLOCKS - 1], [full])
+    assert dispatcher.audits() == [Audit(3, agrees)]
+
+
 def test_with_early_answers_every_input_is_audited_at_any_cost() -> None:
     limits = Limits(audit_share=0.0, audit_cost=0.0, answers_early=True)
     dispatcher = Dispatcher(Route((linear(0, BLOCKS, 4, "a"),)), {"a": ["a0"]}, limits)

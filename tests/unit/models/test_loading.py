@@ -167,7 +167,7 @@ def test_a_head_of_a_number_is_refused(text_checkpoint: Path, load_or_check: Any
     config = text_checkpoint / "config.json"
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"problem_type": "regression"}))
-    with pytest.raises(UserError, match="problem_type is regression: only heads that give labels are served"):
+    with pytest.raises(UserError, match="problem_type is regression with 3 outputs: only heads that"):
         load_or_check(text_checkpoint)
     for problem in ("single_label_classification", "multi_label_classification"):
         config.write_text(json.dumps(content | {"problem_type": problem}))

@@ -50,6 +50,19 @@ def test_independent_policies_are_their_definitions(ramps: list[list[float]], th
                 assert (walk(ALL[name], [logits], threshold) == 0) == leaves
 
 
+@given(st.floats(-9, 9, width=32), st.floats(-9, 3, width=32), st.floats(0, 1))
+def test_a_score_leaves_where_it_will_hardly_move(logit: float, distance: float, threshold: float) -> None:
+    score = 1 / (1 + math.exp(-logit))
+    for policy, unit in ((exits.near, score * (1 - score) + exits.SCORE_STEP), (exits.near_number, 1.0)):
+        decision = policy(torch.tensor([[logit, distance]]), threshold, torch.zeros(1, 0))
+        moves = min(1.0, math.exp(distance) * unit)
+        if abs(moves - threshold) > 1e-5:
+            assert decision.leaves.item() == (moves < threshold)
+        assert decision.answer.tolist() == [[logit]]
+        assert reach(policy, 1.001, 2, 3) == "always"
+        assert reach(policy, 0.0, 2, 3) == "never"
+
+
 @given(logits_of_ramps, st.integers(1, 6))
 def test_patience_leaves_at_the_first_run_of_agreeing_ramps(ramps: list[list[float]], patience: int) -> None:
     labels = [int(np.argmax(np.float32(logits))) for logits in ramps]

@@ -11,7 +11,7 @@ import torch
 from isobatch.deployments.folders import make_room, replacing
 from isobatch.deployments.models.ramps import RampKind
 from isobatch.deployments.prepare.thresholds import calibration_error, temperature
-from isobatch.deployments.prepare.training import head_logits, penalised_loss, train
+from isobatch.deployments.prepare.training import Learned, TrainingRows, head_logits, penalised_loss, train
 
 ROWS = np.arange(400)
 
@@ -58,10 +58,27 @@ def test_the_loss_of_labels_that_are_questions_of_their_own_is_torchs() -> None:
     logits = torch.from_numpy(features).double() @ weights[:, :-1].T + weights[:, -1]
     summed = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets).double()) * 3
     (summed + 0.1 * weights[:, :-1].square().sum()).backward()  # type: ignore[no-untyped-call]
-    found, slope = penalised_loss(weights.detach().numpy().ravel(), features, targets, penalty=0.1, by_label=True)
+    found, slope = penalised_loss(
+        weights.detach().numpy().ravel(), features, targets, penalty=0.1, learned="each label"
+    )
     assert found == pytest.approx(summed.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
     assert weights.grad is not None
     np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize("learned", ["numbers", "distances"])
+def test_the_losses_of_scores_and_of_their_distances_are_those_that_torch_finds(learned: Learned) -> None:
+    random = np.random.default_rng(1)
+    features, targets = random.normal(size=(20, 4)).astype(np.float32), random.random((20, 1)).astype(np.float32)
+    head = torch.nn.Linear(4, 1).double()
+    loss = TrainingRows(torch.from_numpy(features).double(), torch.from_numpy(targets).double(), learned).loss(head)
+    loss.backward()  # type: ignore[no-untyped-call]
+    weights = torch.cat((head.weight, head.bias[:, None]), dim=1).detach().numpy().ravel()
+    found, slope = penalised_loss(weights, features, targets, penalty=0.0, learned=learned)
+    assert found == pytest.approx(loss.item(), rel=1e-5)
+    assert head.weight.grad is not None
+    assert head.bias.grad is not None
+    np.testing.assert_allclose(slope, [*head.weight.grad.numpy().ravel(), head.bias.grad.item()], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["light", "pooler"])
@@ -69,7 +86,7 @@ def test_ramps_learn_several_labels_at_once(kind: RampKind) -> None:
     random = np.random.default_rng(0)
     pooled = random.normal(size=(500, 12)).astype(np.float32)
     targets = (pooled[:, :3] > 0.4).astype(np.float32)
-    (head,) = train([pooled], targets, np.arange(400), kind, by_label=True)
+    (head,) = train([pooled], targets, np.arange(400), kind, learned="each label")
     given = head_logits([head], [pooled], np.arange(400, 500))[0].numpy() > 0
     assert (given == targets[400:]).mean(axis=0).min() > 0.85
 

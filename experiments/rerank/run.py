@@ -1,0 +1,116 @@
+"""Claim: a reranker with exits ranks more documents in a second, and loses no more of NDCG@10 than was promised.
+
+MiniLM, fine-tuned on QNLI: a question, its own sentence, and the nine others that a search finds first. `isobatch
+prepare --queries` promises 1 %. Then lists are timed that it has not seen, with exits and without, in turns. How often
+such promises are broken is found with the scores that were recorded after every block: lists are drawn from them again
+and again, as `prepare` would get them, and the promise is broken if all lists together lose more.
+"""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from experiments.rerank.network import LENGTH, answered, lists_of, reranker
+from isobatch.deployments.models import TorchModel, load
+from isobatch.deployments.models.checkpoint import label_names, task_at
+from isobatch.deployments.prepare.data import Columns, rows
+from isobatch.deployments.prepare.measuring import PrepareOptions
+from isobatch.deployments.prepare.pipeline import prepare
+from isobatch.deployments.prepare.sample import LabelNames, draw
+from isobatch.deployments.progress import show
+from isobatch.profiles.evidence import EVIDENCE, Evidence
+from isobatch.profiles.exit_table import ExitTable, outcome
+from isobatch.profiles.losses import NDCG, Indices
+from isobatch.profiles.ranking import RankedLists
+
+PROMISED = 0.01
+TURNS = 3
+
+
+def measure(lists: int = 1500, fresh: int = 200, repeats: int = 100) -> dict[str, float]:
+    found = lists_of(answered("dev"), lists + fresh)
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "reranker-ee"
+        figures = _prepared(found[:lists], folder)
+        figures |= _broken(Evidence.read(folder / EVIDENCE), repeats)
+        return figures | _timed(load(folder), found[lists:])
+
+
+def _prepared(found: list[tuple[str, list[str]]], folder: Path) -> dict[str, float]:
+    network, data = reranker(), folder.with_suffix(".jsonl")
+    relevance = [1] + [0] * (LENGTH - 1)
+    lines = [json.dumps({"query": each, "documents": texts, "relevance": relevance}) for each, texts in found]
+    data.write_text("\n".join(lines))
+    names, task = LabelNames(label_names(network)), task_at(network)
+    sample = draw(rows(data, Columns()), data, names, LENGTH * len(found), task=task, queries=True)
+    rules = prepare(network, sample, folder, PrepareOptions(max_accuracy_loss=PROMISED, metric=NDCG))
+    promise = rules.promise
+    assert promise, "This is a bug: policies of scores have a threshold at which no input leaves."
+    return {"lists_tested": promise.deciding, "ndcg_lost_tested": promise.lost, "ndcg_bound": promise.bound}
+
+
+def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:
+    """How often promises are broken that are made with lists drawn from all recorded ones."""
+    everything, random = _joined(evidence.shape, evidence.test), np.random.default_rng(0)
+    shape, test = (len(each.ndcg(each.at_end)) for each in (evidence.shape, evidence.test))
+    lost, depths = [], []
+    for _ in show(range(repeats), "promises"):
+        drawn = redrawn(everything, random, shape), redrawn(everything, random, test)
+        again = Evidence(*drawn, NDCG, PROMISED, evidence.confidence)
+        exits = outcome(everything, again.prepared, NDCG)
+        lost.append(exits.lost.mean)
+        depths.append(exits.cost)
+    broken = np.array(lost) > PROMISED
+    return {
+        "promises_broken_share": float(broken.mean()),
+        "promises_lost_mean": float(np.mean(lost)),
+        "promises_lost_most": float(np.max(lost)),
+        "promises_depth_mean": float(np.mean(depths)),
+    }
+
+
+def _joined(first: ExitTable, second: ExitTable) -> ExitTable:
+    """The lists of two tables as those of one."""
+    names = ("first", "right", "labels", "truth", "agreed", "scores", "lists", "relevance")
+    return replace(
+        first, **{name: np.concatenate((getattr(first, name), getattr(second, name)), axis=-1) for name in names}
+    )
+
+
+def redrawn(table: ExitTable, random: np.random.Generator, count: int) -> ExitTable:
+    """This number of lists, each drawn from all of a table: one may be there several times, as different lists."""
+    assert table.lists is not None, "This is a bug: these are lists."
+    order, numbers = np.argsort(table.lists, kind="stable"), np.unique(table.lists)
+    starts = np.searchsorted(table.lists[order], [*numbers, numbers[-1] + 1])
+    chosen = [order[starts[each] : starts[each + 1]] for each in random.integers(len(numbers), size=count)]
+    lists: Indices = np.repeat(np.arange(count), [len(each) for each in chosen])
+    return replace(table.of(np.concatenate(chosen)), lists=lists)
+
+
+def _timed(network: TorchModel, found: list[tuple[str, list[str]]]) -> dict[str, float]:
+    """Documents a second and NDCG@10, with exits and without."""
+    values = [(question, text) for question, texts in found for text in texts]
+    ranked = RankedLists(np.repeat(np.arange(len(found)), LENGTH), np.tile(np.eye(LENGTH)[0], len(found)))
+    seconds, ndcg, depth = {True: list[float](), False: list[float]()}, {}, 0.0
+    network.predict(values[: len(values) // 10])  # warms up
+    for turn in show(range(TURNS), "timing"):
+        for exits in (True, False) if turn % 2 else (False, True):
+            began_s = time.perf_counter()
+            answers = network.predict(values, exits)
+            seconds[exits].append(time.perf_counter() - began_s)
+            ndcg[exits] = float(ranked.ndcg(np.array([each.score for each in answers])).mean())
+            if exits:
+                depth = float(np.mean([each.exit_block + 1 for each in answers])) / network.num_blocks
+    early, full = (len(values) / min(seconds[exits]) for exits in (True, False))
+    return {
+        "ndcg_full": ndcg[False],
+        "ndcg_lost": ndcg[False] - ndcg[True],
+        "depth": depth,
+        "documents_per_s_full": full,
+        "documents_per_s_exits": early,
+        "documents_per_s_over_full": early / full,
+    }

@@ -1,0 +1,120 @@
+"""Tiny networks with one output, trained in a second on texts that are made up: a reranker, and one of numbers."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.helpers.tiny_tokenizers import bert_config, save_tokenizer
+
+TOPICS = (("ball", "goal", "team"), ("bank", "tax", "price"), ("film", "song", "play"))
+OTHERS = ("the", "in", "saw", "was", "of", ".")
+DOCUMENTS = 6  # of a list
+STEPS, TEXTS = 150, 32
+
+List = tuple[str, list[str], list[int]]  # a query, its documents, and the relevance of each
+
+
+def document(random: np.random.Generator) -> tuple[str, list[int]]:
+    """A text, and how many words it has of each topic."""
+    topics = random.choice(3, size=int(random.integers(1, 4)))
+    words = [str(random.choice(TOPICS[topic])) for topic in topics]
+    words += [str(random.choice(OTHERS)) for _ in range(int(random.integers(1, 5)))]
+    random.shuffle(words)
+    return " ".join(words), np.bincount(topics, minlength=3).tolist()
+
+
+def lists(count: int, seed: int = 0) -> list[List]:
+    """Documents with two words of sport are the best ones, with one the second best, whatever the query."""
+    random = np.random.default_rng(seed)
+    made: list[List] = []
+    while len(made) < count:
+        found = [document(random) for _ in range(DOCUMENTS)]
+        query = f"{random.choice(OTHERS)} {len(made)}"
+        relevance = [min(2, counts[0]) for _, counts in found]
+        if len(set(relevance)) > 1:
+            made.append((query, [each for each, _ in found], relevance))
+    return made
+
+
+def numbered(count: int, seed: int = 0) -> list[tuple[str, float]]:
+    """Texts, and a number of each from -10 to 20."""
+    random = np.random.default_rng(seed)
+    found = [document(random) for _ in range(count)]
+    return [(text, 5.0 * counts[0] + 2.0 * counts[1] - 3.0 * counts[2]) for text, counts in found]
+
+
+def pairs(found: list[List]) -> tuple[list[tuple[str, str]], np.ndarray]:
+    values = [(query, each) for query, documents, _ in found for each in documents]
+    return values, np.array([each for *_, relevance in found for each in relevance])
+
+
+@cache
+def reranker() -> Path:
+    """The directory of a trained network: a Hugging Face checkpoint without ramps."""
+    values, relevance = pairs(lists(STEPS * TEXTS // DOCUMENTS, seed=1000))
+    return _trained([list(each) for each in zip(*values, strict=True)], relevance / 2, None)
+
+
+@cache
+def network_of_numbers() -> Path:
+    texts, numbers = zip(*numbered(STEPS * TEXTS, seed=1000), strict=True)
+    return _trained([list(texts)], np.array(numbers), "regression")
+
+
+def _trained(columns: list[list[str]], targets: np.ndarray, problem: str | None) -> Path:
+    import transformers
+
+    folder = Path(mkdtemp(prefix="tiny-scores-"))
+    tokenizer = save_tokenizer(folder, [*(word for words in TOPICS for word in words), *OTHERS])
+    torch.manual_seed(0)
+    config = bert_config(len(tokenizer), ("score",), problem_type=problem)
+    model = transformers.BertForSequenceClassification(config)
+    _train(model, tokenizer, columns, torch.from_numpy(targets).float()[:, None], problem)
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+def _train(model: Any, tokenizer: Any, columns: list[list[str]], targets: torch.Tensor, problem: str | None) -> None:
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    miss = torch.nn.functional.mse_loss if problem else torch.nn.functional.binary_cross_entropy_with_logits
+    for step in range(STEPS):
+        rows = slice(step * TEXTS, (step + 1) * TEXTS)
+        tokens = tokenizer(*(each[rows] for each in columns), padding=True, truncation=True, return_tensors="pt")
+        optimiser.zero_grad()
+        miss(model(**tokens).logits, targets[rows]).backward()
+        optimiser.step()
+
+
+@torch.inference_mode()
+def reference_outputs(folder: Path, columns: list[list[str]]) -> np.ndarray:
+    """Those of the plain network in transformers."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)(*columns, padding=True, return_tensors="pt")
+    return model(**tokens).logits[:, 0].numpy()
+
+
+def in_lists(path: Path, found: list[List]) -> Path:
+    """A file with a list of documents in each row."""
+    rows = [{"query": query, "documents": documents, "relevance": each} for query, documents, each in found]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def in_pairs(path: Path, found: list[List]) -> Path:
+    """A file with a document in each row."""
+    values, relevance = pairs(found)
+    lines = [f"{query},{each},{value}" for (query, each), value in zip(values, relevance.tolist(), strict=True)]
+    path.write_text("\n".join(["query,document,label", *lines]) + "\n")
+    return path
+
+
+def in_numbers(path: Path, found: list[tuple[str, float]]) -> Path:
+    path.write_text("\n".join(["text,score", *(f"{text},{number}" for text, number in found)]) + "\n")
+    return path
