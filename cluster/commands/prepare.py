@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from isobatch.deployments.prepare.pipeline import OwnHeads
 
 Kind = Literal["light", "pooler"]
+EACH = {LABELS.name: ", label by label", PIXELS.name: ", pixel by pixel"}
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 
 
@@ -191,7 +192,7 @@ def _prepare_classifier(
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            f"and agreement with it is promised{', label by label' if task.by_label else ''}",
+            f"and agreement with it is promised{EACH.get(task.name, '')}",
         )
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
@@ -204,7 +205,7 @@ def _prepare_classifier(
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)
-    if sample.labels is not None:
+    if sample.labels is not None and rules.classes:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
     of_classes = warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric != MICRO_F1

@@ -11,12 +11,20 @@ import numpy as np
 import torch
 
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.families import check_labels_pixels, family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS, RampDtype, read_rules
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.sources import SAFE_SUFFIXES, as_url, local
-from isobatch.deployments.tasks import CLASSIFICATION, LABELS, SEVERAL_LABELS, TASKS, Task, check_problem
+from isobatch.deployments.tasks import (
+    CLASSIFICATION,
+    LABELS,
+    SEVERAL_LABELS,
+    TASKS,
+    PixelClassification,
+    Task,
+    check_problem,
+)
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.lengths import AROUND, WORD
 from isobatch.profiles.model import Batch
@@ -81,7 +89,7 @@ def check_level(folder: Path) -> None:
     """Raise UserError if the checkpoint cannot be a level of a cascade."""
     check(folder)
     if (task := task_at(folder)) is not CLASSIFICATION:
-        other = "labels words" if task.by_token else "gives an input several labels"
+        other = f"labels {task.answered}" if task.by_token or task.by_pixel else "gives an input several labels"
         raise UserError(f"{folder}: {other}: a cascade is made of networks that give one label to each input")
 
 
@@ -156,7 +164,26 @@ def task_in(config: Any) -> Task:
 
 def task_at(folder: Path) -> Task:
     """The task of the network in this directory."""
-    return task_in(read_config(last_of(folder)))
+    config = read_config(last_of(folder))
+    task, family = task_in(config), family_of(config.model_type)
+    check_labels_pixels(task, family, config.model_type)
+    if not (task.by_pixel and family.grid):
+        return task
+    config.image_size = size_made(folder)
+    return PixelClassification(family.grid(config))
+
+
+def size_made(folder: Path) -> tuple[int, int]:
+    """The height and width to which the preprocessor brings every image."""
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder)
+    height, width = (getattr(processor.size, side, None) for side in ("height", "width"))
+    if not (processor.do_resize and height and width):
+        raise UserError(
+            f"{folder}: its {PROCESSOR} must bring images to one size: set do_resize, and height and width in size"
+        )
+    return height, width
 
 
 def label_names(folder: Path) -> list[str]:

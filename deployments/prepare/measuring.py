@@ -5,7 +5,7 @@ thresholds are loosened, step by step. Other inputs decide the number of steps: 
 the sequence. So, for any number of steps, a false promise passes no more often than its confidence allows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -120,7 +120,7 @@ def make_ramps(
         (calibration_error(before, test.truth), calibration_error(after, test.truth))
         for before, after in zip(test.heads(), calibrated.heads(), strict=True)
     ]
-    rules = _rules(options, temperatures, tested, errors)
+    rules = rules_of(options, temperatures, tested, errors)
     if tested.answers and tested.counts is not None and sample.words is not None:
         rules = rules.model_copy(update={"entities": entity_f1(*tested.answers, tested.counts, names)})
     return TrainedRamps(rules, dict(enumerate(heads)), tested.evidence)
@@ -243,6 +243,17 @@ def _choose_of_texts(
     tried = (0,) if shape.by_label else MOST_UNSURE
     of_shape = {most: of_texts(shaping, shape.counts, most, shape.by_label) for most in tried}
 
+    def test_of(most: int) -> ExitTable:
+        return of_texts(tested, counts, most, shape.by_label)
+
+    return replace(choose_of_parts(of_shape, test_of, options), words=tested, counts=counts)
+
+
+def choose_of_parts(
+    of_shape: Mapping[int, ExitTable], test_of: Callable[[int], ExitTable], options: PrepareOptions
+) -> ThresholdOutcome:
+    """Thresholds for inputs that leave with all their parts. `of_shape`: the table for each number of unsure parts."""
+
     def evidence_of(most: int, test: ExitTable) -> Evidence:
         return Evidence(of_shape[most], test, options.metric, options.max_accuracy_loss, options.confidence)
 
@@ -250,9 +261,9 @@ def _choose_of_texts(
         evidence = evidence_of(most, of_shape[most])
         return outcome(evidence.shape, evidence.prepared, options.metric).cost
 
-    most = min(tried, key=expected_cost)
-    evidence = evidence_of(most, of_texts(tested, counts, most, shape.by_label))
-    return replace(_tested(evidence, evidence.prepared), words=tested, counts=counts, most_unsure=most)
+    most = min(of_shape, key=expected_cost)
+    evidence = evidence_of(most, test_of(most))
+    return replace(_tested(evidence, evidence.prepared), most_unsure=most)
 
 
 def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:
@@ -305,7 +316,7 @@ def _measured(tested: ThresholdOutcome) -> dict[str, Any]:
     }
 
 
-def _rules(
+def rules_of(
     options: PrepareOptions, temperatures: list[float], tested: ThresholdOutcome, errors: list[tuple[float, float]]
 ) -> ExitRules:
     ramps = [

@@ -1,0 +1,94 @@
+"""A SegFormer that labels pixels, cut anywhere: its maps are those of transformers, and pixels leave together."""
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from isobatch.deployments.class_maps import class_map
+from isobatch.deployments.models import TorchModel, load
+from isobatch.profiles.errors import UserError
+from isobatch.profiles.model import Batch
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits
+
+PICTURES = drawn(5, seed=9).pictures
+
+
+@pytest.fixture(scope="module")
+def model() -> TorchModel:
+    return load(pixel_network())
+
+
+def rows_of(logits: torch.Tensor) -> np.ndarray:
+    return logits.permute(0, 2, 3, 1).flatten(0, 2).numpy()
+
+
+def test_every_pair_of_cuts_equals_the_uncut_network(model: TorchModel) -> None:
+    expected = rows_of(reference_logits(PICTURES))
+    assert model.num_blocks == 6
+    for count in (0, 1, 2):
+        for cuts in combinations(range(1, 6), count):
+            after: Batch | None = model.encode(list(PICTURES))
+            for stop in (*cuts, 6):
+                assert after is not None
+                launched = model.run(after, stop, ramps=())
+                after = launched.survivors
+            assert after is None
+            assert launched.exits.counts is not None
+            assert launched.exits.counts.tolist() == [GRID * GRID] * 5
+            assert np.abs(launched.exits.logits - expected).max() < 1e-5
+
+
+def test_survivors_are_rows_that_merge_and_part(model: TorchModel) -> None:
+    one, others = model.encode(list(PICTURES[:1])), model.encode(list(PICTURES[1:]))
+    parts = [model.run(each, 3, ()).survivors for each in (one, others)]
+    assert all(part is not None and part.arrays["hidden"].ndim == 2 for part in parts)
+    merged = model.select(model.merge([part for part in parts if part]), np.array([4, 0]))
+    exits = model.run(merged, 6, ()).exits
+    expected = reference_logits(PICTURES)[[4, 0]]
+    assert np.abs(exits.logits - rows_of(expected)).max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [(GRID, GRID), (32, 32), (40, 23), (7, 100), (1, 1)])
+def test_maps_of_any_size_are_those_of_transformers(size: tuple[int, int]) -> None:
+    logits = reference_logits(PICTURES[:1])
+    grown = torch.nn.functional.interpolate(logits, size, mode="bilinear", align_corners=False)
+    ours = class_map(logits[0].permute(1, 2, 0).numpy(), size)
+    best = grown[0].topk(2, dim=0).values
+    clear = (best[0] - best[1] > 1e-4).numpy()  # pixels between two labels may fall to either side
+    assert ours.shape == size
+    assert clear.mean() > 0.99
+    assert (ours == grown[0].argmax(dim=0).numpy())[clear].all()
+
+
+def test_predict_answers_a_map_for_each_picture(model: TorchModel) -> None:
+    labels = reference_logits(PICTURES).argmax(dim=1).flatten(1).numpy()
+    for answer, expected in zip(model.predict(list(PICTURES)), labels, strict=True):
+        assert answer.exit_block == 5
+        assert (np.array(answer.label) == expected).all()
+        assert answer.name == tuple(NAMES[label] for label in np.unique(expected))
+        assert answer.probabilities.shape == (GRID * GRID, len(NAMES))
+
+
+def test_a_head_for_pixels_of_another_family_is_refused(tmp_path: Path) -> None:
+    import transformers
+
+    small = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 32, "patch_size": 4}
+    config = transformers.BeitConfig(num_hidden_layers=4, out_indices=[0, 1, 2, 3], num_labels=3, **small)
+    transformers.BeitForSemanticSegmentation(config).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="beit is not known with a head that labels pixels; known are: segformer"):
+        load(tmp_path)
+
+
+def test_a_preprocessor_that_leaves_pictures_as_large_as_they_are_is_refused(tmp_path: Path) -> None:
+    import shutil
+
+    import transformers
+
+    shutil.copytree(pixel_network(), tmp_path / "own")
+    transformers.SegformerImageProcessorPil(do_resize=False).save_pretrained(tmp_path / "own")
+    with pytest.raises(UserError, match="must bring images to one size: set do_resize, and height and width in size"):
+        load(tmp_path / "own")
