@@ -267,7 +267,7 @@ class PixelClassification(Task):
     name = "semantic-segmentation"
     heads = "ForSemanticSegmentation"
     by_pixel = True
-    metrics = ("accuracy", "agreement")
+    metrics = ("agreement", "accuracy")
     answered = "pixels"
     loaders: Mapping[str, str] = MappingProxyType({"image": "AutoModelForSemanticSegmentation"})
     tensors: Tensors = MappingProxyType({"label": ("INT64", [-1, -1]), "score": ("FP32", [-1, -1])})

@@ -67,6 +67,8 @@ def evaluate(
     full = evaluating.answered(network, values, exits=False)
     if task.by_label:
         evaluation = evaluating.evaluated_labels(full, exits, truth, network.num_blocks)
+    elif task.by_pixel:
+        evaluation = evaluating.evaluated_pixels(full, exits, truth, network.num_blocks)
     elif task.by_token:
         words = words_of(sample, truth, task)
         evaluation = evaluating.evaluated_words(full, exits, truth, words, network.num_blocks, network.labels)

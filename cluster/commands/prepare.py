@@ -23,6 +23,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.deployments.folders import replacing
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
+from isobatch.deployments.tasks import LABELS, PIXELS
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import MICRO_F1, OF_ALL
 from isobatch.profiles.promise import RULES
@@ -183,6 +184,8 @@ def _prepare_classifier(
         raise UserError(f"--metric {metric} is for networks that {several}; for this one: {', '.join(task.metrics)}")
     if task.several:
         check_forgets(policy, "--policy")
+    if task.by_pixel and (own or options.ramp != "light"):
+        raise UserError("--ramp and --own-exits are not for a network that labels pixels: its exits have bridges")
     names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
     console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")

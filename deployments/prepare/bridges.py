@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from isobatch.deployments.exits import Policy
 from isobatch.deployments.models.ramps import policy_at
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.prepare.entities import of_texts
@@ -20,7 +21,6 @@ from isobatch.deployments.prepare.features import Features, Floats
 from isobatch.deployments.prepare.measuring import (
     PrepareOptions,
     RampLogits,
-    ThresholdOutcome,
     TrainedRamps,
     choose_of_parts,
     rules_of,
@@ -48,6 +48,11 @@ class Pictures:
     num_labels: int
     device: torch.device
 
+    @property
+    def pixels(self) -> int:
+        """Of a picture's map."""
+        return int(self.features.logits.shape[1]) // self.num_labels
+
     def pooled(self, block: int, rows: Indices) -> Tensor:
         return self._on_device(self.features.pooled[block][rows])
 
@@ -63,9 +68,8 @@ class Pictures:
         return self.head(rows).softmax(dim=1) if self.labels is None else self.truth(rows)
 
     def logits(self, bridges: Sequence[nn.Module], rows: Indices) -> RampLogits:
-        pixels = self.features.logits.shape[1] // self.num_labels
         ramps = torch.stack([bridge(self.pooled(block, rows)) for block, bridge in enumerate(bridges)])
-        return RampLogits(ramps.cpu(), self.head(rows).cpu(), self.truth(rows).cpu(), np.full(len(rows), pixels))
+        return RampLogits(ramps.cpu(), self.head(rows).cpu(), self.truth(rows).cpu())
 
     def _on_device(self, array: Floats | Indices) -> Tensor:
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -110,7 +114,9 @@ def make_bridges(model: TorchModel, features: Features, sample: Sample, options:
     shape = np.concatenate((held, sample.parts.calibrate))
     with torch.inference_mode():
         temperatures = _some_pixels(pictures, bridges, shape).temperatures()
-        tested = _chosen(pictures, bridges, temperatures, (shape, sample.parts.test), options)
+        policy, parts = policy_at(options.policy), (shape, sample.parts.test)
+        of_shape, of_test = (picture_tables(pictures, bridges, temperatures, each, policy) for each in parts)
+        tested = choose_of_parts(of_shape, of_test.__getitem__, options)
         before = _some_pixels(pictures, bridges, sample.parts.test)
     after = before.calibrated(temperatures)
     errors = [
@@ -141,30 +147,21 @@ def _some_pixels(pictures: Pictures, bridges: Sequence[nn.Module], rows: Indices
     return parts[0].joined(parts[1:])
 
 
-def _chosen(
-    pictures: Pictures, bridges: Sequence[nn.Module], temperatures: Sequence[float], parts: tuple[Indices, Indices],
-    options: PrepareOptions,
-) -> ThresholdOutcome:  # fmt: skip
-    pixels = pictures.features.logits.shape[1] // pictures.num_labels
-    tried = sorted({int(share * pixels) for share in UNSURE})
-    policy, count = policy_at(options.policy), len(bridges)
-    costs = [(block + 1) / (count + 1) for block in range(count)]
-
-    def tables(rows: Indices) -> dict[int, ExitTable]:
-        made: dict[int, list[ExitTable]] = {most: [] for most in tried}
-        for some in show(_parts(rows, AT_ONCE), "thresholds"):
-            logits = pictures.logits(bridges, some).calibrated(temperatures)
-            of_pixels = replay(policy, logits.ramps, logits.head, logits.truth, costs)
-            counts = np.full(len(some), pixels)
-            labelled = logits.truth.sum(dim=1).reshape(len(some), -1).mean(dim=1).numpy()
-            for most, each in made.items():
-                table = of_texts(of_pixels, counts, most)
-                right = np.where(labelled > 0, table.right / np.maximum(labelled, 1e-9), 1.0)
-                each.append(replace(table, right=right.astype(np.float32)))
-        return {most: _joined(each) for most, each in made.items()}
-
-    shape, test = map(tables, parts)
-    return choose_of_parts(shape, test.__getitem__, options)
+def picture_tables(
+    pictures: Pictures, bridges: Sequence[nn.Module], temperatures: Sequence[float], rows: Indices, policy: Policy
+) -> dict[int, ExitTable]:
+    """The table of these pictures for each number of pixels that need not be sure; losses are shares of pixels."""
+    costs = [(block + 1) / (len(bridges) + 1) for block in range(len(bridges))]
+    made: dict[int, list[ExitTable]] = {int(share * pictures.pixels): [] for share in UNSURE}
+    for some in show(_parts(rows, AT_ONCE), "thresholds"):
+        logits = pictures.logits(bridges, some).calibrated(temperatures)
+        of_pixels = replay(policy, logits.ramps, logits.head, logits.truth, costs)
+        labelled = logits.truth.sum(dim=1).reshape(len(some), -1).mean(dim=1).numpy()
+        for most, each in made.items():
+            table = of_texts(of_pixels, np.full(len(some), pictures.pixels), most)
+            right = np.where(labelled > 0, table.right / np.maximum(labelled, 1 / pictures.pixels), 1.0)
+            each.append(replace(table, right=right.astype(np.float32)))
+    return {most: _joined(each) for most, each in made.items()}
 
 
 def _joined(tables: Sequence[ExitTable]) -> ExitTable:

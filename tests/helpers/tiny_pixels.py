@@ -34,7 +34,7 @@ def reference_logits(pictures: np.ndarray) -> torch.Tensor:
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(pixel_network())
-    arrays = processor(images=list(pictures), return_tensors="pt", input_data_format="channels_last")
+    arrays = processor(images=list(pictures[..., None]), return_tensors="pt", input_data_format="channels_last")
     logits: torch.Tensor = hugging_face()(**arrays).logits
     return logits
 
