@@ -34,8 +34,7 @@ class Features:
     """One row per input, in the order of the sample. `pooled[k]` is the state that a ramp after block k reads.
 
     The arrays are mapped from files. Where words are answered, there is one row per word: `counts` is the number of
-    words of each text, and `numbers` are the numbers of the words in their texts. Where pixels are answered, a row of
-    `logits` has those of all pixels, one after another.
+    words of each text, and `numbers` are the numbers of the words in their texts.
     """
 
     pooled: Sequence[Floats]
@@ -54,7 +53,7 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
     with locked(entry):
         if not entry.is_dir():
             words = _words(model, values)
-            widths = [*model.exact.anatomy.pooled_widths[:-1], _answers_width(model)]
+            widths = [*model.exact.anatomy.pooled_widths[:-1], model.num_labels]
             shapes = [(len(words[1]) if words else len(values), width) for width in widths]
             size_bytes = 4 * sum(rows * width for rows, width in shapes)
             if size_bytes > LIMIT_BYTES:
@@ -68,13 +67,7 @@ def features(model: BackedModel, fingerprint: str, values: Sequence[Any], cache:
         entry.touch()
     pooled = [np.load(entry / f"block-{block}.npy", mmap_mode="r") for block in range(model.num_blocks - 1)]
     of_words = [np.load(path) for name in WORDS if (path := entry / f"{name}.npy").is_file()]
-    answers = np.load(entry / "logits.npy", mmap_mode="r" if task_of(model).by_pixel else None)
-    return Features(pooled, answers, *of_words)
-
-
-def _answers_width(model: BackedModel) -> int:
-    task = task_of(model)
-    return model.num_labels * (task.parts(model.num_labels) if task.by_pixel else 1)
+    return Features(pooled, np.load(entry / "logits.npy"), *of_words)
 
 
 def _key(fingerprint: str, values: Sequence[Any]) -> str:
@@ -119,7 +112,7 @@ def _compute(
             raise UserError("the network's answers are not finite (NaN or infinite): are its weights complete?")
         rows = rows_of(words[0], chosen) if words else chosen
         for array, tensor in zip(maps, [*pooled, logits], strict=True):
-            array[rows] = tensor.cpu().numpy().reshape(len(rows), -1)
+            array[rows] = tensor.cpu().numpy()
     for array in maps:
         array.flush()
 

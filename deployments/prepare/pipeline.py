@@ -47,10 +47,10 @@ def prepare(
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     fingerprint = checkpoint.fingerprint(source)
-    cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
     if sample.task.by_pixel:
-        ramps = make_bridges(model.exact, cached, sample, options)
+        ramps = make_bridges(model, sample, options)
     else:
+        cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
         ramps = make_ramps(cached, sample, options, model.labels, heads)
     rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     check_free(out, force)  # a second time, as another process may have written there meanwhile

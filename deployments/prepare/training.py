@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -76,20 +75,13 @@ def _ramp(
         torch.manual_seed(seed)
         head = make_head(kind, features.shape[1], targets.shape[1])
         if kind == "light":
-            keep_best(head, _lower_penalties(head, learn), judge, stages_without_gain=1)
+            _keep_best(head, _lower_penalties(head, learn), judge, stages_without_gain=1)
         else:
-            keep_best(head, _epochs(head, learn), judge, EPOCHS_WITHOUT_GAIN)
+            _keep_best(head, _epochs(head, learn), judge, EPOCHS_WITHOUT_GAIN)
     return scale.folded_into(head.eval())
 
 
-class Judge(Protocol):
-    """The rows by which progress is judged."""
-
-    def loss(self, head: nn.Module) -> Tensor: ...
-
-
-def keep_best(head: nn.Module, stages: Iterator[None], judge: Judge, stages_without_gain: int) -> None:
-    """Run the stages of a training until several in a row bring no gain, and keep the best weights."""
+def _keep_best(head: nn.Module, stages: Iterator[None], judge: TrainingRows, stages_without_gain: int) -> None:
     best, best_state, since = np.inf, head.state_dict(), 0
     for _ in stages:
         with torch.inference_mode():

@@ -29,7 +29,6 @@ from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.prepare.bridges import Pictures, picture_tables
-from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, retuned
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample
@@ -79,7 +78,7 @@ def _figures(place: Path, repeats: int) -> Iterator[tuple[str, float]]:
         yield f"exit_cost_{block}", share
     yield from bench.latencies()
     yield from bench.goodput()
-    yield from _promise(model, out, place, repeats)
+    yield from _promise(model, repeats)
 
 
 @dataclass(frozen=True)
@@ -184,11 +183,10 @@ def mean_iou(truth: Indices, labels: Indices) -> float:
     return float((np.diag(both) / np.maximum(union, 1))[union > 0].mean())
 
 
-def _promise(model: TorchModel, out: Path, place: Path, repeats: int) -> Iterator[tuple[str, float]]:
+def _promise(model: TorchModel, repeats: int) -> Iterator[tuple[str, float]]:
     """How often other pictures lose more than is promised, where the parts of the recorded pictures are drawn anew."""
-    recorded = list(drawn(RECORDED, seed=4).pictures)
-    cached = features(model.with_ramps(Ramps()), "recorded", recorded, place / "features")
-    pictures, rules = Pictures(cached, None, model.num_labels, model.device), model.ramps.rules
+    recorded, rules = list(drawn(RECORDED, seed=4).pictures), model.ramps.rules
+    pictures = Pictures(model.with_ramps(Ramps()), recorded, None)
     bridges = [model.ramps.heads[rule.block] for rule in rules.ramps]
     temperatures = [*(rule.temperature for rule in rules.ramps), rules.head_temperature]
     with torch.inference_mode():

@@ -270,13 +270,13 @@ HEADLINES = {
                 Headline("promise", f"early_agreement_apparate_{name}", "the same with Apparate's tuner"),
             )
         ),
-        Headline(
-            "bridges", "cost_one_exit", "pixels labelled: multiplications with one exit (and bridge) over those without"
-        ),
-        Headline("bridges", "pixels_agreed_one_exit", "pixels that are answered as by the full network", 0.99),
-        Headline("bridges", "mean_iou_full", "mean IoU in full"),
-        Headline("bridges", "mean_iou_one_exit", "the same with one exit"),
-        Headline("bridges", "cost_any_exits", "multiplications with as many exits as pay"),
+        Headline("dense", "latency", "maps with bridges: mean latency over no exits, batches of 2, 4 and 8", 0.76, True, 0.76),
+        Headline("dense", "goodput_over_no_exits", "the same: goodput over no exits", 1.3),
+        Headline("dense", "goodput_over_early_exit", "the same: goodput over batches that shrink"),
+        Headline("dense", "pixels_lost_8", "the same: pixels that are not answered as by the full network", 0.01, True),
+        Headline("dense", "promise_broken", "the same: promises broken, of 100 repeats", 0.05, True),
+        Headline("dense", "mean_iou_full", "the same: mean IoU in full"),
+        Headline("dense", "mean_iou_8", "the same: mean IoU with exits"),
     ),
     "Watched": (
         Headline("watching", "page_rps_ratio", "requests/s with the page open, over nobody watching", 0.98),

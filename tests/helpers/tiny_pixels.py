@@ -39,4 +39,9 @@ def reference_logits(pictures: np.ndarray) -> torch.Tensor:
     return logits
 
 
-__all__ = ["GRID", "NAMES", "drawn", "hugging_face", "pixel_network", "reference_logits"]
+def rows_of(logits: torch.Tensor) -> torch.Tensor:
+    """A row for each pixel."""
+    return logits.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+__all__ = ["GRID", "NAMES", "drawn", "hugging_face", "pixel_network", "reference_logits", "rows_of"]

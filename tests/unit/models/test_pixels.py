@@ -1,17 +1,21 @@
 """A SegFormer that labels pixels, cut anywhere: its maps are those of transformers, and pixels leave together."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from isobatch.deployments.class_maps import class_map
+from isobatch.deployments.class_maps import class_map, labels_of_runs, runs_of
 from isobatch.deployments.models import TorchModel, load
+from isobatch.deployments.models.families.segformer import Regions, packed
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
 
 PICTURES = drawn(5, seed=9).pictures
 
@@ -21,12 +25,8 @@ def model() -> TorchModel:
     return load(pixel_network())
 
 
-def rows_of(logits: torch.Tensor) -> np.ndarray:
-    return logits.permute(0, 2, 3, 1).flatten(0, 2).numpy()
-
-
 def test_every_pair_of_cuts_equals_the_uncut_network(model: TorchModel) -> None:
-    expected = rows_of(reference_logits(PICTURES))
+    expected = rows_of(reference_logits(PICTURES)).numpy()
     assert model.num_blocks == 6
     for count in (0, 1, 2):
         for cuts in combinations(range(1, 6), count):
@@ -48,7 +48,7 @@ def test_survivors_are_rows_that_merge_and_part(model: TorchModel) -> None:
     merged = model.select(model.merge([part for part in parts if part]), np.array([4, 0]))
     exits = model.run(merged, 6, ()).exits
     expected = reference_logits(PICTURES)[[4, 0]]
-    assert np.abs(exits.logits - rows_of(expected)).max() < 1e-5
+    assert np.abs(exits.logits - rows_of(expected).numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("size", [(GRID, GRID), (32, 32), (40, 23), (7, 100), (1, 1)])
@@ -84,11 +84,30 @@ def test_a_head_for_pixels_of_another_family_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_preprocessor_that_leaves_pictures_as_large_as_they_are_is_refused(tmp_path: Path) -> None:
-    import shutil
-
     import transformers
 
-    shutil.copytree(pixel_network(), tmp_path / "own")
+    copytree(pixel_network(), tmp_path / "own")
     transformers.SegformerImageProcessorPil(do_resize=False).save_pretrained(tmp_path / "own")
     with pytest.raises(UserError, match="must bring images to one size: set do_resize, and height and width in size"):
         load(tmp_path / "own")
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_runs_are_the_map_in_short(labels: list[int]) -> None:
+    runs = runs_of(np.array(labels).reshape(1, -1))
+    assert labels_of_runs(runs).tolist() == labels
+    assert all(before[0] != after[0] for before, after in pairwise(runs))
+
+
+@given(st.integers(0, 5), st.integers(1, 3), st.integers(0, 9))
+def test_maps_are_packed_into_rows_and_back(block: int, count: int, seed: int) -> None:
+    regions, random = Regions((4, 6, 8), ((8, 6), (4, 3), (2, 2)), (2, 1, 3)), np.random.default_rng(seed)
+    rows = torch.from_numpy(random.normal(size=(count, sum(regions.sizes(block)))))
+    maps = regions.unpacked(rows, block)
+    region, place = regions.place(block)
+    assert len(maps) == region + 1
+    assert [tuple(each.shape[1:]) for each in maps[:-1]] == [
+        (regions.channels[each], *regions.sides[each]) for each in range(region)
+    ]
+    assert (maps[-1].ndim == 4) == (place == regions.depths[region] - 1)
+    assert torch.equal(packed(maps), rows)

@@ -16,14 +16,13 @@ from isobatch import load
 from isobatch.cluster.cli import app
 from isobatch.deployments.prepare.bridges import Pictures
 from isobatch.deployments.prepare.data import rows
-from isobatch.deployments.prepare.features import Features
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
 from isobatch.deployments.tasks import PixelClassification
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
 from tests.helpers.preparing import prepared_network
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
 
 TASK = PixelClassification((GRID, GRID))
 SCENES = drawn(240, seed=3)
@@ -161,13 +160,16 @@ def test_wrong_maps_are_refused(tmp_path: Path, labels: np.ndarray, sentence: st
 
 
 def test_without_labels_bridges_learn_the_full_networks_map() -> None:
-    logits = np.array([[1.0, 3.0, 2.0, 0.0]], np.float32)  # one picture, two pixels, two labels
-    features, rows = Features([], logits), np.array([0])
-    alone = Pictures(features, None, 2, torch.device("cpu"))
-    assert torch.allclose(alone.targets(rows), torch.tensor([[1.0, 3.0], [2.0, 0.0]]).softmax(dim=1))
-    assert alone.truth(rows).tolist() == [[0, 1], [1, 0]]
-    labelled = Pictures(features, np.array([[-1, 1]]), 2, torch.device("cpu"))
-    assert labelled.targets(rows).tolist() == labelled.truth(rows).tolist() == [[0, 0], [0, 1]]
+    model, pictures, rows = load(pixel_network()), list(SCENES.pictures[:3]), np.array([2, 0])
+    (alone,) = Pictures(model, pictures, None).seen(rows)
+    expected = rows_of(reference_logits(SCENES.pictures[[2, 0]]))
+    assert np.allclose(alone.targets, expected.softmax(dim=1), atol=1e-5)
+    assert alone.truth.argmax(dim=1).tolist() == expected.argmax(dim=1).tolist()
+    labels = np.full((3, GRID * GRID), -1)
+    labels[2, 5], labels[0, 0] = 4, 1
+    (labelled,) = Pictures(model, pictures, labels).seen(rows)
+    places = [5, GRID * GRID]
+    assert labelled.truth.nonzero().tolist() == labelled.targets.nonzero().tolist() == [[places[0], 4], [places[1], 1]]
 
 
 @pytest.mark.parametrize(
