@@ -288,15 +288,16 @@ def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8
         raise UserError(f"{where}: the picture {named} cannot be read: {error}") from error
 
 
-def label_picture(where: str, source: Path) -> NDArray[Any]:
+def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:
     """The labels in a picture whose pixels are labels: those of a palette, or grey values."""
     from PIL import Image
 
     try:
-        with Image.open(source) as picture:
+        with Image.open(path.parent / cell if isinstance(cell, str) else BytesIO(cell["bytes"])) as picture:
             return np.asarray(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{where}: the picture of labels {source} cannot be read: {error}") from error
+    except (OSError, SyntaxError, ValueError, TypeError, LookupError, Image.DecompressionBombError) as error:
+        named = repr(cell) if isinstance(cell, str) else "in it"
+        raise UserError(f"{where}: the picture of labels {named} cannot be read: {error}") from error
 
 
 def _arrays(path: Path, channels: int | None) -> Iterator[Row]:

@@ -207,10 +207,10 @@ VOID, NO_LABEL = 255, -1  # of pixels without a label: in files, and here
 def _on_grid(row: Row, source: Path, names: LabelNames, grid: tuple[int, int]) -> Indices:
     """The label of each pixel of the network's map: that of the map in the file at the same place.
 
-    A map is an array, or the path of a picture whose pixels are labels.
+    A map is an array, or a picture whose pixels are labels: its path, or its bytes as the library `datasets` has them.
     """
     where = f"{source}: row {row.number}"
-    labels = label_picture(where, source.parent / row.label) if isinstance(row.label, str) else np.asarray(row.label)
+    labels = label_picture(where, source, row.label) if isinstance(row.label, str | dict) else np.asarray(row.label)
     if labels.ndim != 2 or labels.dtype.kind not in "iu" or not labels.size:
         raise UserError(f"{where}: its labels must be a map of height x width whole numbers, got {labels.shape}")
     down, across = (((np.arange(wanted) + 0.5) * (side / wanted)).astype(int) for wanted, side in zip(grid, labels.shape, strict=True))

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from isobatch.deployments.class_maps import class_map, labels_of_runs, runs_of
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.families.segformer import Regions, packed
+from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
+from isobatch.deployments.models.served_model import BlockRange
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
+from tests.helpers.backend_parity import assert_same
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
 
 PICTURES = drawn(5, seed=9).pictures
@@ -111,3 +115,20 @@ def test_maps_are_packed_into_rows_and_back(block: int, count: int, seed: int) -
     ]
     assert (maps[-1].ndim == 4) == (place == regions.depths[region] - 1)
     assert torch.equal(packed(maps), rows)
+
+
+def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: Path) -> None:
+    assert model.anatomy.bridge
+    heads = {block: model.anatomy.bridge(block).eval() for block in (0, 2, 4)}
+    rules = [RampRule(block=block, threshold=0.3) for block in heads]
+    policy = "isobatch.deployments.exits:confidence"
+    exact = model.with_ramps(Ramps(ExitRules(kind="bridge", policy=policy, ramps=tuple(rules), most_unsure=9), heads))
+    batch = exact.encode(list(PICTURES))
+    served = OnnxModel(exact, "scenes", cache=cache)
+    wanted = [BlockRange(0, 3, (0, 2)), BlockRange(3, 6, (4,)), BlockRange(0, 6)]
+    served.prepare(wanted, batch)
+    for ramps in ((), (0, 2, 4)):
+        assert_same(exact.run(batch, 6, ramps), served.run(batch, 6, ramps))
+    survivors = exact.run(batch, 3, ()).survivors
+    assert survivors is not None
+    assert_same(exact.run(survivors, 6, (4,)), served.run(survivors, 6, (4,)))

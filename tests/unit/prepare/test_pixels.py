@@ -15,7 +15,7 @@ from experiments.shared.scenes import scene_network
 from isobatch import load
 from isobatch.cluster.cli import app
 from isobatch.deployments.prepare.bridges import Pictures
-from isobatch.deployments.prepare.data import rows
+from isobatch.deployments.prepare.data import Row, rows
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
 from isobatch.deployments.tasks import PixelClassification
 from isobatch.profiles.errors import UserError
@@ -123,8 +123,11 @@ def test_predict_writes_runs(prepared: Path, tmp_path: Path) -> None:
         CliRunner().invoke(app, [*map(str, (*arguments, tmp_path / "b.csv"))], catch_exceptions=False)
 
 
-def read(path: Path, names: tuple[str, ...] = NAMES) -> list[list[int]] | None:
-    labels = labels_of(list(rows(path, channels=1)), path, LabelNames(names), PixelClassification((2, 2)))
+AS_2_X_2 = LabelNames(NAMES), PixelClassification((2, 2))
+
+
+def read(path: Path) -> list[list[int]] | None:
+    labels = labels_of(list(rows(path, channels=1)), path, *AS_2_X_2)
     return None if labels is None else labels.tolist()
 
 
@@ -135,6 +138,9 @@ def test_maps_are_read_from_pictures_and_arrays(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("image,label\npicture.png,map.png\n")
     expected = [[1, 7, 1, -1]]
     assert read(tmp_path / "a.csv") == expected
+    label = labels_of([Row(1, None, {"bytes": (tmp_path / "map.png").read_bytes()})], tmp_path / "a", *AS_2_X_2)
+    assert label is not None
+    assert label.tolist() == expected
     nested = json.dumps({"image": np.zeros((4, 4)).tolist(), "label": labels.tolist()})
     (tmp_path / "a.jsonl").write_text(nested + "\n")
     assert read(tmp_path / "a.jsonl") == expected
