@@ -146,7 +146,13 @@ def image_size(folder: Path) -> tuple[int, int]:
     """Side and number of channels of square images for the network in this directory."""
     config = read_config(last_of(folder))
     height, _ = fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)
-    return height, config.num_channels
+    return height, channels_in(config)
+
+
+def channels_in(config: Any) -> int:
+    """The number of channels of images; that of the backbone where a head has a configuration of its own."""
+    channels: int = getattr(config, "num_channels", None) or config.backbone_config.num_channels
+    return channels
 
 
 def fixed_size(config: Any) -> tuple[int, int] | None:

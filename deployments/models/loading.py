@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from isobatch.deployments.models.anatomy import Anatomy, Family, token_anatomy
 from isobatch.deployments.models.checkpoint import (
+    channels_in,
     check_head,
     check_preprocessor,
     fixed_size,
@@ -130,7 +131,7 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     if family.reads == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
         size = size_made(folder) if family.one_size else fixed_size(config)
-        return ImageEncoder(processor, config.num_channels, size)
+        return ImageEncoder(processor, channels_in(config), size)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
     texts = TextEncoder(tokenizer, longest, types > 1)

@@ -39,7 +39,7 @@ CALIBRATED_BY = 20_000  # pixels
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenPictures:
     """Some pictures: what a bridge behind each block reads, and for each pixel the full network's logits and the label.
 
     Labels are one-hot; a pixel without a label has none.
@@ -61,14 +61,14 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PixelSample:
     """Pictures, and the labels of their pixels (-1: none); without labels, the full network's answers are the labels."""
 
     model: BackedModel
     values: Sequence[Any]
     labels: Indices | None
 
-    def seen(self, rows: Indices) -> Iterator[Seen]:
+    def seen(self, rows: Indices) -> Iterator[SeenPictures]:
         """These pictures, a few at a time."""
         for some in _parts(rows):
             pooled, head = self.model.features(self.model.encode([self.values[row] for row in some]))
@@ -76,16 +76,16 @@ class Pictures:
             head, count = head.clone(), self.model.num_labels
             if self.labels is None:
                 truth = nn.functional.one_hot(head.argmax(dim=1), count).float()
-                yield Seen(copies, head, truth, head.softmax(dim=1))
+                yield SeenPictures(copies, head, truth, head.softmax(dim=1))
             else:
                 numbers = torch.from_numpy(self.labels[some]).to(head.device).ravel()
                 truth = nn.functional.one_hot(numbers + 1, count + 1)[:, 1:].float()
-                yield Seen(copies, head, truth, truth)
+                yield SeenPictures(copies, head, truth, truth)
 
 
 def make_bridges(model: BackedModel, sample: Sample, options: PrepareOptions) -> TrainedRamps:
     """Bridges behind every block but the last, calibrated and tested."""
-    pictures = Pictures(model, sample.values, sample.labels)
+    pictures = PixelSample(model, sample.values, sample.labels)
     train = np.random.default_rng(options.seed).permutation(sample.parts.train)
     held, learn = np.split(train, [int(HELD * len(train))])
     with torch.random.fork_rng(devices=[]):
@@ -106,7 +106,7 @@ def make_bridges(model: BackedModel, sample: Sample, options: PrepareOptions) ->
     return TrainedRamps(rules, {block: bridge.cpu() for block, bridge in enumerate(bridges)}, tested.evidence)
 
 
-def _trained(pictures: Pictures, learn: Indices, held: Indices) -> list[nn.Module]:
+def _trained(pictures: PixelSample, learn: Indices, held: Indices) -> list[nn.Module]:
     """Train all bridges at once, and keep each as it was when it lost least on the held pictures."""
     anatomy, device = pictures.model.exact.anatomy, pictures.model.exact.device
     assert anatomy.bridge, "This is a bug: a network that labels pixels has bridges."
@@ -136,7 +136,7 @@ def _trained(pictures: Pictures, learn: Indices, held: Indices) -> list[nn.Modul
     return bridges
 
 
-def _some_pixels(pictures: Pictures, bridges: Sequence[nn.Module], rows: Indices) -> RampLogits:
+def _some_pixels(pictures: PixelSample, bridges: Sequence[nn.Module], rows: Indices) -> RampLogits:
     """As many pixels of all these pictures as calibration needs."""
     random, made = np.random.default_rng(0), list[RampLogits]()
     for seen in pictures.seen(rows):
@@ -147,7 +147,7 @@ def _some_pixels(pictures: Pictures, bridges: Sequence[nn.Module], rows: Indices
 
 
 def picture_tables(
-    pictures: Pictures, bridges: Sequence[nn.Module], temperatures: Sequence[float], rows: Indices, policy: Policy
+    pictures: PixelSample, bridges: Sequence[nn.Module], temperatures: Sequence[float], rows: Indices, policy: Policy
 ) -> dict[int, ExitTable]:
     """The table of these pictures for each number of pixels that need not be sure; losses are shares of pixels."""
     costs = [(block + 1) / (len(bridges) + 1) for block in range(len(bridges))]

@@ -28,7 +28,7 @@ from isobatch.deployments.exits import confidence
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.ramps import Ramps
-from isobatch.deployments.prepare.bridges import Pictures, picture_tables
+from isobatch.deployments.prepare.bridges import PixelSample, picture_tables
 from isobatch.deployments.prepare.measuring import PrepareOptions, retuned
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample
@@ -186,7 +186,7 @@ def mean_iou(truth: Indices, labels: Indices) -> float:
 def _promise(model: TorchModel, repeats: int) -> Iterator[tuple[str, float]]:
     """How often other pictures lose more than is promised, where the parts of the recorded pictures are drawn anew."""
     recorded, rules = list(drawn(RECORDED, seed=4).pictures), model.ramps.rules
-    pictures = Pictures(model.with_ramps(Ramps()), recorded, None)
+    pictures = PixelSample(model.with_ramps(Ramps()), recorded, None)
     bridges = [model.ramps.heads[rule.block] for rule in rules.ramps]
     temperatures = [*(rule.temperature for rule in rules.ramps), rules.head_temperature]
     with torch.inference_mode():

@@ -26,7 +26,7 @@ WIDE = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 SEGFORMER = {
     "num_encoder_blocks": 3, "hidden_sizes": [8, 12, 16], "depths": [2, 1, 2], "num_attention_heads": [1, 2, 2],
     "sr_ratios": [4, 2, 1], "patch_sizes": [7, 3, 3], "strides": [4, 2, 2], "mlp_ratios": [2, 2, 2],
-    "decoder_hidden_size": 16, "num_labels": NUM_LABELS, "image_size": 32,
+    "decoder_hidden_size": 16, "num_labels": NUM_LABELS, "image_size": [32, 32],
 }  # fmt: skip
 
 

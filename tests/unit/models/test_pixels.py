@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from isobatch.deployments.class_maps import class_map, labels_of_runs, runs_of
 from isobatch.deployments.models import TorchModel, load
-from isobatch.deployments.models.families.segformer import Regions, packed
 from isobatch.deployments.models.onnx_model import OnnxModel
+from isobatch.deployments.models.regions import Regions, packed
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
 from isobatch.deployments.models.served_model import BlockRange
+from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport.orders import Departed, Order
+from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import assert_same
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of, upernet
 
 PICTURES = drawn(5, seed=9).pictures
 
@@ -43,6 +46,27 @@ def test_every_pair_of_cuts_equals_the_uncut_network(model: TorchModel) -> None:
             assert launched.exits.counts is not None
             assert launched.exits.counts.tolist() == [GRID * GRID] * 5
             assert np.abs(launched.exits.logits - expected).max() < 1e-5
+
+
+def test_upernet_equals_transformers_wherever_it_is_cut() -> None:
+    model, expected = load(upernet()), reference_logits(PICTURES, upernet())
+    assert (model.num_blocks, model.task.parts(11)) == (6, 64)
+    for cut in range(1, 6):
+        after = model.run(model.encode(list(PICTURES)), cut, ()).survivors
+        assert after is not None
+        logits = torch.from_numpy(model.run(after, 6, ()).exits.logits).reshape(5, 8, 8, -1).permute(0, 3, 1, 2)
+        grown = torch.nn.functional.interpolate(logits, (32, 32), mode="bilinear", align_corners=False)
+        assert float((grown - expected).abs().max()) < 1e-5
+
+
+def test_bridges_of_upernet_begin_as_its_own_blocks() -> None:
+    """Behind the block before the last region, whose only block the bridge has, they are the rest of the network."""
+    model = load(upernet())
+    pooled, logits = model.features(model.encode(list(PICTURES)))
+    assert model.anatomy.bridge
+    with torch.inference_mode():
+        assert torch.allclose(model.anatomy.bridge(4).eval()(pooled[4]), logits, atol=1e-5)
+        assert model.anatomy.bridge(0).eval()(pooled[0]).shape == logits.shape
 
 
 def test_survivors_are_rows_that_merge_and_part(model: TorchModel) -> None:
@@ -83,7 +107,7 @@ def test_a_head_for_pixels_of_another_family_is_refused(tmp_path: Path) -> None:
     config = transformers.BeitConfig(num_hidden_layers=4, out_indices=[0, 1, 2, 3], num_labels=3, **small)
     transformers.BeitForSemanticSegmentation(config).save_pretrained(tmp_path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="beit is not known with a head that labels pixels; known are: segformer"):
+    with pytest.raises(UserError, match="beit is not known with a head that labels pixels; known are: segformer, upernet"):
         load(tmp_path)
 
 
@@ -105,10 +129,11 @@ def test_runs_are_the_map_in_short(labels: list[int]) -> None:
 
 @given(st.integers(0, 5), st.integers(1, 3), st.integers(0, 9))
 def test_maps_are_packed_into_rows_and_back(block: int, count: int, seed: int) -> None:
-    regions, random = Regions((4, 6, 8), ((8, 6), (4, 3), (2, 2)), (2, 1, 3)), np.random.default_rng(seed)
+    regions = Regions((4, 6, 8), ((8, 6), (4, 3), (2, 2)), (2, 1, 3), as_tokens=True)
+    random = np.random.default_rng(seed)
     rows = torch.from_numpy(random.normal(size=(count, sum(regions.sizes(block)))))
     maps = regions.unpacked(rows, block)
-    region, place = regions.place(block)
+    region, place = regions.places[block]
     assert len(maps) == region + 1
     assert [tuple(each.shape[1:]) for each in maps[:-1]] == [
         (regions.channels[each], *regions.sides[each]) for each in range(region)
@@ -132,3 +157,11 @@ def test_onnx_runtime_gives_the_same_maps_and_bridges(model: TorchModel, cache: 
     survivors = exact.run(batch, 3, ()).survivors
     assert survivors is not None
     assert_same(exact.run(survivors, 6, (4,)), served.run(survivors, 6, (4,)))
+
+
+def test_a_replica_answers_all_pixels_of_a_picture_at_once(model: TorchModel) -> None:
+    order = Order(6, frozenset(), (pack(model.encode(list(PICTURES))),))
+    (departed,) = [reply for reply in SplitReplica(model).run(order) if isinstance(reply, Departed)]
+    answers = departed.exits.answers()
+    expected = reference_logits(PICTURES).argmax(dim=1).flatten(1).tolist()
+    assert [list(label) for label, _ in answers if isinstance(label, tuple)] == expected

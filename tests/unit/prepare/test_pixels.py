@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from experiments.shared.scenes import scene_network
 from isobatch import load
 from isobatch.cluster.cli import app
-from isobatch.deployments.prepare.bridges import Pictures
+from isobatch.deployments.prepare.bridges import PixelSample
 from isobatch.deployments.prepare.data import Row, rows
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
 from isobatch.deployments.tasks import PixelClassification
@@ -167,13 +167,13 @@ def test_wrong_maps_are_refused(tmp_path: Path, labels: np.ndarray, sentence: st
 
 def test_without_labels_bridges_learn_the_full_networks_map() -> None:
     model, pictures, rows = load(pixel_network()), list(SCENES.pictures[:3]), np.array([2, 0])
-    (alone,) = Pictures(model, pictures, None).seen(rows)
+    (alone,) = PixelSample(model, pictures, None).seen(rows)
     expected = rows_of(reference_logits(SCENES.pictures[[2, 0]]))
     assert np.allclose(alone.targets, expected.softmax(dim=1), atol=1e-5)
     assert alone.truth.argmax(dim=1).tolist() == expected.argmax(dim=1).tolist()
     labels = np.full((3, GRID * GRID), -1)
     labels[2, 5], labels[0, 0] = 4, 1
-    (labelled,) = Pictures(model, pictures, labels).seen(rows)
+    (labelled,) = PixelSample(model, pictures, labels).seen(rows)
     places = [5, GRID * GRID]
     assert labelled.truth.nonzero().tolist() == labelled.targets.nonzero().tolist() == [[places[0], 4], [places[1], 1]]
 
