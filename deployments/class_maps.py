@@ -28,6 +28,9 @@ class MapStyle:
         return labels.tolist() if self.form == "array" else (png_of if self.form == "png" else runs_of)(labels)
 
 
+RUNS = MapStyle()
+
+
 def class_map(logits: Floats, size: tuple[int, int] | None) -> Labels:
     """The most probable label of each pixel. `logits`: height x width x labels.
 

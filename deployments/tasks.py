@@ -5,7 +5,6 @@ and as tensors. Exits and comparisons of answers do not depend on it (`profiles/
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.class_maps import MapStyle, class_map, labels_of_runs
+from isobatch.deployments.class_maps import RUNS, MapStyle, class_map, labels_of_runs
 from isobatch.deployments.entities import entities_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import MICRO_F1, Metric
@@ -272,7 +271,7 @@ class PixelClassification(Task):
     loaders: Mapping[str, str] = MappingProxyType({"image": "AutoModelForSemanticSegmentation"})
     tensors: Tensors = MappingProxyType({"label": ("INT64", [-1, -1]), "score": ("FP32", [-1, -1])})
 
-    def __init__(self, grid: tuple[int, int] = (1, 1), style: MapStyle = MapStyle()) -> None:
+    def __init__(self, grid: tuple[int, int] = (1, 1), style: MapStyle = RUNS) -> None:
         self.grid, self.style = grid, style
 
     def parts(self, num_labels: int) -> int:

@@ -143,7 +143,9 @@ def _style_in(content: Mapping[str, Any]) -> MapStyle | None:
         raise RefusedError(400, f"'map' is {shown(form)}: it must be one of {', '.join(FORMS)}")
     if size is None:
         return MapStyle(form)
-    if not (isinstance(size, list) and len(size) == 2 and all(map(is_count, size)) and size[0] * size[1] <= MOST_PIXELS):
+    if not (
+        isinstance(size, list) and len(size) == 2 and all(map(is_count, size)) and size[0] * size[1] <= MOST_PIXELS
+    ):
         raise RefusedError(400, f"'size' is {shown(size)}: it must be [height, width], {MOST_PIXELS} pixels at most")
     return MapStyle(form, (size[0], size[1]))
 

@@ -69,7 +69,9 @@ class ExitRules(FilePart):
     ramps: Annotated[tuple[RampRule, ...], AfterValidator(in_order)] = ()
     head_temperature: float = Field(1.0, gt=0, description="The temperature of the network's own head.")
     most_unsure: int = Field(
-        0, ge=0, description="An input with an answer for each word or pixel leaves with up to this number of them that are not sure."
+        0,
+        ge=0,
+        description="An input with an answer for each word or pixel leaves with up to this number of unsure ones.",
     )
     full_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: of the full network.")
     exit_accuracy: float | None = Field(None, ge=0, le=1, description="Measured: with exits.")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-
 import torch
 from torch import Tensor, nn
 
@@ -54,10 +53,10 @@ class Regions:
         """The maps after a block, from one row per input."""
         parts = rows.split(self.sizes(block), dim=1)
         shapes = [(self.channels[each], *self.sides[each]) for each in range(len(parts))]
-        maps = [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+        maps = [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
         if self.as_tokens and not self.is_whole(block):
             channels, height, width = shapes[-1]
-            maps[-1] = parts[-1].unflatten(1, (height * width, channels))
+            maps[-1] = parts[-1].reshape(-1, height * width, channels)
         return maps
 
 
@@ -67,7 +66,7 @@ def packed(maps: Maps) -> Tensor:
 
 
 def as_map(tokens: Tensor, sides: tuple[int, int]) -> Tensor:
-    return tokens.unflatten(1, sides).permute(0, 3, 1, 2).contiguous()
+    return tokens.reshape(-1, *sides, tokens.shape[2]).permute(0, 3, 1, 2).contiguous()
 
 
 def by_pixel(logits: Tensor) -> Tensor:
@@ -98,7 +97,7 @@ def region_anatomy(
     block_of: Callable[[int, int], MapStep],
     head: Callable[[Maps], Tensor],
 ) -> Anatomy:
-    """The anatomy of a network with one label for each input. `block_of(region, place)` maps the last map to the next."""
+    """The anatomy of a network with one label for each input. `block_of(region, place)` makes the next map."""
 
     def block(region: int, place: int) -> Callable[[Maps, Spans | None], Maps]:
         step = block_of(region, place)

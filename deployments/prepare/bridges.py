@@ -62,7 +62,7 @@ class SeenPictures:
 
 @dataclass(frozen=True)
 class PixelSample:
-    """Pictures, and the labels of their pixels (-1: none); without labels, the full network's answers are the labels."""
+    """Pictures, and the labels of their pixels (-1: none); without labels, the full network's answers are these."""
 
     model: BackedModel
     values: Sequence[Any]

@@ -149,7 +149,11 @@ def draw(
         raise UserError(f"{source}: has {len(chosen_rows) or 'no'} rows; at least {MIN_ROWS} are needed")
     labels = labels_of(chosen_rows, source, names, task)
     if labels is not None and (labels == labels[:1]).all():
-        same = "every row has the same labels" if task.by_label or task.by_pixel else f"every label is {chosen_rows[0].label!r}"
+        same = (
+            "every row has the same labels"
+            if task.by_label or task.by_pixel
+            else f"every label is {chosen_rows[0].label!r}"
+        )
         raise UserError(f"{source}: {same}: ramps need at least two classes to tell apart")
     different = len({_identity(row.value) for row in chosen_rows})
     if different < MIN_ROWS:
@@ -213,7 +217,10 @@ def _on_grid(row: Row, source: Path, names: LabelNames, grid: tuple[int, int]) -
     labels = label_picture(where, source, row.label) if isinstance(row.label, str | dict) else np.asarray(row.label)
     if labels.ndim != 2 or labels.dtype.kind not in "iu" or not labels.size:
         raise UserError(f"{where}: its labels must be a map of height x width whole numbers, got {labels.shape}")
-    down, across = (((np.arange(wanted) + 0.5) * (side / wanted)).astype(int) for wanted, side in zip(grid, labels.shape, strict=True))
+    down, across = (
+        ((np.arange(wanted) + 0.5) * (side / wanted)).astype(int)
+        for wanted, side in zip(grid, labels.shape, strict=True)
+    )
     chosen: Indices = labels[down][:, across].astype(np.int64).ravel()
     wrong = chosen[(chosen != VOID) & ((chosen < 0) | (chosen >= len(names.names)))]
     if len(wrong):

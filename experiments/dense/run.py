@@ -1,7 +1,7 @@
 """Claim: exits with bridges (PAME) answer maps earlier and raise goodput, within a promise of agreement.
 
-No weights are downloaded: a small SegFormer is trained here on drawn scenes of scikit-learn's digits (shared/scenes.py),
-and `prepare` gives it bridges. Everything runs in process, on one thread, and counts by its own processor time. The
+No weights are downloaded: a small SegFormer is trained here on drawn scenes of scikit-learn's digits, and
+`prepare` gives it bridges. Everything runs in process, on one thread, and counts by its own processor time. The
 promise is that of other pictures at most 1 % of the pixels get another label than from the full network, 95 % sure.
 
 Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that pay at that batch size; the batch gets
@@ -157,7 +157,9 @@ def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int])
             spent_s += part_s
             exits = launched.exits
             took_ms += [1e3 * spent_s] * len(exits)
-            found |= {int(rows[row]): np.array(label) for row, (label, _) in zip(exits.rows, exits.answers(), strict=True)}
+            found |= {
+                int(rows[row]): np.array(label) for row, (label, _) in zip(exits.rows, exits.answers(), strict=True)
+            }
             rows, batch = np.delete(rows, exits.rows), launched.survivors
             if batch is None:
                 break

@@ -270,7 +270,9 @@ HEADLINES = {
                 Headline("promise", f"early_agreement_apparate_{name}", "the same with Apparate's tuner"),
             )
         ),
-        Headline("dense", "latency", "maps with bridges: mean latency over no exits, batches of 2, 4 and 8", 0.76, True, 0.76),
+        Headline(
+            "dense", "latency", "maps with bridges: mean latency over no exits, batches of 2, 4 and 8", 0.76, True, 0.76
+        ),
         Headline("dense", "goodput_over_no_exits", "the same: goodput over no exits", 1.3),
         Headline("dense", "goodput_over_early_exit", "the same: goodput over batches that shrink"),
         Headline("dense", "pixels_lost_8", "the same: pixels that are not answered as by the full network", 0.01, True),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
-from isobatch.deployments.models.regions import Bridge, Maps, Regions, MapStep, as_map, pixel_anatomy, region_anatomy
+from isobatch.deployments.models.regions import Bridge, Maps, MapStep, Regions, as_map, pixel_anatomy, region_anatomy
 
 
 def regions_of(config: Any) -> Regions:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
-from isobatch.deployments.models.regions import Bridge, Maps, Regions, MapStep, pixel_anatomy
+from isobatch.deployments.models.regions import Bridge, Maps, MapStep, Regions, pixel_anatomy
 from isobatch.profiles.errors import UserError
 
 BACKBONES = ("convnext", "convnextv2")
@@ -25,7 +25,7 @@ def regions_of(config: Any) -> Regions:
 
 
 class _Head(nn.Module):
-    """The norms of the maps, and UperNet's head. Its logits are as large as the first map; transformers enlarges them."""
+    """The norms of the maps, and UperNet's head. Its logits are as large as the first map: nothing enlarges them."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()

@@ -42,7 +42,9 @@ def maps(size: tuple[int, int] = (GRID, GRID)) -> np.ndarray:
 
 
 def asked(client: DocumentedClient, **options: Any) -> list[dict[str, Any]]:
-    reply = client.post("/predict", json={"inputs": [base64.b64encode(png(each)).decode() for each in PICTURES]} | options)
+    reply = client.post(
+        "/predict", json={"inputs": [base64.b64encode(png(each)).decode() for each in PICTURES]} | options
+    )
     assert reply.status_code == 200, reply.text
     MapPredictions.model_validate(reply.json())
     outputs: list[dict[str, Any]] = reply.json()["outputs"]
@@ -107,7 +109,12 @@ def test_tensors_hold_maps(client: DocumentedClient) -> None:
 
 
 def test_grpc_says_the_same() -> None:
-    sent = {"name": "inputs", "datatype": "BYTES", "shape": [2], "contents": {"bytes_contents": list(map(png, PICTURES))}}
+    sent = {
+        "name": "inputs",
+        "datatype": "BYTES",
+        "shape": [2],
+        "contents": {"bytes_contents": list(map(png, PICTURES))},
+    }
     config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
     reply = play(
         lambda client: client.ask("ModelInfer", model_name="toy", inputs=[sent]), model=str(pixel_network()), **config

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from isobatch.deployments.class_maps import class_map, labels_of_runs, runs_of
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.onnx_model import OnnxModel
-from isobatch.deployments.models.regions import Regions, packed
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps
+from isobatch.deployments.models.regions import Regions, packed
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order
@@ -107,7 +107,9 @@ def test_a_head_for_pixels_of_another_family_is_refused(tmp_path: Path) -> None:
     config = transformers.BeitConfig(num_hidden_layers=4, out_indices=[0, 1, 2, 3], num_labels=3, **small)
     transformers.BeitForSemanticSegmentation(config).save_pretrained(tmp_path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="beit is not known with a head that labels pixels; known are: segformer, upernet"):
+    with pytest.raises(
+        UserError, match="beit is not known with a head that labels pixels; known are: segformer, upernet"
+    ):
         load(tmp_path)
 
 

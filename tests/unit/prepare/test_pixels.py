@@ -183,7 +183,10 @@ def test_without_labels_bridges_learn_the_full_networks_map() -> None:
     [
         (("--ramp", "pooler"), "--ramp and --own-exits are not for a network that labels pixels"),
         (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
-        (("--metric", "mcc"), "--metric mcc is for networks that give an input one label; for this one: agreement, acc"),
+        (
+            ("--metric", "mcc"),
+            "--metric mcc is for networks that give an input one label; for this one: agreement, acc",
+        ),
     ],
 )
 def test_what_maps_do_not_have_is_refused(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
