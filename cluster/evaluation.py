@@ -165,9 +165,9 @@ def evaluated_pixels(
     in_full, with_exits = (
         (answers == truth)[some].sum(axis=1) / labelled[some].sum(axis=1) for answers in (full_answers, early)
     )
-    shares = map(_of_losses, (in_full, with_exits, in_full - with_exits))
     classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
-    return Evaluation(len(exits), agreement, depth, *shares, classes=classes)
+    before, after, lost = map(_of_losses, (in_full, with_exits, in_full - with_exits))
+    return Evaluation(len(exits), agreement, depth, before, after, lost, {}, classes)
 
 
 def _labels(answer: PredictedAnswer) -> Labels:

@@ -152,7 +152,7 @@ def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -
             return made
 
         try:
-            _prepare_classifier(replace(options, ramp=own.kind), Path(folder), loss, heads)
+            _prepare_classifier(replace(options, ramp="pooler" if own.kind == "pooler" else "light"), Path(folder), loss, heads)
         except UserError as error:
             raise UserError(str(error).replace(folder, str(source))) from error
 

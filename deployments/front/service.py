@@ -52,7 +52,8 @@ _MEASURED_ONE_OF = 8
 _PICTURES_AT_ONCE = 2
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
-Given, Made = TypeVar("Given"), TypeVar("Made")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 class IncomingRequest(NamedTuple):

@@ -51,7 +51,7 @@ class Regions:
 
     def unpacked(self, rows: Tensor, block: int) -> list[Tensor]:
         """The maps after a block, from one row per input."""
-        parts = rows.split(self.sizes(block), dim=1)
+        parts = torch.split(rows, self.sizes(block), dim=1)
         shapes = [(self.channels[each], *self.sides[each]) for each in range(len(parts))]
         maps = [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
         if self.as_tokens and not self.is_whole(block):

@@ -12,6 +12,7 @@ of recorded pictures.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,7 +154,7 @@ def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int])
         rows, spent_s, found = np.arange(size), 0.0, dict[int, Indices]()
         for stop in stops(0, network.num_blocks, ramps):
             assert batch is not None, "This is a bug: pictures are left."
-            launched, part_s = watch(lambda batch=batch, stop=stop: network.run(batch, stop, ramps))
+            launched, part_s = watch(partial(network.run, batch, stop, ramps))
             spent_s += part_s
             exits = launched.exits
             took_ms += [1e3 * spent_s] * len(exits)
