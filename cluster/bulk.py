@@ -21,7 +21,7 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 PART = ".part"
 ROWS_PER_GROUP = 4096  # of a Parquet file
 # Of an output that are written.
-_FIELDS = ("label", "name", "score", "labels", "tokens", "entities", "scores", "exit_block")
+_FIELDS = ("label", "name", "score", "labels", "tokens", "entities", "height", "width", "runs", "scores", "exit_block")
 Answerer = Callable[[Sequence[Any]], list[Outputs]]
 
 

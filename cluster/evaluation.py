@@ -178,6 +178,25 @@ def evaluated_scores(
     return Evaluation(len(exits), agreement, depth, scores=scores)
 
 
+def evaluated_pixels(
+    full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: Indices | None, num_blocks: int
+) -> Evaluation:
+    """The same where pixels are labelled: shares of a picture's pixels, of those that have a label in `truth`."""
+    full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
+    depth = _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits]))
+    agreement = _of_losses((full_answers == early).mean(axis=1))
+    if truth is None:
+        return Evaluation(len(exits), agreement, depth)
+    labelled = truth >= 0
+    some = labelled.any(axis=1)
+    in_full, with_exits = (
+        (answers == truth)[some].sum(axis=1) / labelled[some].sum(axis=1) for answers in (full_answers, early)
+    )
+    classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
+    before, after, lost = map(_of_losses, (in_full, with_exits, in_full - with_exits))
+    return Evaluation(len(exits), agreement, depth, before, after, lost, {}, classes)
+
+
 def _labels(answer: PredictedAnswer) -> Labels:
     return np.array(answer.label, np.int64)
 

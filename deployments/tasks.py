@@ -1,11 +1,11 @@
-"""The tasks of networks: one label for each input, several labels for it, one for each word of a text, or a score.
+"""The tasks of networks: one label for each input, several labels for it, one for each word of a text or pixel, or a
+score.
 
 A `Task` is everything that depends on this: which heads have the task, and how answers are named and written as JSON
 and as tensors. Exits and comparisons of answers do not depend on it (`profiles/model.py`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from isobatch.deployments.class_maps import RUNS, MapStyle, class_map, labels_of_runs
+from isobatch.deployments.entities import entities_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, Metric
 from isobatch.profiles.model import Label, Probability, Words, probabilities_in
@@ -23,7 +25,6 @@ ONE_LABEL = "single_label_classification"
 SEVERAL_LABELS = "multi_label_classification"
 A_NUMBER = "regression"
 Outputs = dict[str, Any]
-OUTSIDE = "O"  # the label of words that belong to no entity
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
 
 ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
@@ -86,6 +87,7 @@ class Task:
     by_label = False  # whether each label is answered by itself, yes or no
     by_score = False  # whether the network has one output, which is a score, and no labels to choose from
     numbers = False  # whether that score is the output itself, not its sigmoid
+    by_pixel = False  # whether heads and ramps answer every pixel of a map
     # What promises may be about; the first one is the default.
     metrics: tuple[Metric, ...] = ("accuracy", "agreement", "worst-class", "macro-f1", "mcc")
     answered = "inputs"  # the plural noun for the things that get a label each
@@ -96,8 +98,8 @@ class Task:
 
     @property
     def several(self) -> bool:
-        """Whether an input has several answers: one for each word, or for each label."""
-        return self.by_token or self.by_label
+        """Whether an input has several answers: one for each word, for each label, or for each pixel."""
+        return self.by_token or self.by_label or self.by_pixel
 
     def choices(self, num_labels: int) -> int:
         """The number of answers among which a policy sees one chosen."""
@@ -106,6 +108,10 @@ class Task:
     def ramp_width(self, num_labels: int) -> int:
         """The outputs of a ramp. Of a score it gives two (`near` in deployments/exits.py)."""
         return 2 if self.by_score else num_labels
+
+    def parts(self, num_labels: int) -> int:
+        """The number of answers to each input, where all inputs have as many."""
+        return num_labels if self.by_label else 1
 
     def named(self, label: Label, names: Sequence[str]) -> Any:
         """The checkpoint's name for a label."""
@@ -280,6 +286,64 @@ class TokenClassification(Task):
         return table
 
 
+class PixelClassification(Task):
+    """One label for each pixel of a picture, on a grid of the network's own (its height and width).
+
+    `style`: how maps are written. The rows of an answer's logits are pixels, line by line.
+    """
+
+    name = "semantic-segmentation"
+    heads = "ForSemanticSegmentation"
+    by_pixel = True
+    metrics = ("agreement", "accuracy")
+    answered = "pixels"
+    loaders: Mapping[str, str] = MappingProxyType({"image": "AutoModelForSemanticSegmentation"})
+    tensors: Tensors = MappingProxyType({"label": ("INT64", [-1, -1]), "score": ("FP32", [-1, -1])})
+
+    def __init__(self, grid: tuple[int, int] = (1, 1), style: MapStyle = RUNS) -> None:
+        self.grid, self.style = grid, style
+
+    def parts(self, num_labels: int) -> int:
+        return self.grid[0] * self.grid[1]
+
+    def styled(self, style: MapStyle) -> "PixelClassification":
+        return PixelClassification(self.grid, style)
+
+    def named(self, label: Label, names: Sequence[str]) -> tuple[str, ...]:
+        """The names of the labels that occur."""
+        return tuple(names[each] for each in sorted(set(_parts_of(label))))
+
+    def output(self, answer: TaskAnswer, names: Sequence[str], top: int = 0) -> Outputs:
+        """The map, and the share of each label that occurs; `top`: the labels with the largest mean probability."""
+        labels = class_map(self._on_grid(logits_of(answer)), self.style.size)
+        counts = np.bincount(labels.ravel(), minlength=len(names)) / labels.size
+        occurring = [label for label in np.argsort(-counts, kind="stable").tolist() if counts[label]]
+        height, width = labels.shape
+        output = {"height": height, "width": width, self.style.form: self.style.written(labels)}
+        output["labels"] = [{"label": each, "name": names[each], "share": float(counts[each])} for each in occurring]
+        output["score"] = float(np.mean(answer.score))
+        if top:
+            output["scores"] = best_labels(probabilities_in(logits_of(answer)).mean(axis=0), names, top)
+        return output
+
+    def parsed(self, output: Outputs, names: Sequence[str]) -> tuple[Label, Any, Probability]:
+        """From runs at the network's own size. The score of each pixel is the mean of all."""
+        label = tuple(labels_of_runs(output["runs"]).tolist())
+        return label, self.named(label, names), (output["score"],) * len(label)
+
+    def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
+        return {
+            "label": np.array([answer.label for answer in answers], np.int64).reshape(-1, *self.grid),
+            "score": np.array([answer.score for answer in answers], np.float32).reshape(-1, *self.grid),
+        }
+
+    def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
+        return np.stack([self._on_grid(probabilities_in(logits_of(answer))) for answer in answers])
+
+    def _on_grid(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return rows.reshape(*self.grid, -1)
+
+
 def logits_of(answer: TaskAnswer) -> NDArray[np.float32]:
     """The logits of an answer, which a network here or a front has given."""
     assert answer.logits is not None, "This is a bug: every answer that leaves a network has logits."
@@ -317,66 +381,9 @@ def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:
     ]
 
 
-@dataclass(frozen=True)
-class Tag:
-    """The meaning of a word's label: the kind of its entity ("": none), and the word's place in the entity."""
-
-    place: str
-    kind: str
-
-    @classmethod
-    def of(cls, name: str) -> "Tag":
-        """Parse a label of any common scheme: BIO, BIOES, BILOU, or kinds alone.
-
-        >>> [(tag.place, tag.kind) for tag in map(Tag.of, ("B-PER", "L-PER", "PER", "O"))]
-        [('B', 'PER'), ('E', 'PER'), ('I', 'PER'), ('', '')]
-        """
-        if name == OUTSIDE:
-            return cls("", "")
-        place = PLACES.get(name[:2])
-        return cls(place, name[2:]) if place else cls("I", name)
-
-    def follows(self, before: "Tag") -> bool:
-        """Whether the word belongs to the same entity as the word before it."""
-        return self.kind == before.kind and before.place in ("B", "I") and self.place in ("I", "E")
-
-
-NOWHERE = Tag("", "")
-PLACES = {"B-": "B", "I-": "I", "E-": "E", "L-": "E", "S-": "S", "U-": "S"}  # begins, inside, ends, single
-
-
-def entities_of(tokens: Sequence[Outputs], text: str) -> list[Outputs]:
-    """Join neighbouring words of one kind, as transformers' pipeline does with `aggregation_strategy="first"`.
-
-    >>> named = [("B-PER", 0.9, 0, 3), ("I-PER", 0.7, 4, 7), ("O", 0.9, 8, 11), ("B-LOC", 0.5, 12, 15)]
-    >>> tokens = [{"name": name, "score": score, "start": start, "end": end} for name, score, start, end in named]
-    >>> [(each["entity_group"], each["score"], each["word"]) for each in entities_of(tokens, "Ada Bee saw Rom")]
-    [('PER', 0.8, 'Ada Bee'), ('LOC', 0.5, 'Rom')]
-    """
-    groups: list[tuple[str, list[Outputs]]] = []
-    before = NOWHERE
-    for token in tokens:
-        tag = Tag.of(token["name"])
-        if tag.follows(before):
-            groups[-1][1].append(token)
-        elif tag.kind:
-            groups.append((tag.kind, [token]))
-        before = tag
-    return [
-        {
-            "entity_group": kind,
-            "score": sum(token["score"] for token in group) / len(group),
-            "word": text[group[0]["start"] : group[-1]["end"]],
-            "start": group[0]["start"],
-            "end": group[-1]["end"],
-        }
-        for kind, group in groups
-    ]
-
-
 def _parts_of(value: Any) -> Any:
-    """The parts of an answer: one for each word, or for each label."""
-    assert isinstance(value, tuple), "This is a bug: every word, or every label, has an answer."
+    """The parts of an answer: one for each word, for each label, or for each pixel."""
+    assert isinstance(value, tuple), "This is a bug: every word, label or pixel has an answer."
     return value
 
 
@@ -389,7 +396,8 @@ CLASSIFICATION = Task()
 LABELS = MultiLabelClassification()
 TOKENS = TokenClassification()
 SCORING, REGRESSION = Scoring(), Regression()
-TASKS: tuple[Task, ...] = (CLASSIFICATION, LABELS, TOKENS, SCORING, REGRESSION)
+PIXELS = PixelClassification()
+TASKS: tuple[Task, ...] = (CLASSIFICATION, LABELS, TOKENS, PIXELS, SCORING, REGRESSION)
 
 
 def relevant_label(names: Sequence[str], label: str | None) -> int | None:

@@ -63,8 +63,8 @@ class Measured:
 class Sweep:
     """Measures one network at several batch sizes, with most of the budget where its curve bends.
 
-    Every size is visited twice, early and late, and the rounds of both visits count, so that a table shows the machine's
-    usual speed and not that of a quick moment.
+    Every size is visited twice, early and late, and the rounds of both visits count, so that a table shows the
+    machine's usual speed and not that of a quick moment.
     """
 
     def __init__(

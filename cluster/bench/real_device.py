@@ -21,7 +21,7 @@ from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Ending, Launch, Limits, Place
 from isobatch.deployments.dispatch.route import Route, stops
 from isobatch.profiles.measure import Stopwatch
-from isobatch.profiles.model import Batch, Exits, Launched, SplitModel
+from isobatch.profiles.model import Batch, Exits, Label, Launched, SplitModel
 
 GROUP = DEVICE = "device"  # the only group, with the only replica
 SCORED_AT_ONCE = 32  # inputs of a launch that scores answers
@@ -38,7 +38,7 @@ class Offered(NamedTuple):
 
 class Computed(NamedTuple):
     offered: Offered
-    label: int
+    label: Label
     block: int
 
 
@@ -154,7 +154,8 @@ class RealDevice:
 
     def _answers(self, launch: Launch, rows: Sequence[int], exits: Exits) -> list[Computed]:
         offered = [self._offered.pop(launch.tickets[row]) for row in rows]
-        return [Computed(*each) for each in zip(offered, exits.labels.tolist(), exits.blocks.tolist(), strict=True)]
+        labels = (label for label, _ in exits.answers())
+        return [Computed(*each) for each in zip(offered, labels, exits.blocks.tolist(), strict=True)]
 
 
 def tried(
@@ -198,7 +199,9 @@ def scored(model: SplitModel, source: Source, ramps: Sequence[int]) -> Scored:
         for stop in stops(0, model.num_blocks, ramps):
             launched = model.run(batch, stop, ramps)
             left = rows[launched.exits.rows]
-            blocks[left], labels[left] = launched.exits.blocks, launched.exits.labels
+            blocks[left] = launched.exits.blocks
+            if source.labels is not None:
+                labels[left] = launched.exits.labels
             rows = np.delete(rows, launched.exits.rows)
             if launched.survivors is None:
                 break

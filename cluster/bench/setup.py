@@ -130,7 +130,7 @@ def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: N
     dtype = request.dtype or checkpoint.usual_dtype(folder, resolve_device(request.device))
     exact = load(folder, request.device, weights_dtype(dtype))
     if exact.task.several or exact.task.by_score:
-        several = "words of texts" if exact.task.by_token else "a score" if exact.task.by_score else "several labels"
+        several = "several labels" if exact.task.by_label else "a score" if exact.task.by_score else exact.task.answered
         raise UserError(f"{request.model} answers {several}, which bench does not measure: use 'isobatch evaluate'")
     if not exact.ramp_blocks:
         raise UserError(f"{request.model} has no ramps: give it some with 'isobatch prepare'")

@@ -111,6 +111,8 @@ def _compared(
     task, truth, blocks = task_of(network), known.truth, network.num_blocks
     if task.by_label:
         return evaluating.evaluated_labels(full, exits, truth, blocks)
+    if task.by_pixel:
+        return evaluating.evaluated_pixels(full, exits, truth, blocks)
     if task.by_token:
         words = words_of(known.rows, truth, task)
         return evaluating.evaluated_words(full, exits, truth, words, blocks, network.labels)

@@ -66,7 +66,7 @@ def predict(
     headers = key_headers(api_key_variable)
     source = _server(url, headers, listed, full) if url else _local(model or "", listed, full, device, dtype)
     if source.words and out.suffix == ".csv":
-        raise UserError(f"--out {out}: the network labels words, several in each row: write .jsonl or .parquet")
+        raise UserError(f"--out {out}: the network gives many labels to each row: write .jsonl or .parquet")
     part, rows = part_of(out), reading.rows(console, data, source.channels, pairs=not source.words)
     if force:
         part.unlink(missing_ok=True)
@@ -101,7 +101,8 @@ def _local(model: str, listed: Listed, full: bool, device: str, dtype: Dtype | N
 
         return answer
 
-    words = checkpoint.task_at(folder).by_token
+    task = checkpoint.task_at(folder)
+    words = task.by_token or task.by_pixel
     return _Source(content_of(folder), checkpoint.channels_of(folder), words, AT_ONCE, answerer)
 
 

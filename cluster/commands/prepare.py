@@ -24,6 +24,7 @@ from isobatch.cluster.commands.shared_options import (
 from isobatch.deployments.folders import replacing
 from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
+from isobatch.deployments.tasks import LABELS, PIXELS
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, OF_ALL
 from isobatch.profiles.promise import RULES
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from isobatch.deployments.tasks import Task
 
 Kind = Literal["light", "pooler"]
+EACH = {LABELS.name: ", label by label", PIXELS.name: ", pixel by pixel"}
 MAX_TOKENS = 64  # written after each prompt, unless --max-tokens is given
 
 
@@ -152,7 +154,9 @@ def _prepare_own(options: ClassifierPrepareOptions, source: Path, loss: float) -
             return made
 
         try:
-            _prepare_classifier(replace(options, ramp=own.kind), Path(folder), loss, heads)
+            _prepare_classifier(
+                replace(options, ramp="pooler" if own.kind == "pooler" else "light"), Path(folder), loss, heads
+            )
         except UserError as error:
             raise UserError(str(error).replace(folder, str(source))) from error
 
@@ -186,6 +190,8 @@ def _prepare_classifier(
         raise UserError(f"--metric {metric} is {these}")
     if task.several:
         check_forgets(policy, "--policy")
+    if task.by_pixel and (own or options.ramp != "light"):
+        raise UserError("--ramp and --own-exits are not for a network that labels pixels: its exits have bridges")
     names = label_names(checkpoint.label_names(source), options.labels, options.label_separator)
     console = Console(markup=False)
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
@@ -195,7 +201,7 @@ def _prepare_classifier(
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "
-            f"and agreement with it is promised{', label by label' if task.by_label else ''}",
+            f"and agreement with it is promised{EACH.get(task.name, '')}",
         )
         metric = "agreement"
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
@@ -209,7 +215,7 @@ def _prepare_classifier(
     console.print(exit_table(rules, task.choices(len(checkpoint.label_names(source)))))
     if rules.promise:
         console.print(promise_text(rules.promise), highlight=False)
-    if sample.labels is not None and not task.by_score:
+    if sample.labels is not None and rules.classes and not task.by_score:
         console.print(class_table(rules.classes, names.names, task.answered, rules.entities))
     of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)

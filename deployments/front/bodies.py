@@ -42,7 +42,7 @@ _FORM = b"multipart/form-data"
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'\bname="([^"]*)"', re.IGNORECASE)
 _FILE = re.compile(rb"\bfilename=|^content-type: *image/", re.IGNORECASE | re.MULTILINE)
-_FIELDS = (b"scores", b"top_k")  # of a request, which a form may hold beside the pictures
+_FIELDS = (b"scores", b"top_k", b"map", b"size")  # of a request, which a form may hold beside the pictures
 # The `wbits` of zlib that detect both formats.
 _GZIP_OR_ZLIB = zlib.MAX_WBITS + 32
 
@@ -290,5 +290,5 @@ def _form_in(kind: bytes, body: bytes) -> dict[str, object]:
         elif name and name[1] in _FIELDS:
             content[name[1].decode()] = value.decode("latin-1") if value.isalpha() else json_in(value)
         else:
-            raise RefusedError(400, "a part of the form is neither a file nor 'scores' or 'top_k'")
+            raise RefusedError(400, "a part of the form is neither a file nor 'scores', 'top_k', 'map' or 'size'")
     return {"inputs": inputs} | content

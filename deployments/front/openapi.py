@@ -8,6 +8,7 @@ import msgspec
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from isobatch.deployments.class_maps import FORMS
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.headers import DEADLINE_HEADER, LONGEST_MS
 from isobatch.deployments.front.schemas import ErrorBody
@@ -111,6 +112,14 @@ def predict_body(example: Any | None) -> dict[str, Any]:
             "inputs": {"description": _AN_INPUT},
             "scores": {"description": "The labels to list with their probabilities: all, winner, or a number of them."},
             "top_k": {"type": "integer", "minimum": 1, "description": "The same as a number in `scores`."},
+            "map": {"enum": list(FORMS), "description": "If the network labels pixels: the form of each map."},
+            "size": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 1},
+                "minItems": 2,
+                "maxItems": 2,
+                "description": "Height and width of each map; if not given, those of the network.",
+            },
         },
     }
     both = examples(one_input={"inputs": example}, several={"inputs": [example, example]})

@@ -69,6 +69,7 @@ def _about(service: Service) -> dict[str, object]:
         "blocks": service.num_blocks,
         "slo_ms": service.config.slo_ms,
         "takes": "texts" if service.reads_text else "pictures" if service.reads_pictures else "other",
+        "maps": service.task.by_pixel,
     }
     if service.config.folder != demo_folder():
         return facts

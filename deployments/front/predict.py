@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from isobatch.deployments.class_maps import FORMS, MOST_COLOURS, MOST_PIXELS, MapStyle
 from isobatch.deployments.front.answers import Answer, RefusedError, shown
 from isobatch.deployments.front.bodies import body_of, content_of, size_of
 from isobatch.deployments.front.service import Content, Service
-from isobatch.deployments.tasks import SCORES, Task, are_scores, is_count, top_of
+from isobatch.deployments.tasks import SCORES, PixelClassification, Task, are_scores, is_count, top_of
 
 _JSON = b"application/json"
+_FIELDS = ("inputs", "scores", "top_k", "map", "size")
 
 encode = msgspec.json.Encoder().encode
 
@@ -78,21 +80,36 @@ class OwnForm(Form):
         self._top = top_of(service.config.scores, len(service.labels))
 
     def read(self, content: object) -> Content[bytes]:
-        request = request_in(content)
+        request, task = request_in(content), self._service.task
         top = self._top if request.scores is None else top_of(request.scores, len(self._service.labels))
-        return Content(self._service.encoded(request.inputs), lambda answers: self._written(answers, top))
+        if request.style:
+            task = _styled(task, request.style, len(self._service.labels))
+        return Content(self._service.encoded(request.inputs), lambda answers: self._written(answers, task, top))
 
-    def _written(self, answers: Sequence[Answer], top: int) -> bytes:
-        task, labels = self._service.task, self._service.labels
+    def _written(self, answers: Sequence[Answer], task: Task, top: int) -> bytes:
+        labels = self._service.labels
         outputs = [output_of(answer, task, labels, top) for answer in answers]
         return encode(self._service.heading | {"outputs": outputs})
 
 
+def _styled(task: Task, style: MapStyle, labels: int) -> Task:
+    """The task with maps in the style that a request asks for."""
+    if not isinstance(task, PixelClassification):
+        raise RefusedError(400, f"'map' and 'size' are for networks that label pixels: this one labels {task.answered}")
+    if style.form == "png" and labels > MOST_COLOURS:
+        raise RefusedError(400, f"'map' is 'png', which holds {MOST_COLOURS} labels; this network has {labels}")
+    return task.styled(style)
+
+
 class OwnRequest(NamedTuple):
-    """A request in our own form. `scores`: how many labels each answer lists; None: as the server is configured."""
+    """A request in our own form. `scores`: how many labels each answer lists; None: as the server is configured.
+
+    `style`: how maps are written where pixels are labelled; None: the request says nothing of it.
+    """
 
     inputs: object
     scores: str | int | None = None
+    style: MapStyle | None = None
 
 
 def request_in(content: object) -> OwnRequest:
@@ -105,18 +122,32 @@ def request_in(content: object) -> OwnRequest:
     if len(content) == 1:
         return OwnRequest(content["inputs"])
     for name in content:
-        if name not in ("inputs", "scores", "top_k"):
-            raise RefusedError(
-                400, f"{shown(name)} is not known: the body has 'inputs', and may have 'scores' or 'top_k'"
-            )
-    if len(content) > 2:
+        if name not in _FIELDS:
+            named = "'inputs', and may have 'scores' or 'top_k', and for maps 'map' and 'size'"
+            raise RefusedError(400, f"{shown(name)} is not known: the body has {named}")
+    if {"scores", "top_k"} <= content.keys():
         raise RefusedError(400, "'scores' and 'top_k' both say how many labels to list: give one of them")
     scores, top = content.get("scores"), content.get("top_k")
     if "top_k" in content and not is_count(top):
         raise RefusedError(400, f"'top_k' is {shown(top)}: it must be a whole number of at least 1")
     if "scores" in content and not are_scores(scores):
         raise RefusedError(400, f"'scores' is {shown(scores)}: {SCORES}")
-    return OwnRequest(content["inputs"], top if "top_k" in content else scores)
+    return OwnRequest(content["inputs"], top if "top_k" in content else scores, _style_in(content))
+
+
+def _style_in(content: Mapping[str, Any]) -> MapStyle | None:
+    if not {"map", "size"} & content.keys():
+        return None
+    form, size = content.get("map", FORMS[0]), content.get("size")
+    if form not in FORMS:
+        raise RefusedError(400, f"'map' is {shown(form)}: it must be one of {', '.join(FORMS)}")
+    if size is None:
+        return MapStyle(form)
+    if not (
+        isinstance(size, list) and len(size) == 2 and all(map(is_count, size)) and size[0] * size[1] <= MOST_PIXELS
+    ):
+        raise RefusedError(400, f"'size' is {shown(size)}: it must be [height, width], {MOST_PIXELS} pixels at most")
+    return MapStyle(form, (size[0], size[1]))
 
 
 def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int = 0) -> dict[str, Any]:

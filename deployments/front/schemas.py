@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.deployments.front.answers import Step
 from isobatch.deployments.front.messages import Usage
-from isobatch.deployments.tasks import CLASSIFICATION, LABELS, REGRESSION, SCORING, TOKENS
+from isobatch.deployments.tasks import CLASSIFICATION, LABELS, PIXELS, REGRESSION, SCORING, TOKENS
 from isobatch.profiles.agreement import Agreement
 
 # The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
@@ -85,6 +85,27 @@ class WordsOutput(OnTheWay):
     entities: list[Entity] = Field(description="The words with a label other than O.")
 
 
+class LabelShare(Schema):
+    """A label that occurs in a map."""
+
+    label: int = Field(description="The class, from 0.")
+    name: str = Field(description="The name of that class in the checkpoint.")
+    share: float = Field(description="The share of the map's pixels that have it.")
+
+
+class MapOutput(OnTheWay):
+    """The label of each pixel of a picture, where the picture left, and how long it took."""
+
+    height: int = Field(description="Of the map.")
+    width: int = Field(description="Of the map.")
+    runs: list[tuple[int, int]] | None = Field(None, description="Label and number of pixels in a row, line by line.")
+    png: str | None = Field(None, description="A PNG in base64, whose pixels are labels.")
+    array: list[list[int]] | None = Field(None, description="The labels of each line.")
+    labels: list[LabelShare] = Field(description="Those that occur, the most frequent first.")
+    score: float = Field(description="The mean probability of the pixels' labels.")
+    scores: list[LabelScore] | None = Field(None, description="The labels with the largest mean probability.")
+
+
 class PredictionsBase(Schema):
     model: str
     virtual: bool = Field(False, description="Nothing was computed: virtual devices only took the time of real ones.")
@@ -102,10 +123,15 @@ class WordPredictions(PredictionsBase):
     outputs: list[WordsOutput] = Field(description="In the order of the inputs.")
 
 
+class MapPredictions(PredictionsBase):
+    outputs: list[MapOutput] = Field(description="In the order of the inputs.")
+
+
 PREDICTIONS: Mapping[str, type[PredictionsBase]] = {
     CLASSIFICATION.name: Predictions,
     LABELS.name: LabelPredictions,
     TOKENS.name: WordPredictions,
+    PIXELS.name: MapPredictions,
     SCORING.name: Predictions,
     REGRESSION.name: Predictions,
 }

@@ -52,6 +52,8 @@ _MEASURED_ONE_OF = 8
 _PICTURES_AT_ONCE = 2
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 Format = TypeVar("Format")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 class IncomingRequest(NamedTuple):
@@ -231,7 +233,7 @@ class Service:
         read_s = work_clock() - began_s
         inputs = content.inputs
         if isinstance(inputs, Pictures):
-            inputs = await asyncio.get_running_loop().run_in_executor(self._picture_threads, self.packed, inputs.inputs)
+            inputs = await self._in_thread(self.packed, inputs.inputs)
         within_s = incoming.within_s or content.within_s or self.config.slo_ms / 1e3
         deadline_s = min(incoming.arrived_s + within_s, incoming.until_s)
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
@@ -242,7 +244,11 @@ class Service:
             refused.strains = waits
             raise
         known_s, began_s = self._clock(), work_clock()
-        written = content.write(_finite(_with_texts(answers, inputs)))
+        answers = _finite(_with_texts(answers, inputs))
+        if self.task.by_pixel:  # a large map takes long to write
+            written = await self._in_thread(content.write, answers)
+        else:
+            written = content.write(answers)
         now_s = self._clock()
         self._writing.add(now_s, now_s - known_s)
         if measures:
@@ -252,6 +258,10 @@ class Service:
             raise RefusedError(504, "the deadline passed before the answer was ready")
         self._driver.counts.request_answered(answers, now_s - incoming.arrived_s)
         return written
+
+    async def _in_thread(self, work: Callable[[Given], Made], argument: Given) -> Made:
+        """The result of long work with pictures, while the front goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._picture_threads, work, argument)
 
     def _waits(self, within_s: float) -> bool:
         """Whether a client waits for about as long as the SLO. Only refusals of such clients indicate overload."""

@@ -25,16 +25,23 @@ class Anatomy:
     head reads the output of `gather`: texts x 1 x width. Images have one row each, and `spans` is None. A ramp reads
     the output of `pool`, one row per input. Where the task answers tokens, `pool`, `gather` and the head have one row
     per token.
+
+    Where the head reads features of several blocks, what passes between blocks is all of these: `packed` puts them into
+    one row per input, and `unpacked(hidden, block)` takes them out of it before a block. Where the task answers pixels,
+    the head has one row per pixel, and a ramp is a `bridge(block)`: a module that reads the output of `pool`.
     """
 
-    embed: Callable[[Mapping[str, Tensor]], Tensor]
-    blocks: Sequence[Callable[[Tensor, Spans | None], Tensor]]
-    head: Callable[[Tensor], Tensor]
-    pool: Callable[[Tensor, Spans | None], Tensor]
+    embed: Callable[[Mapping[str, Tensor]], Any]
+    blocks: Sequence[Callable[[Any, Spans | None], Any]]
+    head: Callable[[Any], Tensor]
+    pool: Callable[[Any, Spans | None], Tensor]
     pooled_widths: Sequence[int]
     gather: Callable[[Tensor, Spans], Tensor] = first_tokens
     task: Task = CLASSIFICATION
     token_width: int | None = None  # of a token's hidden state, if it is the same after all blocks
+    unpacked: Callable[[Tensor, int], Any] = lambda hidden, block: hidden
+    packed: Callable[[Any], Tensor] = lambda hidden: hidden
+    bridge: Callable[[int], nn.Module] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,9 @@ class Family:
     model_types: tuple[str, ...]
     reads: Literal["text", "image"]
     dissect: Callable[[Any], Anatomy]
+    one_size: bool = False  # whether the preprocessor decides on the size of all images: `config.image_size`
+    # Height and width of the map by the configuration; None: its heads that label pixels are not known.
+    grid: Callable[[Any], tuple[int, int]] | None = None
 
 
 def pool_tokens(hidden: Tensor, spans: Spans | None) -> Tensor:

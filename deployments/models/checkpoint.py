@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from isobatch.deployments.folders import checkpoint_json
-from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.families import check_labels_pixels, family_of
 from isobatch.deployments.models.levels import is_cascade, last_of
 from isobatch.deployments.models.ramps import WEIGHTS, RampDtype, read_rules
 from isobatch.deployments.models.served_model import ServedModel
@@ -24,6 +24,7 @@ from isobatch.deployments.tasks import (
     SCORING,
     SEVERAL_LABELS,
     TASKS,
+    PixelClassification,
     Task,
     check_problem,
 )
@@ -90,7 +91,7 @@ def check_level(folder: Path) -> None:
     check(folder)
     if (task := task_at(folder)) is not CLASSIFICATION:
         several = "gives an input several labels" if task.by_label else "gives an input a score"
-        other = "labels words" if task.by_token else several
+        other = f"labels {task.answered}" if task.by_token or task.by_pixel else several
         raise UserError(f"{folder}: {other}: a cascade is made of networks that give one label to each input")
 
 
@@ -147,7 +148,13 @@ def image_size(folder: Path) -> tuple[int, int]:
     """Side and number of channels of square images for the network in this directory."""
     config = read_config(last_of(folder))
     height, _ = fixed_size(config) or (USUAL_SIDE, USUAL_SIDE)
-    return height, config.num_channels
+    return height, channels_in(config)
+
+
+def channels_in(config: Any) -> int:
+    """The number of channels of images; that of the backbone where a head has a configuration of its own."""
+    channels: int = getattr(config, "num_channels", None) or config.backbone_config.num_channels
+    return channels
 
 
 def fixed_size(config: Any) -> tuple[int, int] | None:
@@ -167,7 +174,26 @@ def task_in(config: Any) -> Task:
 
 def task_at(folder: Path) -> Task:
     """The task of the network in this directory."""
-    return task_in(read_config(last_of(folder)))
+    config = read_config(last_of(folder))
+    task, family = task_in(config), family_of(config.model_type)
+    check_labels_pixels(task, family, config.model_type)
+    if not (task.by_pixel and family.grid):
+        return task
+    config.image_size = size_made(folder)
+    return PixelClassification(family.grid(config))
+
+
+def size_made(folder: Path) -> tuple[int, int]:
+    """The height and width to which the preprocessor brings every image."""
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder)
+    height, width = (getattr(processor.size, side, None) for side in ("height", "width"))
+    if not (processor.do_resize and height and width):
+        raise UserError(
+            f"{folder}: its {PROCESSOR} must bring images to one size: set do_resize, and height and width in size"
+        )
+    return height, width
 
 
 def label_names(folder: Path) -> list[str]:

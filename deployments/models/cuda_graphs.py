@@ -61,6 +61,8 @@ class GraphModel(TorchModel):
         if key not in self._recordings:
             self._add(key, block_range, partial(inputs.empty, shape))
         count = inputs.rows if spans is None or self.task.by_token else spans.count
+        if self.task.by_pixel:
+            count *= self.task.parts(self.num_labels)
         if key in self._recordings:
             recording = self._recordings[key] = self._recordings.pop(key)
             if recording:
@@ -206,7 +208,7 @@ class Recording:
     def run(self, inputs: RangeInputs, count: int) -> RangeOutput:
         """A copy of the output, since the next replay overwrites the buffers.
 
-        `count`: the number of inputs, or of tokens where tokens are answered.
+        `count`: the number of inputs, or of tokens or pixels where these are answered.
         """
         self.inputs_buffer.fill(inputs)
         self.replay()

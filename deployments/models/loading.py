@@ -13,15 +13,17 @@ from safetensors import SafetensorError
 
 from isobatch.deployments.models.anatomy import Anatomy, Family, token_anatomy
 from isobatch.deployments.models.checkpoint import (
+    channels_in,
     check_head,
     check_preprocessor,
     fixed_size,
     locate,
     read_config,
+    size_made,
     task_in,
 )
 from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
-from isobatch.deployments.models.families import family_of
+from isobatch.deployments.models.families import check_labels_pixels, family_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, check_scores, read_ramps
 from isobatch.deployments.models.torch_model import TorchModel
@@ -56,6 +58,8 @@ def load(
         if torch_device.type != "cpu":
             move_when_used(model, torch_device)
         encoder = read_encoder(folder, family)
+        if family.one_size and isinstance(encoder, ImageEncoder):
+            model.config.image_size = encoder.size
     anatomy = anatomy_of_task(model, family, task_in(config))
     return TorchModel(
         anatomy,
@@ -85,7 +89,10 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def anatomy_of_task(model: Any, family: Family, task: Task) -> Anatomy:
+    check_labels_pixels(task, family, model.config.model_type)
     anatomy = family.dissect(model)
+    if task.by_pixel:
+        return anatomy
     return token_anatomy(anatomy, model) if task.by_token else replace(anatomy, task=task)
 
 
@@ -120,9 +127,11 @@ def read_encoder(folder: Path, family: Family | None = None) -> Encoder:
     from transformers import AutoImageProcessor, AutoTokenizer
 
     config = read_config(folder)
-    if (family or family_of(config.model_type)).reads == "image":
+    family = family or family_of(config.model_type)
+    if family.reads == "image":
         processor = AutoImageProcessor.from_pretrained(folder)
-        return ImageEncoder(processor, config.num_channels, fixed_size(config))
+        size = size_made(folder) if family.one_size else fixed_size(config)
+        return ImageEncoder(processor, channels_in(config), size)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="right")
     longest, types = min(tokenizer.model_max_length, _positions(config)), getattr(config, "type_vocab_size", 0)
     texts = TextEncoder(tokenizer, longest, types > 1)
@@ -143,8 +152,8 @@ def _positions(config: Any) -> int:
 def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.device) -> Ramps:
     if not (folder / RULES).is_file():
         return Ramps()
-    width = anatomy.task.ramp_width(num_labels)
-    ramps = read_ramps(folder / RULES, folder / WEIGHTS, anatomy.pooled_widths, width, device)
+    files, width = (folder / RULES, folder / WEIGHTS), anatomy.task.ramp_width(num_labels)
+    ramps = read_ramps(*files, anatomy.pooled_widths, width, device, bridge=anatomy.bridge)
     if anatomy.task.by_score:
         check_scores(ramps.policy, folder / RULES)
     if anatomy.task.several:

@@ -29,13 +29,14 @@ class PredictedAnswer:
     # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     truncated: bool = False  # the text was longer than the network reads, so its end was cut off
+    by_label: bool = False  # each of the network's labels is answered by itself
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
         """Of all labels, in their order; a row for each word where words are answered."""
         assert self.logits is not None, "This is a bug: this answer came from a server."
         probabilities = probabilities_in(np.atleast_2d(self.logits)).reshape(self.logits.shape)
-        return probabilities if self.words or self.logits.ndim == 1 else probabilities[:, 1]
+        return probabilities[:, 1] if self.by_label else probabilities
 
 
 @dataclass(frozen=True)
@@ -98,4 +99,4 @@ def _exit_answers(
         batch, row = encoded[place // BATCH], place % BATCH
         words = batch.words[row] if batch.words else None
         name, truncated = task.named(label, model.labels), row in batch.truncated
-        yield place, PredictedAnswer(label, name, score, block, words, logits, truncated)
+        yield place, PredictedAnswer(label, name, score, block, words, logits, truncated, task.by_label)

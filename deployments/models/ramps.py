@@ -4,7 +4,7 @@
 measured, and may be edited.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
@@ -24,7 +24,7 @@ from isobatch.profiles.promise import RULES, ExitPromise, FilePart, in_order
 
 WEIGHTS = "ramps.safetensors"
 
-RampKind = Literal["light", "pooler"]
+RampKind = Literal["light", "pooler", "bridge"]
 RampDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 
@@ -69,7 +69,9 @@ class ExitRules(FilePart):
     ramps: Annotated[tuple[RampRule, ...], AfterValidator(in_order)] = ()
     head_temperature: float = Field(1.0, gt=0, description="The temperature of the network's own head.")
     most_unsure: int = Field(
-        0, ge=0, description="A text whose words are answered leaves with up to this number of words that are not sure."
+        0,
+        ge=0,
+        description="An input with an answer for each word or pixel leaves with up to this number of unsure ones.",
     )
     tolerance: float | None = Field(
         None, ge=0, description="Of a network with one output: scores that differ by no more count as the same."
@@ -208,9 +210,10 @@ def read_ramps(
     num_labels: int,
     device: torch.device | str = "cpu",
     rules: ExitRules | None = None,
+    bridge: Callable[[int], nn.Module] | None = None,
 ) -> Ramps:
     """Ramps as they stand beside a checkpoint whose blocks are pooled to these widths. `rules`: a part of the file's,
-    where it is for several networks."""
+    where it is for several networks. `bridge` makes the bridge behind a block, of a network that has bridges."""
     widths, rules = list(pooled_widths), rules or read_rules(rules_path)
     try:
         weights = load_file(weights_path)
@@ -221,10 +224,18 @@ def read_ramps(
         if rule.block >= len(widths) - 1:
             raise UserError(f"{rules_path}: no ramp can stand after block {rule.block} of {len(widths)} blocks")
         try:
-            head, prefix = make_head(rules.kind, widths[rule.block], num_labels), f"{rule.block}."
+            head, prefix = _empty_head(rules.kind, rule.block, widths[rule.block], num_labels, bridge), f"{rule.block}."
             own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
             head.load_state_dict(own)
         except RuntimeError as error:
             raise UserError(f"{weights_path}: the ramp after block {rule.block} does not fit: {error}") from error
         heads[rule.block] = head.eval().to(device)
     return Ramps(rules, heads)
+
+
+def _empty_head(
+    kind: RampKind, block: int, width: int, num_labels: int, bridge: Callable[[int], nn.Module] | None
+) -> nn.Module:
+    if (kind == "bridge") != (bridge is not None):
+        raise RuntimeError(f"ramps of kind {kind!r} are not for this network")
+    return bridge(block) if bridge else make_head(kind, width, num_labels)

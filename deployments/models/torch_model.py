@@ -220,9 +220,10 @@ class TorchModel(CutNetwork):
 
     def _departures(self, batch: Batch, kept: NDArray[np.int64]) -> Departures:
         memory, most_unsure = self._on_device(batch.memory), self.ramps.rules.most_unsure
-        if self.task.by_label:
-            labels = np.full(len(batch), self.num_labels)
-            return TokenDepartures(memory, 2, kept, labels, memory.new_ones(int(labels.sum())), most_unsure)
+        if self.task.by_label or self.task.by_pixel:
+            parts = np.full(len(batch), self.task.parts(self.num_labels))
+            choices, answered = self.task.choices(self.num_labels), memory.new_ones(int(parts.sum()))
+            return TokenDepartures(memory, choices, kept, parts, answered, most_unsure)
         if not self.task.by_token:
             return Departures(memory, self.num_labels, kept)
         assert batch.lengths is not None, "This is a bug: texts have lengths."
@@ -246,7 +247,7 @@ class TorchModel(CutNetwork):
             if block in block_range.ramps:
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if block_range.stop < self.num_blocks:
-            return RangeOutput(hidden, logits, None)
+            return RangeOutput(self.anatomy.packed(hidden), logits, None)
         read = rows if spans is None else self.anatomy.gather(rows, spans)
         answer = self.anatomy.head(read)
         if spare and self.task.by_token:
@@ -264,7 +265,7 @@ class TorchModel(CutNetwork):
         for block in range(self.num_blocks - 1):
             hidden = self.through(BlockRange(block, block + 1), arrays, spans).hidden
             assert hidden is not None, "This is a bug: the network goes on."
-            pooled.append(self.anatomy.pool(hidden, spans).float())
+            pooled.append(self.anatomy.pool(self.anatomy.unpacked(hidden, block + 1), spans).float())
             arrays = {"hidden": hidden}
         head = self.through(BlockRange(self.num_blocks - 1, self.num_blocks), arrays, spans).head
         assert head is not None, "This is a bug: the network ends here."
@@ -293,13 +294,13 @@ class TorchModel(CutNetwork):
         assert spans is not None, "This is a bug: texts have spans."
         return spans
 
-    def _before(self, block: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> Tensor:
+    def _before(self, block: int, arrays: Mapping[str, Tensor], spans: Spans | None) -> Any:
         if spans is not None:
             if spare := spans.spare:
                 zeros = {name: each.new_zeros(spare, *each.shape[1:]) for name, each in arrays.items()}
                 arrays = {name: torch.cat((each, zeros[name])) for name, each in arrays.items()}
             arrays = {**arrays, "position_ids": spans.positions}
-        return arrays["hidden"] if block > 0 else self.anatomy.embed(arrays)
+        return self.anatomy.unpacked(arrays["hidden"], block) if block > 0 else self.anatomy.embed(arrays)
 
     def _moved(self, batch: Batch) -> Batch:
         arrays = {name: self._on_device(array) for name, array in batch.arrays.items()}

@@ -505,7 +505,7 @@ function answered(output) {
   const said = element("p", { class: "word" });
   const labels = output.labels ?? (output.tokens ? [] : [output]);
   for (const [place, each] of labels.entries())
-    said.append(place ? "; " : "", element("strong", {}, each.name), `, ${percent(each.score, 1)} sure`);
+    said.append(place ? "; " : "", element("strong", {}, each.name), output.png ? ` ${percent(each.share, 1)}` : `, ${percent(each.score, 1)} sure`);
   if (output.labels && !labels.length) said.append("None of the labels.");
   for (const each of output.tokens ?? []) {
     const word = element("ruby", {}, each.word);
@@ -515,12 +515,21 @@ function answered(output) {
   return said;
 }
 
+// The map over the picture that was sent.
+function mapped(output) {
+  const both = element("div", { class: "map" });
+  both.append(element("img", { src: seen, alt: "the picture" }));
+  both.append(element("img", { src: `data:image/png;base64,${output.png}`, alt: "the label of each pixel, as a colour" }));
+  return both;
+}
+
 function journey(output) {
   const told = element("div");
   const spared = about.blocks - 1 - output.exit_block;
   const whole = spared ? `It left after block ${output.exit_block}; ${spared} more were never run.` : "It went through all blocks.";
   const way = "level" in output ? `${whole} Level ${output.level} of the cascade answered.` : whole;
   told.append(answered(output), element("p", {}, way));
+  if (output.png) told.append(mapped(output));
   const side = Math.min(36, 320 / about.blocks), width = side * about.blocks;
   const picture = drawn("svg", { width, height: side + 2, viewBox: `0 0 ${width} ${side + 2}`, role: "img" });
   picture.append(drawn("title", {}, way));
@@ -559,8 +568,20 @@ byId("say").addEventListener("submit", (event) => {
   travel(predict([byId("say").querySelector("textarea").value]));
 });
 
+let seen = ""; // the picture that was sent, where the answer is shown over it
+
 function askPicture(file) {
-  if (file) travel(json("predict", { method: "POST", headers: { "Content-Type": file.type }, body: file }));
+  if (!file) return;
+  if (!about.maps) return travel(json("predict", { method: "POST", headers: { "Content-Type": file.type }, body: file }));
+  const form = new FormData();
+  form.append("file", file);
+  form.append("map", "png");
+  const reader = new FileReader();
+  reader.addEventListener("load", () => {
+    seen = reader.result;
+    travel(json("predict", { method: "POST", body: form }));
+  });
+  reader.readAsDataURL(file);
 }
 byId("drop").addEventListener("change", (event) => askPicture(event.target.files[0]));
 for (const name of ["dragover", "drop"]) {

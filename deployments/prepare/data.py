@@ -308,6 +308,18 @@ def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8
         raise UserError(f"{where}: the picture {named} cannot be read: {error}") from error
 
 
+def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:
+    """The labels in a picture whose pixels are labels: those of a palette, or grey values."""
+    from PIL import Image
+
+    try:
+        with Image.open(path.parent / cell if isinstance(cell, str) else BytesIO(cell["bytes"])) as picture:
+            return np.asarray(picture)
+    except (OSError, SyntaxError, ValueError, TypeError, LookupError, Image.DecompressionBombError) as error:
+        named = repr(cell) if isinstance(cell, str) else "in it"
+        raise UserError(f"{where}: the picture of labels {named} cannot be read: {error}") from error
+
+
 def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
     with np.load(path, allow_pickle=False) as file:
         if "images" not in file:
@@ -325,8 +337,8 @@ def _arrays(path: Path, channels: int | None) -> Iterator[Row]:
         and (wrong := np.flatnonzero(~np.isfinite(images.reshape(len(images), -1)).all(1))).size
     ):
         raise UserError(f"{path}: row {wrong[0] + 1}: 'images' must be finite numbers")
-    if np.ndim(labels) != 1:
-        raise UserError(f"{path}: 'labels' must be one label an image, got the shape {np.shape(labels)}")
+    if np.ndim(labels) not in (1, 3):
+        raise UserError(f"{path}: 'labels' must be a label or a map for each image, got the shape {np.shape(labels)}")
     if len(labels) != len(images):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True), start=1):

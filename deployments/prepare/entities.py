@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.tasks import NOWHERE, OUTSIDE, Tag
+from isobatch.deployments.entities import NOWHERE, OUTSIDE, Tag
 from isobatch.profiles.exit_table import ExitTable
 from isobatch.profiles.losses import EntityF1, Floats, Indices, Interval, Labels, Loss, PooledF1
 

@@ -5,7 +5,7 @@ thresholds are loosened, step by step. Other inputs decide the number of steps: 
 the sequence. So, for any number of steps, a false promise passes no more often than its confidence allows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -256,6 +256,17 @@ def _choose_of_texts(
     tried = (0,) if shape.by_label else MOST_UNSURE
     of_shape = {most: of_texts(shaping, shape.counts, most, shape.by_label) for most in tried}
 
+    def test_of(most: int) -> ExitTable:
+        return of_texts(tested, counts, most, shape.by_label)
+
+    return replace(choose_of_parts(of_shape, test_of, options), words=tested, counts=counts)
+
+
+def choose_of_parts(
+    of_shape: Mapping[int, ExitTable], test_of: Callable[[int], ExitTable], options: PrepareOptions
+) -> ThresholdOutcome:
+    """Thresholds for inputs that leave with all their parts. `of_shape`: the table for each number of unsure parts."""
+
     def evidence_of(most: int, test: ExitTable) -> Evidence:
         return Evidence(of_shape[most], test, options.metric, options.max_accuracy_loss, options.confidence)
 
@@ -263,9 +274,9 @@ def _choose_of_texts(
         evidence = evidence_of(most, of_shape[most])
         return outcome(evidence.shape, evidence.prepared, options.metric).cost
 
-    most = min(tried, key=expected_cost)
-    evidence = evidence_of(most, of_texts(tested, counts, most, shape.by_label))
-    return replace(tested_outcome(evidence, evidence.prepared), words=tested, counts=counts, most_unsure=most)
+    most = min(of_shape, key=expected_cost)
+    evidence = evidence_of(most, test_of(most))
+    return replace(tested_outcome(evidence, evidence.prepared), most_unsure=most)
 
 
 def proven_promise(evidence: Evidence, chosen: Indices) -> ExitPromise | None:

@@ -13,6 +13,7 @@ from isobatch.deployments.models import checkpoint, load
 from isobatch.deployments.models.backends import INT8, on_backend, weights_dtype
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.ramps import WEIGHTS, ExitRules, RampDtype, Ramps, read_rules, save_ramps, write_rules
+from isobatch.deployments.prepare.bridges import make_bridges
 from isobatch.deployments.prepare.features import features
 from isobatch.deployments.prepare.measuring import PrepareOptions, make_ramps, retuned
 from isobatch.deployments.prepare.report import draw_exits
@@ -47,11 +48,14 @@ def prepare(
         raise UserError(f"{source}: has {model.num_blocks} block; a ramp needs another block after it")
     heads = own(model.exact.anatomy.pooled_widths, model.num_labels) if own else {}
     fingerprint = checkpoint.fingerprint(source)
-    cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
-    if sample.task.by_score:
-        ramps = make_score_ramps(cached, sample, options)
+    if sample.task.by_pixel:
+        ramps = make_bridges(model, sample, options)
     else:
-        ramps = make_ramps(cached, sample, options, model.labels, heads)
+        cached = features(model, f"{fingerprint} {options.dtype}", sample.values, cache / "features")
+        if sample.task.by_score:
+            ramps = make_score_ramps(cached, sample, options)
+        else:
+            ramps = make_ramps(cached, sample, options, model.labels, heads)
     rules = ramps.rules.model_copy(update={"notes": {**_provenance(sample, options, fingerprint), **(notes or {})}})
     check_free(out, force)  # a second time, as another process may have written there meanwhile
     with replacing(out) as draft:

@@ -80,8 +80,10 @@ def warnings(
     classes: Sequence[ClassFigures], names: Sequence[str], labelled: bool = True, task: Task = CLASSIFICATION
 ) -> Iterator[str]:
     """Warnings that a mean over all inputs hides: a network no better than guessing, and classes that lose most."""
+    if not classes:
+        return
     if task.by_label:
-        yield from _paying(classes, names, task.answered) if labelled and classes else ()
+        yield from _paying(classes, names, task.answered) if labelled else ()
         return
     count = sum(each.inputs for each in classes)
     right = sum(each.full_recall * each.inputs for each in classes) / count

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.deployments.prepare.data import Row
-from isobatch.deployments.tasks import CLASSIFICATION, Task
+from isobatch.deployments.prepare.data import Row, label_picture
+from isobatch.deployments.tasks import CLASSIFICATION, PixelClassification, Task
 from isobatch.profiles.errors import UserError
 
 Indices = NDArray[np.int64]
@@ -65,8 +65,9 @@ class Sample:
     """Inputs, their labels as the head numbers them (None: unknown), and the parts of the sample.
 
     If words are labelled, `labels` holds the labels of all words, and `words` is the number of words of each text. If
-    an input has several labels, `labels` is inputs x the head's labels: 1 if it has this one, else 0. Where inputs have
-    a score, `labels` are the true ones, or how relevant documents are: `lists` then is the number of each one's list.
+    an input has several labels, `labels` is inputs x the head's labels: 1 if it has this one, else 0. If pixels are
+    labelled, it is inputs x pixels of the network's map; -1 where a pixel has no label. Where inputs have a score,
+    `labels` are the true ones, or how relevant documents are: `lists` then is the number of each one's list.
     """
 
     values: Sequence[Any]
@@ -221,7 +222,8 @@ def draw(
             "is for lists of documents with any relevance"
         )
     if labels is not None and (labels == labels[:1]).all():
-        same = "every row has the same labels" if task.by_label else f"every label is {chosen_rows[0].label!r}"
+        several = task.by_label or task.by_pixel
+        same = "every row has the same labels" if several else f"every label is {chosen_rows[0].label!r}"
         needed = "scores that differ" if task.by_score else "at least two classes to tell apart"
         raise UserError(f"{source}: {same}: ramps need {needed}")
     different = len({_identity(row.value) for row in chosen_rows})
@@ -254,6 +256,8 @@ def labels_of(
         return None
     if task.by_score:
         return np.array([_number(row, source) for row in chosen_rows], np.float32)
+    if isinstance(task, PixelClassification):
+        return np.array([_on_grid(row, source, names, task.grid) for row in chosen_rows], np.int64)
     if task.by_label:
         return np.array([_flags(row, source, names) for row in chosen_rows], np.int64)
     if other := next((row for row in chosen_rows if isinstance(row.label, list) != task.by_token), None):
@@ -281,6 +285,29 @@ def _number(row: Row, source: Path) -> float:
         if math.isfinite(number := float(row.label)):
             return number
     raise UserError(f"{source}: row {row.number}: its score is {row.label!r}: it must be a number")
+
+
+VOID, NO_LABEL = 255, -1  # of pixels without a label: in files, and here
+
+
+def _on_grid(row: Row, source: Path, names: LabelNames, grid: tuple[int, int]) -> Indices:
+    """The label of each pixel of the network's map: that of the map in the file at the same place.
+
+    A map is an array, or a picture whose pixels are labels: its path, or its bytes as the library `datasets` has them.
+    """
+    where = f"{source}: row {row.number}"
+    labels = label_picture(where, source, row.label) if isinstance(row.label, str | dict) else np.asarray(row.label)
+    if labels.ndim != 2 or labels.dtype.kind not in "iu" or not labels.size:
+        raise UserError(f"{where}: its labels must be a map of height x width whole numbers, got {labels.shape}")
+    down, across = (
+        ((np.arange(wanted) + 0.5) * (side / wanted)).astype(int)
+        for wanted, side in zip(grid, labels.shape, strict=True)
+    )
+    chosen: Indices = labels[down][:, across].astype(np.int64).ravel()
+    wrong = chosen[(chosen != VOID) & ((chosen < 0) | (chosen >= len(names.names)))]
+    if len(wrong):
+        raise UserError(f"{where}: label {wrong[0]} of a pixel does not fit the head; it knows {names.listed}")
+    return np.where(chosen == VOID, NO_LABEL, chosen) if len(names.names) <= VOID else chosen
 
 
 def _flags(row: Row, source: Path, names: LabelNames) -> Indices:

@@ -67,7 +67,9 @@ HEADLINES = {
         Headline("curves", "held_out_error_p95", "the same, 95th percentile"),
         Headline("curves", "other_networks_error_median", "the same, networks that were not seen, median", 0.15, True),
         Headline("curves", "other_devices_error_median", "the same, devices that were not seen, median", 0.15, True),
-        Headline("curves", "unseen_devices_inside_interval", "times of such devices inside their intervals, share", 0.8),
+        Headline(
+            "curves", "unseen_devices_inside_interval", "times of such devices inside their intervals, share", 0.8
+        ),
         *(
             Headline(
                 "curves",
@@ -270,12 +272,14 @@ HEADLINES = {
             )
         ),
         Headline(
-            "bridges", "cost_one_exit", "pixels labelled: multiplications with one exit (and bridge) over those without"
+            "dense", "latency", "maps with bridges: mean latency over no exits, batches of 2, 4 and 8", 0.76, True, 0.76
         ),
-        Headline("bridges", "pixels_agreed_one_exit", "pixels that are answered as by the full network", 0.99),
-        Headline("bridges", "mean_iou_full", "mean IoU in full"),
-        Headline("bridges", "mean_iou_one_exit", "the same with one exit"),
-        Headline("bridges", "cost_any_exits", "multiplications with as many exits as pay"),
+        Headline("dense", "goodput_over_no_exits", "the same: goodput over no exits", 1.3),
+        Headline("dense", "goodput_over_early_exit", "the same: goodput over batches that shrink"),
+        Headline("dense", "pixels_lost_8", "the same: pixels that are not answered as by the full network", 0.01, True),
+        Headline("dense", "promise_broken", "the same: promises broken, of 100 repeats", 0.05, True),
+        Headline("dense", "mean_iou_full", "the same: mean IoU in full"),
+        Headline("dense", "mean_iou_8", "the same: mean IoU with exits"),
         Headline("rerank", "documents_per_s_over_full", "QNLI lists: documents a second over no exits", 1.5),
         Headline("rerank", "ndcg_lost", "the same: NDCG@10 lost, of a promise of 1 %", 0.01, True),
         Headline("rerank", "promises_broken_share", "the same: promises of 1 % that were broken", 0.05, True),

@@ -17,12 +17,17 @@ DISTINCT = ("bert", "roberta", "electra", "distilbert", "albert", "mpnet", "mode
 TEXT = (*DISTINCT, "xlm-roberta", "camembert")  # these two are RoBERTa under other names
 HEADS = ("modernbert-mean",)  # other heads of one of these: blocks are the same
 PATCHES = ("vit", "deit", "deit-distilled", "beit", "swin")  # of images of 8 x 8, with one channel
-IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2")
+IMAGE = (*PATCHES, "resnet", "resnet-bottleneck", "convnext", "convnextv2", "segformer")
 FAMILIES = TEXT + IMAGE
 DISTINCT_FAMILIES = DISTINCT + IMAGE
 NUM_LABELS = 3
 VOCABULARY = 40
 WIDE = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+SEGFORMER = {
+    "num_encoder_blocks": 3, "hidden_sizes": [8, 12, 16], "depths": [2, 1, 2], "num_attention_heads": [1, 2, 2],
+    "sr_ratios": [4, 2, 1], "patch_sizes": [7, 3, 3], "strides": [4, 2, 2], "mlp_ratios": [2, 2, 2],
+    "decoder_hidden_size": 16, "num_labels": NUM_LABELS, "image_size": [32, 32],
+}  # fmt: skip
 
 
 def _config(name: str) -> Any:
@@ -81,6 +86,8 @@ def _image_config(name: str) -> Any:
             return transformers.SwinConfig(patch_size=1, **shape, **small)
         case "convnext":
             return transformers.ConvNextConfig(num_stages=2, layer_scale_init_value=0.5, **stages)
+        case "segformer":
+            return transformers.SegformerConfig(**SEGFORMER)
         case "convnextv2":
             return transformers.ConvNextV2Config(num_stages=2, **stages)
         case "resnet" | "resnet-bottleneck":

@@ -120,6 +120,7 @@ def columns(service: Service, answers: Sequence[Answer], names: Collection[str])
 
 def _outputs(service: Service) -> dict[str, tuple[str, list[int]]]:
     own = {**service.task.tensors}
-    name, (kind, sizes) = {"name": own.pop("name")}, own["score"]
-    scores = {SCORES: (kind, [*(sizes if service.task.by_token else ()), len(service.labels)])}
+    name = {"name": own.pop("name")} if "name" in own else {}
+    kind, sizes = own["score"]
+    scores = {SCORES: (kind, [*(() if service.task.by_label else sizes), len(service.labels)])}
     return own | _EXIT_BLOCK | name | scores | (_TRUNCATED if service.reads_text else {})

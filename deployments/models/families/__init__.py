@@ -5,6 +5,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from isobatch.deployments.models.anatomy import Family
+from isobatch.deployments.tasks import Task
 from isobatch.profiles.errors import UserError
 
 
@@ -14,6 +15,13 @@ def families_by_type() -> dict[str, Family]:
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     families: list[Family] = [family for module in modules for family in module.FAMILIES]
     return {model_type: family for family in families for model_type in family.model_types}
+
+
+def check_labels_pixels(task: Task, family: Family, model_type: str) -> None:
+    """Raise UserError if the head labels pixels, and the family knows no such head."""
+    if task.by_pixel and not family.grid:
+        known = ", ".join(sorted(name for name, each in families_by_type().items() if each.grid))
+        raise UserError(f"{model_type} is not known with a head that labels pixels; known are: {known}")
 
 
 def family_of(model_type: str) -> Family:

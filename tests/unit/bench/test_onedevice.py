@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.backend.exits import ratios
+from experiments.shared import scenes
 from isobatch.cluster.bench import compare
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone, sustained
 from isobatch.cluster.bench.real_device import GROUP, DeviceTrial, Source, scored, tried
@@ -17,6 +18,7 @@ from isobatch.cluster.bench.setup import drawn, with_recorded_exits
 from isobatch.cluster.cli import app
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.dispatch.route import route_of
+from isobatch.deployments.models import load
 from isobatch.deployments.models.ramps import ExitRules, RampRule, make_head, save_ramps
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.exits import ExitProfile
@@ -24,6 +26,7 @@ from isobatch.profiles.files import Profile, save
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched
 from tests.helpers.tiny_networks import hugging_face, network, random_inputs
+from tests.helpers.tiny_pixels import pixel_network
 from tests.helpers.toy_model import BLOCKS, RAMPS, Toy
 
 LAUNCH_S, BLOCK_S, FLOOR = 0.0004, 0.001, 16
@@ -125,6 +128,21 @@ def test_a_rate_is_found_by_bisection(limit: float) -> None:
     assert found is not None
     assert min(limit, 100.0) * 0.9 < found.seconds <= min(limit, 100.0)
     assert sustained(at, limit, 600.0) is None, "3 % more is not possible"
+
+
+def test_a_network_that_labels_pixels_is_compared_by_its_load_alone() -> None:
+    model = load(pixel_network())
+    pictures = Source([model.encode([picture]) for picture in scenes.drawn(3, seed=1).pictures])
+    assert scored(model, pictures, ()) == (None, 1.0)
+    whole, blocks = Plan((Placement("cpu", 1, (Split(0, 6, 2, ()),)),)), (64,) * 6
+    table = LatencyTable("cpu", (1, 2), ((BLOCK_S,) * 6,) * 2, ((0.0,) * 6,) * 2, LAUNCH_S, blocks, blocks, "made up")
+    facts = alone(Profile("scenes", (table,), ExitProfile((1.0,) * 6)), "cpu")
+
+    def stopwatch(call: Callable[[], Launched]) -> tuple[Launched, float]:
+        return call(), BLOCK_S
+
+    record = tried(route_of(whole, facts, [GROUP]), model, stopwatch, pictures, 0.5, np.arange(5) * 0.1)
+    assert (record.blocks, record.accuracy, record.kept) == ([5] * 5, None, True)
 
 
 def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:

@@ -43,7 +43,7 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
 def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:
     with client:
         told = client.get("/page/about.json").json()
-    assert told == {"model": "toy", "blocks": 4, "slo_ms": TOY.slo_ms, "takes": "other"}
+    assert told == {"model": "toy", "blocks": 4, "slo_ms": TOY.slo_ms, "takes": "other", "maps": False}
 
 
 def test_the_page_needs_no_key_but_its_data_do(monkeypatch: pytest.MonkeyPatch) -> None:

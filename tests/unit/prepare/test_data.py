@@ -230,7 +230,7 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
         (np.zeros((0, 4, 4)), [], r"holds no inputs: 'images' has the shape \(0, 4, 4\)"),
         (np.zeros((2, 0, 4), np.uint8), [0, 1], "holds no inputs"),
         (np.float32([[[1]], [[np.nan]]]), [0, 1], "row 2: 'images' must be finite numbers"),
-        (np.zeros((2, 4, 4)), 1, r"'labels' must be one label an image, got the shape \(\)"),
+        (np.zeros((2, 4, 4)), 1, r"'labels' must be a label or a map for each image, got the shape \(\)"),
         (np.zeros((2, 4, 4)), [1], "2 images but 1 labels"),
     ],
 )

@@ -1,0 +1,144 @@
+"""A served network that labels pixels: maps in every form and at any size are those of transformers."""
+
+import base64
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.schemas import MapPredictions
+from isobatch.deployments.front.service import Service
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.grpc_client import play
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits
+
+PICTURES = drawn(2, seed=9).pictures
+
+
+def png(picture: np.ndarray) -> bytes:
+    content = BytesIO()
+    Image.fromarray(picture).save(content, "PNG")
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DocumentedClient]:
+    config = AppConfig(model=str(pixel_network()), name="scenes", device="cpu", slo_ms=60_000, max_inputs=4)
+    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+        yield client
+
+
+def maps(size: tuple[int, int] = (GRID, GRID)) -> np.ndarray:
+    grown = torch.nn.functional.interpolate(reference_logits(PICTURES), size, mode="bilinear", align_corners=False)
+    labels: np.ndarray = grown.argmax(dim=1).numpy()
+    return labels
+
+
+def asked(client: DocumentedClient, **options: Any) -> list[dict[str, Any]]:
+    reply = client.post(
+        "/predict", json={"inputs": [base64.b64encode(png(each)).decode() for each in PICTURES]} | options
+    )
+    assert reply.status_code == 200, reply.text
+    MapPredictions.model_validate(reply.json())
+    outputs: list[dict[str, Any]] = reply.json()["outputs"]
+    return outputs
+
+
+def test_a_map_comes_as_runs_of_the_networks_own_size(client: DocumentedClient) -> None:
+    for output, expected in zip(asked(client), maps(), strict=True):
+        assert (output["height"], output["width"]) == (GRID, GRID)
+        labels, lengths = zip(*output["runs"], strict=True)
+        assert np.repeat(labels, lengths).tolist() == expected.ravel().tolist()
+        shares = {each["name"]: each["share"] for each in output["labels"]}
+        assert shares == {NAMES[label]: (expected == label).mean() for label in np.unique(expected)}
+        assert list(shares.values()) == sorted(shares.values(), reverse=True)
+        assert output["exit_block"] == 5
+    probabilities = reference_logits(PICTURES).softmax(dim=1)
+    for output, each in zip(asked(client, scores="all"), probabilities, strict=True):
+        assert output["score"] == pytest.approx(float(each.amax(dim=0).mean()), abs=1e-5)
+        by_label = {score["label"]: score["score"] for score in output["scores"]}
+        assert [by_label[label] for label in range(len(NAMES))] == pytest.approx(each.mean(dim=(1, 2)), abs=1e-5)
+
+
+@pytest.mark.parametrize("form", ["runs", "png", "array"])
+def test_a_client_chooses_form_and_size(client: DocumentedClient, form: str) -> None:
+    for output, expected in zip(asked(client, map=form, size=[48, 30]), maps((48, 30)), strict=True):
+        assert (output["height"], output["width"]) == (48, 30)
+        if form == "png":
+            found = np.asarray(Image.open(BytesIO(base64.b64decode(output["png"]))))
+        elif form == "array":
+            found = np.array(output["array"])
+        else:
+            labels, lengths = zip(*output["runs"], strict=True)
+            found = np.repeat(labels, lengths).reshape(48, 30)
+        assert (found == expected).mean() > 0.999  # a pixel between two labels may fall to either side
+        assert {"runs", "png", "array"} & output.keys() == {form}
+
+
+def test_pictures_come_as_bytes_and_in_forms(client: DocumentedClient) -> None:
+    content = png(PICTURES[0])
+    (output,) = client.post("/predict", content=content, headers={"Content-Type": "image/png"}).json()["outputs"]
+    assert output["runs"] == asked(client)[0]["runs"]
+    form = {"file": ("a.png", content, "image/png")}
+    (output,) = client.post("/predict", files=form, data={"map": "array", "size": "[4, 6]"}).json()["outputs"]
+    assert output["array"] == maps((4, 6))[0].tolist()
+
+
+def test_tensors_hold_maps(client: DocumentedClient) -> None:
+    pixels = PICTURES[..., None].astype(np.float32)
+    tensor = {"name": "inputs", "datatype": "FP32", "shape": list(pixels.shape), "data": pixels.ravel().tolist()}
+    request = {"inputs": [tensor], "outputs": [{"name": name} for name in ("label", "score", "scores", "exit_block")]}
+    found = {each["name"]: each for each in client.post("/v2/models/scenes/infer", json=request).json()["outputs"]}
+    assert found["label"]["shape"] == [2, GRID, GRID]
+    assert found["label"]["data"] == maps().ravel().tolist()
+    expected = reference_logits(PICTURES).softmax(dim=1).permute(0, 2, 3, 1)
+    assert found["scores"]["shape"] == list(expected.shape)
+    assert found["scores"]["data"] == pytest.approx(expected.ravel().tolist(), abs=1e-5)
+    assert found["score"]["data"] == pytest.approx(expected.amax(dim=3).ravel().tolist(), abs=1e-5)
+    about = {each["name"]: each for each in client.get("/v2/models/scenes").json()["outputs"]}
+    for name, each in found.items():
+        assert about[name]["datatype"] == each["datatype"]
+        assert len(about[name]["shape"]) == len(each["shape"])
+
+
+def test_grpc_says_the_same() -> None:
+    sent = {
+        "name": "inputs",
+        "datatype": "BYTES",
+        "shape": [2],
+        "contents": {"bytes_contents": list(map(png, PICTURES))},
+    }
+    config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
+    reply = play(
+        lambda client: client.ask("ModelInfer", model_name="toy", inputs=[sent]), model=str(pixel_network()), **config
+    )
+    at = {each.name: place for place, each in enumerate(reply.outputs)}
+    assert np.frombuffer(reply.raw_output_contents[at["label"]], "<i8").tolist() == maps().ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"map": "jpeg"}, "'map' is 'jpeg': it must be one of runs, png, array"),
+        ({"size": [0, 4]}, "'size' is [0, 4]: it must be [height, width], 4194304 pixels at most"),
+        ({"size": [4096, 4096]}, "'size' is [4096, 4096]: it must be [height, width], 4194304 pixels at most"),
+        ({"size": 32}, "'size' is 32: it must be [height, width], 4194304 pixels at most"),
+    ],
+)
+def test_wrong_forms_and_sizes_are_refused(client: DocumentedClient, options: dict[str, Any], sentence: str) -> None:
+    reply = client.post("/predict", json={"inputs": PICTURES[0].tolist()} | options)
+    assert (reply.status_code, reply.json()["error"]) == (400, sentence)
+
+
+def test_the_document_describes_maps(client: DocumentedClient) -> None:
+    document = client.app.openapi()  # type: ignore[attr-defined]
+    check_document(document)
+    assert {"MapOutput", "LabelShare"} <= set(document["components"]["schemas"])
+    ask_examples(client, name="scenes", version="1")
