@@ -1,7 +1,6 @@
 """Claim: an arbiter that moves devices between applications answers more in time than devices that are divided once.
 
-In virtual time, six applications with real arrivals on 24 devices, each with the real controller. Live, a device that
-changes hands.
+In virtual time, six applications with real arrivals on 24 devices, each with the real controller.
 """
 
 import os
@@ -9,15 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
 from experiments.fleet.bruteforce import agrees
-from experiments.fleet.live import measure_move
 from experiments.fleet.suite import APPLICATIONS, FleetLoad, arbiter_config, member
 from isobatch.cluster.controller.arbiter import Arbiter, Budget, FleetDecision, Grant, Standing
 from isobatch.cluster.controller.config import ArbiterConfig, Patience
@@ -42,7 +38,7 @@ class FleetRun:
 
 
 def measure(
-    parts: str = "shared,flood,brute,live", hours: float = 1.0, percents: str = ",".join(map(str, PERCENTS)),
+    parts: str = "shared,flood,brute", hours: float = 1.0, percents: str = ",".join(map(str, PERCENTS)),
     problems: int = PROBLEMS,
 ) -> dict[str, float]:  # fmt: skip
     """`percents`: the mean load, of what each application's devices sustain. `problems`: against brute force."""
@@ -51,7 +47,6 @@ def measure(
         "shared": lambda: _shared(loads),
         "flood": lambda: _flooded(FleetLoad(FLOOD_PERCENT, float(hours))),
         "brute": lambda: _brute(problems),
-        "live": _live,
     }
     return {name: value for part in parts.split(",") for name, value in measures[part]().items()}
 
@@ -86,11 +81,6 @@ def _flooded(load: FleetLoad) -> dict[str, float]:
         "flooded_neighbour_kept": min(kept.values()),
         "flooded_neighbours_kept_mean": float(np.mean([*kept.values()])),
     }
-
-
-def _live() -> dict[str, float]:
-    with TemporaryDirectory() as folder:
-        return measure_move(Path(folder))
 
 
 def _brute(problems: int) -> dict[str, float]:

@@ -194,7 +194,6 @@ HEADLINES = {
         Headline("fleet", "worst_application_75", "the same for the application that gains least, 75 %"),
         Headline("fleet", "flooded_neighbour_kept", "one gets 10 times its inputs: what the others keep, worst", 0.98),
         Headline("fleet", "brute_force_mismatches", "decisions of the arbiter that are not the best of all", 0, True),
-        Headline("fleet", "move_s", "live: a device goes from one application to another (s)", 5, True),
         Headline("fleet", "s_per_division_75", "a decision (s)"),
     ),
     "The controller against plans that stay": (
