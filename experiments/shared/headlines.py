@@ -69,7 +69,9 @@ HEADLINES = {
         Headline("curves", "held_out_error_p95", "the same, 95th percentile"),
         Headline("curves", "other_networks_error_median", "the same, networks that were not seen, median", 0.15, True),
         Headline("curves", "other_devices_error_median", "the same, devices that were not seen, median", 0.15, True),
-        Headline("curves", "unseen_devices_inside_interval", "times of such devices inside their intervals, share", 0.8),
+        Headline(
+            "curves", "unseen_devices_inside_interval", "times of such devices inside their intervals, share", 0.8
+        ),
         *(
             Headline(
                 "curves",

@@ -47,11 +47,14 @@ def test_a_curve_is_shown_beside_what_was_published(tmp_path: Path) -> None:
     assert "published" in output
     assert "estimated" in output  # nobody published of an H200
     assert output.count("at least") == output.count("at most") == 1
-    (short, middle, long) = (float(line.split()[-1 - knee]) for line, knee in (
-        (next(line for line in output.splitlines() if "at least" in line), 0),
-        (next(line for line in output.splitlines() if "estimated" in line), 1),
-        (next(line for line in output.splitlines() if "at most" in line), 0),
-    ))
+    (short, middle, long) = (
+        float(line.split()[-1 - knee])
+        for line, knee in (
+            (next(line for line in output.splitlines() if "at least" in line), 0),
+            (next(line for line in output.splitlines() if "estimated" in line), 1),
+            (next(line for line in output.splitlines() if "at most" in line), 0),
+        )
+    )
     assert short < middle < long
     assert "NVIDIA/TensorRT/demo/BERT/README.md @ " in output
     assert picture.read_bytes()[:4] == b"\x89PNG"
