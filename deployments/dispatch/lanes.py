@@ -208,6 +208,7 @@ class Lane:
 
         Full launches leave room, too, while replicas are idle. Of the stages that take turns on a group only the first
         tells: later ones wait until they are full.
+        """
         fill = max([min(stage.fill, stage.group.used) for stage in self._first_of_groups])
         return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
 
