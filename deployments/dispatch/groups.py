@@ -11,6 +11,7 @@ from isobatch.deployments.dispatch.messages import Limits
 # The factor by which earlier launches count less with each new one: about the last ten launches matter.
 _REMEMBERED = 0.9
 _EVIDENCE_LAUNCHES = 5  # launches before a replica is compared with its peers: a single one may take long by chance
+_RECENT = 0.95  # the factor by which earlier launches of a group count less in the share of its time that is used
 _FOLLOWS_S = 0.002  # a launch that was sent up to this long after the end of the one before counts as waiting for it
 _BENCHED_S = 10.0  # plans should not count on a replica that is benched for longer than this
 
@@ -76,6 +77,8 @@ class Group:
         self.running = 0  # launches that have not come back
         self._ends_s = 0.0  # the sum of their expected ends
         self._judged = 0  # launches
+        self._worked_s = self._passed_s = 0.0  # the time of recent launches, and of all replicas meanwhile
+        self._judged_at_s = 0.0
         self.limit(limits)
 
     def limit(self, limits: Limits) -> None:
@@ -138,6 +141,11 @@ class Group:
                         return max(0.0, replica.ends_s[-1] - now_s if replica.ends_s else 0.0) + later_s
                     number -= 1
         return later_s
+
+    @property
+    def used(self) -> float:
+        """The share of its replicas' time that recent launches took; 1 where none came back yet."""
+        return min(1.0, self._worked_s / self._passed_s) if self._passed_s else 1.0
 
     @property
     def has_idle(self) -> bool:
@@ -226,6 +234,9 @@ class Group:
         replica.learn(taken_s, expected_s)
         replica.last_end_s = now_s
         self._judged += 1
+        self._worked_s = _RECENT * self._worked_s + taken_s
+        self._passed_s = _RECENT * self._passed_s + (now_s - self._judged_at_s) * self._devices
+        self._judged_at_s = now_s
         limit = self._limits.straggler_factor * self.slowdown
         if self._judged % len(self.members) == 0 or replica.slowdown > limit:
             self.slowdown = median(peer.slowdown for peer in self.members.values() if peer.launches)

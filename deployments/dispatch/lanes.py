@@ -206,9 +206,10 @@ class Lane:
     def room_left(self) -> float:
         """The room that the next launch and recent ones left where they were fullest, as a share of a full launch.
 
-        Of the stages that take turns on a group only the first tells: later ones wait until they are full.
+        Full launches leave room, too, while replicas are idle. Of the stages that take turns on a group only the first
+        tells: later ones wait until they are full.
         """
-        fill = max([stage.fill for stage in self._first_of_groups])
+        fill = max([min(stage.fill, stage.group.used) for stage in self._first_of_groups])
         return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
 
     def alone_s(self, weight: int) -> float:

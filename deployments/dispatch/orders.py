@@ -43,7 +43,7 @@ def priority(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
 
 def das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
     """DAS for one row of tokens, which is what a launch without padding is."""
-    return das_row(sorted(waiting, key=_weight), waiting, room)
+    return _das_row(sorted(waiting, key=_weight), waiting, room)
 
 
 def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
@@ -54,11 +54,11 @@ def slotted_das(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
     for _ in range(max(1, room // length)):
         gone = set(taken)
         by_weight = [ticket for ticket in left if ticket not in gone and ticket.weight <= length]
-        taken += das_row(by_weight, [ticket for ticket in waiting if ticket not in gone], length)
+        taken += _das_row(by_weight, [ticket for ticket in waiting if ticket not in gone], length)
     return taken
 
 
-def das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: int) -> list[Ticket]:
+def _das_row(by_weight: Sequence[Ticket], by_deadline: Sequence[Ticket], room: int) -> list[Ticket]:
     """One row: first by utility, then those of enough utility by deadline, then the rest by deadline."""
     first = _by_utility(by_weight, room)
     if not first or len(first) == len(by_weight):

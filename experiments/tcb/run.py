@@ -22,7 +22,6 @@ from experiments.tcb.schedulers import (
     Arrival,
     DeadlineDispatcher,
     OrderedDispatcher,
-    das,
     first_come,
     in_rows,
 )
@@ -30,7 +29,7 @@ from isobatch.cluster.load.workloads import Floats, Ints, arrivals
 from isobatch.cluster.simulator.event_loop import Departure, EventLoop
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Ending, Launch, Limits, Place
-from isobatch.deployments.dispatch.orders import QueueOrder
+from isobatch.deployments.dispatch.orders import QueueOrder, das, slotted_das
 from isobatch.deployments.dispatch.route import Route, Stage
 
 console = Console(stderr=True)
@@ -60,13 +59,13 @@ class System:
         return OrderedDispatcher(route, groups, Limits(backlog=100_000, ahead=0), self.order, self.launch_s)
 
 
-PADDED_DAS = das(ROWS, LONGEST_TEXT, most=ROWS)
+PADDED_DAS = in_rows(das, ROWS, LONGEST_TEXT, most=ROWS)
 SYSTEMS: Mapping[str, System] = {
     "padded to the longest, DAS": System(engines.padded, PADDED_DAS),
     "padded to 100, DAS": System(engines.padded_to(LONGEST_TEXT), PADDED_DAS),
     "sorted by length, DAS": System(engines.by_length, PADDED_DAS),
-    "rows, DAS": System(engines.in_rows(LONGEST_TEXT), das(ROWS, LONGEST_TEXT)),
-    "slots, DAS": System(engines.in_slots, das(ROWS, LONGEST_TEXT)),
+    "rows, DAS": System(engines.in_rows(LONGEST_TEXT), in_rows(das, ROWS, LONGEST_TEXT)),
+    "slots, slotted DAS": System(engines.in_slots, in_rows(slotted_das, ROWS, LONGEST_TEXT)),
     "padded to the longest, first come": System(engines.padded, first_come(ROWS)),
     "padded to 100, first come": System(engines.padded_to(LONGEST_TEXT), first_come(ROWS)),
     "sorted by length, first come": System(engines.by_length, first_come(ROWS)),
@@ -74,10 +73,9 @@ SYSTEMS: Mapping[str, System] = {
     "rows, shortest first": System(engines.in_rows(LONGEST_TEXT), in_rows(SHORTEST, ROWS, LONGEST_TEXT)),
     "rows, earliest deadline": System(engines.in_rows(LONGEST_TEXT), in_rows(EARLIEST, ROWS, LONGEST_TEXT)),
     "isobatch": System(engines.packed(MEAN)),
-    "isobatch's launches, DAS": System(engines.packed(MEAN), das(1, ROWS * MEAN), seconds(ROWS, MEAN)),
-    "isobatch's launches, earliest deadline": System(
-        engines.packed(MEAN), in_rows(EARLIEST, 1, ROWS * MEAN), seconds(ROWS, MEAN)
-    ),
+    "isobatch's launches, DAS": System(engines.packed(MEAN), das, seconds(ROWS, MEAN)),
+    "isobatch's launches, slotted DAS": System(engines.packed(MEAN), slotted_das, seconds(ROWS, MEAN)),
+    "isobatch's launches, earliest deadline": System(engines.packed(MEAN), EARLIEST, seconds(ROWS, MEAN)),
 }
 
 
@@ -211,12 +209,13 @@ def _adopt(duration_s: int, variance: float, name: str = "") -> dict[str, float]
     best_per_s = max(played(SYSTEMS["isobatch"], rate, duration_s, variance).in_time_per_s for rate in RATES)
     figures = {}
     for times in OVERLOADS:
-        ours, das_, earliest = (
-            played(SYSTEMS[each], times * best_per_s, duration_s, variance)
-            for each in ("isobatch", "isobatch's launches, DAS", "isobatch's launches, earliest deadline")
+        orders = [f"isobatch's launches, {order}" for order in ("DAS", "slotted DAS", "earliest deadline")]
+        ours, das_, slotted, earliest = (
+            played(SYSTEMS[each], times * best_per_s, duration_s, variance) for each in ("isobatch", *orders)
         )
         at = f"{times:g}x{name}".replace(".", "_")
         figures[f"das_gain_{at}"] = das_.in_time_per_s / ours.in_time_per_s - 1
+        figures[f"slotted_das_gain_{at}"] = slotted.in_time_per_s / ours.in_time_per_s - 1
         figures[f"das_tokens_gain_{at}"] = float(das_.in_time.sum() / ours.in_time.sum()) - 1
         figures[f"das_least_quarter_{at}"] = das_.least_share
         figures[f"our_least_quarter_{at}"] = ours.least_share

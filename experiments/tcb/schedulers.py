@@ -1,4 +1,4 @@
-"""TCB's systems in our dispatcher: its orders (deployments/dispatch/orders.py) by rows, and nobody is refused.
+"""TCB's systems in our dispatcher: the product's orders (deployments/dispatch/orders.py) by rows, without refusals.
 
 The paper's utility of a text is 1 / tokens, and it has no admission: who is not launched in time has failed.
 """
@@ -11,7 +11,7 @@ from isobatch.deployments.dispatch.batching import Queue, StageQueues, Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.lanes import Lane
 from isobatch.deployments.dispatch.messages import Limits, Place, Refusal
-from isobatch.deployments.dispatch.orders import QueueOrder, das_row, fitting
+from isobatch.deployments.dispatch.orders import QueueOrder, fitting
 from isobatch.deployments.dispatch.route import Route
 
 
@@ -73,28 +73,19 @@ def first_come(most: int) -> QueueOrder:
     return lambda waiting, room: sorted(waiting, key=lambda ticket: ticket.id)[:most]
 
 
-def in_rows(order: Callable[[Ticket], float], rows: int, length: int) -> QueueOrder:
-    """Rows of so many tokens, filled in an order."""
+def sorted_by(order: Callable[[Ticket], float]) -> QueueOrder:
+    return lambda waiting, room: fitting(sorted(waiting, key=order), room)
+
+
+def in_rows(order: QueueOrder, rows: int, length: int, most: int | None = None) -> QueueOrder:
+    """Rows of so many tokens, each filled in an order; at most so many texts, where each gets a row of its own."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-        left, taken = sorted(waiting, key=order), list[Ticket]()
+        left, taken = list(waiting), list[Ticket]()
         for _ in range(rows):
-            row = fitting(left, length)
-            left = _without(left, row)
-            taken += row
-        return taken
-
-    return choose
-
-
-def das(rows: int, length: int, most: int | None = None) -> QueueOrder:
-    """The paper's algorithm 1, row by row; at most so many texts, where each gets a row of its own."""
-
-    def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
-        left, by_deadline, taken = sorted(waiting, key=_tokens), sorted(waiting, key=_deadline), list[Ticket]()
-        for _ in range(rows):
-            row = das_row(left, by_deadline, length)
-            left, by_deadline = _without(left, row), _without(by_deadline, row)
+            row = order(left, length)
+            going = set(row)
+            left = [ticket for ticket in left if ticket not in going]
             taken += row
             if most and len(taken) >= most:
                 return taken[:most]
@@ -103,17 +94,6 @@ def das(rows: int, length: int, most: int | None = None) -> QueueOrder:
     return choose
 
 
-def _without(waiting: Sequence[Ticket], taken: Sequence[Ticket]) -> list[Ticket]:
-    going = set(taken)
-    return [ticket for ticket in waiting if ticket not in going]
-
-
-def _tokens(ticket: Ticket) -> float:
-    return ticket.weight
-
-
-def _deadline(ticket: Ticket) -> float:
-    return ticket.deadline_s
-
-
-SHORTEST, EARLIEST, FIRST = _tokens, _deadline, lambda ticket: ticket.id
+SHORTEST = sorted_by(lambda ticket: ticket.weight)
+EARLIEST = sorted_by(lambda ticket: ticket.deadline_s)
+FIRST = sorted_by(lambda ticket: ticket.id)

@@ -70,6 +70,9 @@ NEVER_FULL = side_by_side((1.0,), [(4.0, 6.0), (2.0, 6.0), (4.0, 6.0)], [(8, 2, 
 # Half of the inputs leave at the first exit point, so the risk there decides.
 HALF_LEAVE = side_by_side((1.0, 0.7, 0.49), [(2.0, 6.0), (4.0, 2.0), (2.0, 6.0)], [(8, 3, 2), (1, 1, 1), (8, 3, 0)])
 
+# Launches of one input are always full, though replicas are idle for some of the time.
+ONE_AT_A_TIME = side_by_side((1.0, 0.4), [(1.0, 6.0), (1.0, 6.0), (2.0, 6.0)], [(1, 2, 1), (1, 3, 1), (1, 3, 1)])
+
 
 def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> Report:
     seconds = INPUTS / rate
@@ -81,6 +84,7 @@ def run(world: World, rate: float, seed: int, dispatcher: type[Dispatcher]) -> R
 @given(lanes(), st.sampled_from((1.2, 1.6, 2.5, 4.0)), st.sampled_from((1.0, 0.5, 0.7, 0.85, 1.2)))
 @example(NEVER_FULL, 1.6, 0.5)
 @example(HALF_LEAVE, 2.5, 0.7)
+@example(ONE_AT_A_TIME, 1.6, 0.85)
 @settings(max_examples=8, deadline=None)
 def test_no_answer_in_time_is_lost_by_refusing(problem: tuple[Problem, Plan], slo_times: float, load: float) -> None:
     """`slo_times`: the SLO as a multiple of the latency of an input that is alone in the slowest lane."""
