@@ -75,10 +75,10 @@ def test_every_input_is_answered_rightly_or_not_at_all(profile: Profile, rate: f
     assert len(record.latencies_s) <= record.offered
     assert min(record.latencies_s) >= LAUNCH_S + BLOCK_S - 1e-9
     if rate < 1000:
-        assert record.kept
+        assert record.keeps_slo
         assert np.mean(np.array(record.blocks) == 0) == pytest.approx(0.5, abs=0.1)
     else:
-        assert not record.kept
+        assert not record.keeps_slo
         assert max(toy.sizes) == 16, "under load batches fill up, and no further"
 
 
@@ -98,7 +98,7 @@ def test_a_rate_that_is_lost_already_is_not_computed_to_the_end(profile: Profile
     toy = Timed()
     route, due_s = route_of(TURNS, alone(profile, "cpu"), [GROUP]), arrivals("poisson", 20_000.0, 1.0, 0)
     record = tried(route, toy, toy.stopwatch, source(toy), 0.05, due_s)
-    assert (record.kept, record.offered) == (False, len(due_s))
+    assert (record.keeps_slo, record.offered) == (False, len(due_s))
     assert sum(toy.sizes) < 0.2 * len(due_s)
 
 
