@@ -23,7 +23,7 @@ from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingW
 from isobatch.optimizer.text_plans import plan_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import load_text_profile, save_text_profile
-from tests.helpers.paper_decoders import CPU, paper_decoder
+from tests.helpers.paper_application import CPU, paper_decoder
 
 DEMO = llm_demo_directory()
 Called = Callable[..., str]

@@ -22,7 +22,7 @@ from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.proxy import Burden
 from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA, MetricSeries
 from isobatch.deployments.tracing import TraceSampling, Tracing, current
-from tests.helpers.noted_metrics import NotedMetrics
+from tests.helpers.scraping import NotedMetrics
 
 TRACE, CALLER = "1" * 32, "2" * 16
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}

@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front import bodies
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.driver import Driver
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
 from isobatch.profiles.errors import UserError
+from tests.helpers.documented import front
 from tests.helpers.toy_model import OVERFLOWS
 
 INFER = "/v2/models/toy/infer"
@@ -34,8 +33,7 @@ LIMIT = 2**20
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, max_body_bytes=LIMIT)
-    with TestClient(create_api(Service(config, time.perf_counter)), raise_server_exceptions=False) as client:
+    with TestClient(front(max_body_bytes=LIMIT), raise_server_exceptions=False) as client:
         yield client
 
 

@@ -1,7 +1,6 @@
 """The probabilities of all labels, and the interfaces of other servers: the same requests get the same answers."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.named import LOADER
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_networks import WIDE, hugging_face
 
@@ -33,8 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serving(folder: Path, **fields: Any) -> DocumentedClient:
-    config = AppConfig(model=str(folder), slo_ms=60_000, max_inputs=4, **fields)
-    return DocumentedClient(create_api(Service(config, time.perf_counter)))
+    return served(model=str(folder), max_inputs=4, **fields)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.front.stats import stats_of
 from isobatch.deployments.metrics import FRONT, MetricSeries
 from isobatch.deployments.replica.local_workers import LocalWorkers
-from tests.helpers.noted_metrics import NotedMetrics
+from tests.helpers.scraping import NotedMetrics
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
 

@@ -17,7 +17,7 @@ from isobatch.cluster.load.http_connection import BROKEN
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
 from isobatch.profiles.errors import UserError
-from tests.helpers.other_protocol import grpc_port
+from tests.helpers.grpc_client import grpc_port
 
 
 class Served:
