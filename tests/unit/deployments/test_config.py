@@ -1,4 +1,4 @@
-"""Fields have defaults and descriptions; a wrong field, and one with which no cluster works, is reported in one line."""
+"""Fields have defaults and descriptions; a wrong field, or one with which no cluster works, is one line."""
 
 from dataclasses import replace
 from pathlib import Path
