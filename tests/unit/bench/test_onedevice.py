@@ -154,9 +154,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("with_data", [True, False])
-def test_the_command_prints_json(
-    checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_prints_json(checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
     (tmp_path / "inputs.csv").write_text("words;verdict\nthe film;yes\n" + "the;no\n" * 9)
     command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
@@ -174,9 +172,7 @@ def test_the_command_prints_json(
     assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
 
 
-def test_the_command_takes_any_backend_that_a_configuration_takes(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_takes_any_backend_of_a_server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)
     command = ["bench", str(checkpoint), "--backend", "tests.helpers.toy_backend:TOY", "--slo-ms", "200"]
     few = ["--seconds", "0.1", "--budget", "0.1", "--largest", "2", "--device", "cpu", "--json", "--out"]

@@ -78,9 +78,7 @@ PLAYED = [{"CPU": 4.0}, {"CPU": 1.0, "a100": 3.0}]
 
 
 @pytest.mark.parametrize(("nodes", "more"), [(A100S, {}), (PLAYED, {"backend": "virtual"})])
-def test_what_applications_may_use_adds_up_to_what_there_is(
-    tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]
-) -> None:
+def test_budgets_fit_into_the_devices(tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]) -> None:
     check_capacity(two(tmp_path, "a100", 1, 2, **more), nodes)
     with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 2, shop may use 2: name fewer"):
         check_capacity(two(tmp_path, "a100", 2, 2, **more), nodes)

@@ -48,9 +48,7 @@ def test_a_taken_port_is_named() -> None:
     check_place(host, port)
 
 
-def test_a_held_port_is_given_to_nobody_else_but_whoever_is_told_can_listen_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     host = "127.0.0.78"
     with held_ports(1, host) as (port,):
         monkeypatch.setattr(ports, "OTHER_PORTS", range(port, port + 2))
@@ -69,9 +67,7 @@ def test_a_held_port_is_given_to_nobody_else_but_whoever_is_told_can_listen_ther
         assert again == [port]
 
 
-def test_sockets_get_a_folder_that_is_short_enough_or_the_reason_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_sockets_is_short_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         monkeypatch.delenv(variable, raising=False)
@@ -94,9 +90,7 @@ def test_a_host_that_is_not_ours_is_named() -> None:
         check_place("192.0.2.77", 8000)
 
 
-def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert running_cluster() is None
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", free_port())) as gcs:

@@ -145,9 +145,7 @@ def test_nothing_is_written_outside_of_the_folder(bucket: Any, tmp_path: Path) -
         ("./models/my-bert", "no such directory"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(
-    bucket: Any, url: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_error_is_a_sentence(bucket: Any, url: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UserError, match=problem) as raised:
         locate(url)

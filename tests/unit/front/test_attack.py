@@ -334,9 +334,7 @@ def test_only_the_readable_part_of_a_text_is_tokenized() -> None:
 
 
 @pytest.mark.parametrize(("files", "connections"), [(20_000, 7795), (1_048_576, 8192), (4096, 1433)])
-def test_haproxy_never_needs_more_files_than_it_may_open(
-    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
-) -> None:
+def test_haproxy_never_opens_too_many_files(monkeypatch: pytest.MonkeyPatch, files: int, connections: int) -> None:
     """HAProxy refuses to start otherwise: it counts two and a half files a connection, and some of its own."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert allowed_connections(8192) == connections

@@ -28,9 +28,7 @@ from tests.helpers.grpc_proxy import (
 )
 
 
-def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
-    one_place: None, held: threading.Event, free_port: int
-) -> None:
+def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threading.Event, free_port: int) -> None:
     """Within milliseconds, with a time to come back that differs from one to the next."""
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
@@ -54,9 +52,7 @@ def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
     play(scene, free_port)
 
 
-def test_the_calls_of_one_address_are_limited(
-    held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_calls_of_one_address_limited(held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "CALLS_OF_ONE_ADDRESS", 2)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:
@@ -71,9 +67,7 @@ def test_the_calls_of_one_address_are_limited(
     play(scene, free_port)
 
 
-def test_health_checks_are_answered_beside_other_and_incomplete_calls(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_health_checks_are_answered_beside_incomplete_calls(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """The front answers one question at once, and a call takes no place before all of it is here."""
     monkeypatch.setattr(grpc_proxy, "QUESTIONS_AT_ONCE", 1)
     answered, asked = asyncio.Event(), list[str]()
@@ -126,9 +120,7 @@ def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event,
     play(scene, free_port)
 
 
-def test_a_call_whose_message_does_not_come_gives_its_place_back(
-    one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_an_unfinished_call_loses_its_place(one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
     monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.3)
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
@@ -156,9 +148,7 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     play(scene, free_port)
 
 
-def test_the_wait_of_a_call_counts_even_if_the_client_sends_the_header(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     seen: list[Any] = []
     register = Service.register
 

@@ -36,9 +36,7 @@ def test_streams_and_questions_take_no_places_of_calls(one_place: None, held: th
     play(scene, free_port)
 
 
-def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
-    monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int
-) -> None:
+def test_streams_are_read_as_answered(monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int) -> None:
     """Who floods waits: the front has no more of them than places, refuses nobody, and answers all in the end."""
     monkeypatch.setattr(grpc_proxy, "MOST", 4)
     monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
@@ -61,9 +59,7 @@ def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
     play(scene, free_port)
 
 
-def test_requests_of_streams_are_refused_no_faster_than_answered(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_streams_are_refused_no_faster_than_answered(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(ProxyLimit, "value", 4)
 
     async def scene(channel: grpc.aio.Channel, service: Service) -> None:

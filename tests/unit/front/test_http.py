@@ -60,9 +60,7 @@ def test_one_input_that_is_a_list_itself_is_one_input(client: TestClient) -> Non
         (b" " * 201, 413, "201 bytes: 200 are allowed"),
     ],
 )
-def test_wrong_inputs_are_named_and_never_reach_the_network(
-    client: TestClient, body: bytes, status: int, sentence: str
-) -> None:
+def test_wrong_inputs_never_reach_the_network(client: TestClient, body: bytes, status: int, sentence: str) -> None:
     reply = client.post("/predict", content=body)
     assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
     assert client.get("/stats").json()["exits"] == dict.fromkeys("0123", 0)

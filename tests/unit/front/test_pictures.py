@@ -141,9 +141,7 @@ def bomb(side: int = 60_000) -> bytes:
         ),
     ],
 )
-def test_what_is_no_picture_is_refused_in_one_sentence(
-    client: DocumentedClient, content: bytes, kind: str, status: int, sentence: str
-) -> None:
+def test_refused_pictures(client: DocumentedClient, content: bytes, kind: str, status: int, sentence: str) -> None:
     reply = client.post("/predict", content=content, headers={"Content-Type": kind})
     assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
 

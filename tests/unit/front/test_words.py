@@ -47,9 +47,7 @@ def test_a_text_may_be_given_as_its_words(client: DocumentedClient) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, [["ada", 3]], {"tokens": ["ada"]}, [[]]])
-def test_inputs_that_are_neither_one_nor_a_list_are_refused_in_one_sentence(
-    client: DocumentedClient, wrong: Any
-) -> None:
+def test_inputs_that_are_neither_are_refused_in_one_sentence(client: DocumentedClient, wrong: Any) -> None:
     reply = client.post("/predict", json={"inputs": wrong})
     assert reply.status_code == 422
     assert "an input must be a text or a list of words" in reply.json()["error"]

@@ -17,9 +17,7 @@ from tests.helpers.exit_tables import exit_table
 
 
 @given(st.integers(0, 50), st.lists(st.integers(0, 29), min_size=4, max_size=4), st.sets(st.integers(0, 3)))
-def test_survivors_are_those_that_are_counted_with_only_these_ramps_open(
-    seed: int, chosen: list[int], ramps: set[int]
-) -> None:
+def test_survivors_are_counted_with_only_these_ramps_open(seed: int, chosen: list[int], ramps: set[int]) -> None:
     table, candidates = exit_table(seed, ramps=4, count=60), np.array(chosen)
     exits = Evidence(table, table, "accuracy", 0.01, 0.95).exits(candidates)
     places = table.places(np.where(np.isin(np.arange(4), list(ramps)), candidates, 0))
