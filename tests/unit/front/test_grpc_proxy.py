@@ -20,18 +20,18 @@ from tests.helpers.grpc_proxy import (
     REQUEST,
     STATISTICS,
     frame,
+    front_at,
     headers,
-    play,
     proxy,
     refusal,
     until,
 )
 
 
-def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threading.Event, free_port: int) -> None:
+async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threading.Event, free_port: int) -> None:
     """Within milliseconds, with a time to come back that differs from one to the next."""
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, service):
         infer = channel.unary_unary(INFER)
         admitted = asyncio.ensure_future(infer(REQUEST))
         await until(lambda: service.burden().inside)
@@ -49,13 +49,11 @@ def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threadi
         held.set()
         assert await admitted
 
-    play(scene, free_port)
 
-
-def test_calls_of_one_address_limited(held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_one_address_is_limited(held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "CALLS_OF_ONE_ADDRESS", 2)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, service):
         infer = channel.unary_unary(INFER)
         admitted = [asyncio.ensure_future(infer(REQUEST)) for _ in range(2)]
         await until(lambda: service.burden().inside == 2)
@@ -64,10 +62,8 @@ def test_calls_of_one_address_limited(held: threading.Event, monkeypatch: pytest
         assert all(await asyncio.gather(*admitted))
         assert await infer(REQUEST)
 
-    play(scene, free_port)
 
-
-def test_health_checks_are_answered_beside_incomplete_calls(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_health_checks_are_answered_beside_partial_calls(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """The front answers one question at once, and a call takes no place before all of it is here."""
     monkeypatch.setattr(grpc_proxy, "QUESTIONS_AT_ONCE", 1)
     answered, asked = asyncio.Event(), list[str]()
@@ -85,7 +81,7 @@ def test_health_checks_are_answered_beside_incomplete_calls(monkeypatch: pytest.
     monkeypatch.setattr(Service, "all_fronts", slow)
     monkeypatch.setattr(Service, "missing", noted)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
         half = [frame(1, 4, headers(LIVE), stream) for stream in (1, 3, 5)]
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0) + b"".join(half))
@@ -103,11 +99,9 @@ def test_health_checks_are_answered_beside_incomplete_calls(monkeypatch: pytest.
         assert too_long.code().name == "RESOURCE_EXHAUSTED"
         writer.close()
 
-    play(scene, free_port)
 
-
-def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event, free_port: int) -> None:
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+async def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event, free_port: int) -> None:
+    async with front_at(free_port) as (channel, service):
         stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")()
         await stream.write(REQUEST)
         inferred = channel.unary_unary(INFER)(REQUEST)
@@ -117,16 +111,16 @@ def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event,
         await until(lambda: service.burden().inside == 0)
         assert (await service.stats())["requests"]["abandoned"] == 2
 
-    play(scene, free_port)
 
-
-def test_an_unfinished_call_loses_its_place(one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_an_unfinished_call_has_no_place(
+    one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
     monkeypatch.setattr(bodies, "READ_WITHIN_S", 0.3)
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
     long = message("ModelInferRequest")(model_name="toy", id="x" * 100_000).SerializeToString()
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
         frames = [(1, 4, headers(INFER)), *((0, 0, never[at : at + 16_000]) for at in range(0, len(never), 16_000))]
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
@@ -145,10 +139,8 @@ def test_an_unfinished_call_loses_its_place(one_place: None, monkeypatch: pytest
             assert time.monotonic() < until_s, "its place is not given back"
         writer.close()
 
-    play(scene, free_port)
 
-
-def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     seen: list[Any] = []
     register = Service.register
 
@@ -159,11 +151,9 @@ def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Service, "register", noted)
     told = ((STARTED.decode(), "t=1"), (TIMEOUT, "1H"))
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         assert await channel.unary_unary(INFER)(REQUEST, metadata=told, timeout=7.0)
         assert await channel.unary_unary(INFER)(REQUEST, metadata=told)
-
-    play(scene, free_port)
     (*_, headers, left_s), (*_, unlimited_s) = seen
     assert 0 < waited_s_by(headers[STARTED]) < 7
     assert 0 < left_s < 8, "gRPC rounds up what it tells; the client said an hour"
