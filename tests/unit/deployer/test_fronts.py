@@ -41,7 +41,7 @@ async def test_a_request_reaches_all_fronts_and_those_alive_reply() -> None:
 
 
 async def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
-    async with two_fronts() as (fronts, lively, mute):
+    async with two_fronts() as (fronts, _, mute):
         await fronts.ask("what", within_s=0.05)
         assert len(fronts) == 1
         assert await fronts.ask("again", within_s=5.0) == {"lively": "again!"}
@@ -49,7 +49,7 @@ async def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
 
 
 async def test_a_late_reply_is_ignored() -> None:
-    async with two_fronts() as (fronts, lively, _):
+    async with two_fronts() as (fronts, _, _):
         fronts.reply("lively", 77, "too late")
         assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
 
