@@ -13,15 +13,14 @@ import torch
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched, SplitModel
-from isobatch.profiles.sweep import NOISY, NetworkFacts, Rounds, affordable, knee, next_size, tabulate
+from isobatch.profiles.sweep import NOISY, NetworkFacts, Round, Rounds, affordable, knee, next_size, tabulate
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
-Timings = tuple[list[float], list[float], float]  # seconds of the blocks, of the ramps, and of the whole network
 Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
 
 LEAST_ROUNDS = 3  # rounds of one visit to a batch size, at least
 MOST_ROUNDS = 25  # and at most
-PASSES_PER_ROUND = 3  # passes through the network in one round: block by block, with ramps, and at once
+PASSES_PER_ROUND = 4  # passes through the network in one round: block by block, with ramps, with stops, and at once
 VISIT_SHARE = 1 / 16  # the share of the budget for one visit: enough for two visits to each of eight batch sizes
 DEAREST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
 
@@ -122,15 +121,14 @@ class Sweep:
 
     def _visit(self, size: float) -> Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
-        batch, rows = self._make_batch(size), list[Timings]()
+        batch, rounds = self._make_batch(size), list[Round]()
         lengths = batch.lengths if size < 1 else None
         what = f"batch {size:g}" if lengths is None else f"a text of {lengths.sum()} tokens"
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
         until = self._clock() + min(VISIT_SHARE * self._budget_s, self._left_s)
-        while len(rows) < LEAST_ROUNDS or (len(rows) < MOST_ROUNDS and self._clock() < until):
-            rows.append(one_round(self._model, batch, self._stopwatch))
-        blocks, ramps, whole = zip(*rows, strict=True)
-        return Rounds(np.asarray(blocks), np.asarray(ramps), np.asarray(whole))
+        while len(rounds) < LEAST_ROUNDS or (len(rounds) < MOST_ROUNDS and self._clock() < until):
+            rounds.append(one_round(self._model, batch, self._stopwatch))
+        return Rounds.of(rounds)
 
     def _visit_again(self) -> float | None:
         """Visit sizes again, the latest first, as the largest and those in the bend. The median relative change."""
@@ -149,18 +147,33 @@ class Sweep:
         return {int(size): rounds.median_s for size, rounds in self._rounds.items() if size >= 1}
 
 
-def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Timings:
-    """Time every block alone, with and without its ramp, then all at once, so that noise hits all of them alike."""
-    blocks, ramps, current = list[float](), list[float](), batch
+def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Round:
+    """Time every block alone, with its ramp, and with inputs that have just moved; then all at once.
+
+    Each of these is a pass of its own through the network, since a block that runs twice in a row finds its weights in
+    the cache.
+    """
+    blocks_s, inside = list[float](), [batch]
     for block in range(model.num_blocks):
-        launched, alone_s = stopwatch(partial(model.run, current, block + 1, ()))
-        blocks.append(alone_s)
-        if block in model.ramp_blocks:
-            _, with_ramp_s = stopwatch(partial(model.run, current, block + 1, (block,)))
-            ramps.append(with_ramp_s - alone_s)
-        current = launched.survivors or current
+        launched, block_s = stopwatch(partial(model.run, inside[block], block + 1, ()))
+        blocks_s.append(block_s)
+        inside.append(launched.survivors or batch)
+    ramps_s = [
+        stopwatch(partial(model.run, inside[ramp], ramp + 1, (ramp,)))[1] - blocks_s[ramp] for ramp in model.ramp_blocks
+    ]
+    stops_s = [
+        stopwatch(partial(_run_moved, model, inside[ramp + 1]))[1] - blocks_s[ramp + 1] for ramp in model.ramp_blocks
+    ]
     _, whole_s = stopwatch(partial(model.run, batch, model.num_blocks, ()))
-    return blocks, ramps, whole_s
+    return Round(blocks_s, ramps_s, stops_s, whole_s)
+
+
+def _run_moved(model: SplitModel, batch: Batch) -> Launched:
+    """Run the next block as behind a ramp at which inputs leave: those that stay move together first.
+
+    All stay here, in another order, so that the time is comparable to that of the same inputs without a move.
+    """
+    return model.run(model.select(batch, np.roll(np.arange(len(batch)), 1)), batch.cursor + 1, ())
 
 
 def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, source: str, device: str) -> NetworkFacts:

@@ -6,6 +6,7 @@ Nothing is measured in this file: measure.py does that, and uses this file to sp
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,13 +39,28 @@ class NetworkFacts:
         return len(self.hidden_bytes)
 
 
+class Round(NamedTuple):
+    """Seconds at one batch size: of each block alone, what each ramp adds to its block, what it adds to the next block
+    that inputs have moved before it, and of all blocks at once."""
+
+    blocks: Sequence[float]
+    ramps: Sequence[float]
+    stops: Sequence[float]
+    whole: float
+
+
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds at one batch size, one row per round: each block alone, the extra time of each ramp, and all at once."""
+    """The same of all rounds at one batch size, one row per round."""
 
     blocks: Floats
     ramps: Floats
+    stops: Floats
     whole: Floats
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round]) -> "Rounds":
+        return cls(*map(np.asarray, zip(*rounds, strict=True)))
 
     @property
     def median_s(self) -> float:
@@ -114,24 +130,27 @@ def _doubt(whole_s: Mapping[int, float], sizes: Sequence[int], index: int) -> fl
 def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:
     """A table of medians. Blocks are scaled so that launch and blocks add up to the time of all blocks at once.
 
-    A launch and a stop both cost what running a block by itself adds. The work of a replica per launch is not in it.
+    A launch costs what running a block by itself adds, without the work of a replica. A stop costs this too, and what
+    moving inputs adds to the next block; the ramp's own time has the part of that which grows with the batch.
     """
     known = {name: value for name, value in vars(facts).items() if name != "ramp_blocks"}
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])
     launch_s = max(float(np.median(paid)), 0.0)
+    moves_s = _moves_s([rounds[size] for size in sizes])
     ramps = np.zeros((len(sizes), facts.num_blocks))
     blocks, p95 = np.empty_like(ramps), np.empty_like(ramps)
     for row, size in enumerate(sizes):
         blocks[row] = _block_s(rounds[size], launch_s)
         p95[row] = blocks[row] * np.quantile(rounds[size].whole, 0.95) / np.median(rounds[size].whole)
-        ramps[row, list(facts.ramp_blocks)] = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
+        own_s = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
+        ramps[row, list(facts.ramp_blocks)] = own_s + moves_s[row] - moves_s.min()
     return LatencyTable(
         batch_sizes=tuple(sizes),
         block_s=_rounded(blocks),
         ramp_s=_rounded(ramps),
         launch_s=_digits(launch_s),
-        stop_s=_digits(launch_s),
+        stop_s=_digits(launch_s + float(moves_s.min())),
         block_p95_s=_rounded(p95),
         launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
         **known,
@@ -143,6 +162,11 @@ def _launches_s(rounds: Rounds) -> Floats:
     count = rounds.blocks.shape[1]
     extra: Floats = rounds.blocks.sum(axis=1) - rounds.whole
     return extra / (count - 1) if count > 1 else np.zeros_like(extra)
+
+
+def _moves_s(rounds: Sequence[Rounds]) -> Floats:
+    """What a move costs at each batch size; 0 without ramps."""
+    return np.array([max(float(np.median(each.stops)), 0.0) if each.stops.size else 0.0 for each in rounds])
 
 
 def _block_s(rounds: Rounds, launch_s: float) -> Floats:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from isobatch.cluster.bench.compare import Bench
@@ -25,7 +24,14 @@ from isobatch.deployments.demo.digits import demo_digits
 from isobatch.deployments.exits import Decision, remembers
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.models import checkpoint, load
-from isobatch.deployments.models.backends import INT8, make_ready, on_backend, planned_block_ranges, weights_dtype
+from isobatch.deployments.models.backends import (
+    INT8,
+    compute_with,
+    make_ready,
+    on_backend,
+    planned_block_ranges,
+    weights_dtype,
+)
 from isobatch.deployments.models.interface import BackedModel
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
@@ -117,7 +123,7 @@ class RecordedInputs:
 
 
 def make(request: BenchRequest, progress: Callable[[str], None] = lambda what: None) -> PreparedBench:
-    torch.set_num_threads(request.threads)
+    compute_with(request.threads)
     int8 = request.dtype == INT8
     int8_demo = int8 and request.model == DEMO_NAME
     folder = demo_directory("int8") if int8_demo else checkpoint.locate(request.model)

@@ -19,6 +19,7 @@ from isobatch.cluster.commands import share
 from isobatch.cluster.commands.shared_options import label_names
 from isobatch.deployments.folders import PLAN, PROFILE, weights_of
 from isobatch.deployments.models import checkpoint
+from isobatch.deployments.models.backends import compute_with
 from isobatch.deployments.models.cascade_loading import check_policy, order_of
 from isobatch.deployments.models.levels import is_cascade
 from isobatch.deployments.models.ramps import ExitRules, Ramps
@@ -114,7 +115,7 @@ def _trial(
     console: Console, options: "CascadeOptions", candidates: list[Candidate], sample: Sample, terms: ComparisonTerms,
     kinds: tuple[Device, ...],
 ) -> Tryout:  # fmt: skip
-    torch.set_num_threads(options.threads)
+    compute_with(options.threads)
     recorded, names = sample.values[:LENGTH_ROWS], [kind.kind for kind in kinds]
     timing = (recorded, names, options.device, options.budget, options.largest)
     with busy("timing the networks"):

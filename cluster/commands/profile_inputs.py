@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.console import Console
 
@@ -22,7 +21,7 @@ from isobatch.cluster.profiling.block_times import (
 from isobatch.cluster.profiling.datasheets import checkpoint_tables
 from isobatch.deployments.folders import locked, weights_of
 from isobatch.deployments.models import checkpoint, load_served
-from isobatch.deployments.models.backends import INT8, make_ready, on_backend, weights_dtype
+from isobatch.deployments.models.backends import INT8, compute_with, make_ready, on_backend, weights_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.models.served_model import ServedModel
 from isobatch.deployments.prepare.sample import sampled
@@ -44,7 +43,7 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     dtype = options.dtype or checkpoint.usual_dtype(source, resolve_device(options.device))
     tokens = numbers_in("--lengths", options.lengths, int, "numbers of tokens, as in 32,128") if options.lengths else []
     kinds = known_kinds(options.devices)
-    torch.set_num_threads(options.threads)
+    compute_with(options.threads)
     console = Console(soft_wrap=True, markup=False)
     before = load(out) if out.exists() else None
     recorded = _recorded(console, source, data, options) if data else []

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from isobatch.cluster.profiling import front_costs, launch_prices
@@ -15,7 +14,7 @@ from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.engine_setup import kv_bytes, load_decoder, usual_dtype
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, check_decoder, rules_of
 from isobatch.deployments.folders import locked, weights_of
-from isobatch.deployments.models.backends import warn_of_ramp_dtype
+from isobatch.deployments.models.backends import compute_with, warn_of_ramp_dtype
 from isobatch.deployments.models.loading import resolve_device
 from isobatch.deployments.named import built_in
 from isobatch.deployments.progress import busy
@@ -78,7 +77,7 @@ def _measured_table(
     options: "DecoderProfileOptions",
 ) -> DecodingTable:  # fmt: skip
     """The prices of launches, fitted to launches that are timed on this device, and what tokens cost the front."""
-    torch.set_num_threads(options.threads)
+    compute_with(options.threads)
     anatomy = anatomy_of(model)
     called = device_name(device)
     kind = options.kind or kind_of(called)

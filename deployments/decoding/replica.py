@@ -9,8 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
@@ -21,7 +19,7 @@ from isobatch.deployments.decoding.ramp_rules import rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.metrics import TEXT_REPLICA, MetricSeries
-from isobatch.deployments.models.backends import warn_of_ramp_dtype
+from isobatch.deployments.models.backends import compute_with, warn_of_ramp_dtype
 from isobatch.deployments.ray_facts import StoredPlan, wire_of
 from isobatch.deployments.serve_process import ReplicaProcess
 from isobatch.deployments.tracing import Tracing, part_of
@@ -60,7 +58,7 @@ class DecoderReplica(ReplicaProcess):
         super().__init__()
         folder = config.folder
         if config.device == "cpu":
-            torch.set_num_threads(max(1, round(config.cpus_per_replica)))
+            compute_with(max(1, round(config.cpus_per_replica)))
         model = load_decoder(folder, config.device, config.dtype)
         self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)

@@ -5,6 +5,7 @@ Modules that bring torch are imported inside the functions, as a user's own netw
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 INT8 = "int8"  # the precision in which the weights of the blocks are 8-bit integers
 # A replica starts no further compilation after this many seconds: shapes left over are compiled when they occur.
 COMPILE_WITHIN_S = 10.0
+# glibc's options: from these sizes on, in bytes, freed memory goes back to the kernel, at the heap's end or by itself.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 1 << 30
 
 
 @overload
@@ -138,6 +142,25 @@ def warm_up(model: SplitModel, directory: str | Path, plan: Plan, kind: str, tok
     for pipeline, split in _splits_on(plan, kind):
         batch = example(model, directory, split.batch_size, tokens)
         model.warm_up(split.start, stops(split.start, split.stop, pipeline.ramps), pipeline.ramps, batch)
+
+
+def compute_with(threads: int) -> None:
+    """Let torch compute on this many threads, as a replica with as many cores does."""
+    import torch
+
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep memory that a launch frees, so that the next launch need not get it anew from the kernel,
+    page by page and filled with zeros: a tenth of the time of a large launch. The process keeps what its largest launch
+    took. Other C libraries than glibc have no such options, and are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+            libc.mallopt(option, KEPT_BYTES)
 
 
 def compile_shapes(model: SplitModel, table: LatencyTable, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from isobatch.deployments.models.device_copies import to_device
 
@@ -62,7 +63,7 @@ class Spans:
     back: Tensor | None = None  # the place of each token in the rows of all bands, laid one after another
     order: Tensor | None = None  # the place of each text in all bands; None: there is one band, in the batch's order
     edges: Tensor | None = None  # where texts begin and end, for a fused kernel; None: there is no such kernel
-    longest: int = 0
+    longest: int = 0  # the longest text of a recording; 0: these spans are for no recording
     spare: int = 0  # unused rows after the last token
 
     def masked(self, mask_of: MaskOf, dtype: torch.dtype) -> "Spans":
@@ -117,12 +118,14 @@ class Spans:
         )
 
     def mean(self, hidden: Tensor) -> Tensor:
-        """The mean of each text's tokens. Where no padding is needed for attention, none is made for this either."""
+        """The mean of each text's tokens. Only graphs, exported and recorded, pad for it as they do for attention."""
         if self.edges is not None:
             sums = torch.segment_reduce(hidden.float(), "sum", offsets=self.edges, axis=0, unsafe=True)
             return (sums / self.edges.diff().clamp(min=1).unsqueeze(-1)).to(hidden.dtype)
         if not self.bands:
             return torch.unflatten(hidden, 0, (self.count, -1)).mean(dim=1)
+        if not (self.longest or torch.onnx.is_in_onnx_export()):
+            return embedding_bag(torch.arange(len(hidden), device=hidden.device), hidden, self.starts, mode="mean")
         means = []
         for band in self.bands:
             weights = band.present.to(hidden.dtype).unsqueeze(-1)

@@ -29,12 +29,14 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     from isobatch.deployments.models.backends import (
         backend_of,
         compile_shapes,
+        keep_freed_memory,
         make_ready,
         planned_block_ranges,
         warm_up,
         warn_of_other_backend,
     )
 
+    keep_freed_memory()
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
     plan = read_plan(local(config.plan)) if config.plan else None
     table = profile_of(config).table(kind) if config.profile else None
