@@ -1,27 +1,17 @@
-"""A batch shrinks at every active ramp, and every input leaves it exactly once; what a replica loads."""
+"""A batch shrinks at every active ramp, and every input leaves it exactly once."""
 
 from collections.abc import Collection
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.deployments.config import AppConfig, parse
 from isobatch.deployments.dispatch.messages import RowKind
-from isobatch.deployments.replica.loading import load_model
 from isobatch.deployments.replica.split import SplitReplica
-from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.deployments.transport.orders import Departed, Order
 from isobatch.deployments.transport.packed import pack
-from isobatch.optimizer.plan import Placement, Plan, Split
-from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, save
 from isobatch.profiles.model import Exits
-from tests.helpers.toy_model import BLOCKS, RAMPS, Toy, left_at
-from tests.helpers.virtual_device import SURVIVAL, table
+from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 
 def run_through(toy: Toy, inputs: list[list[int]], ramps: Collection[int]) -> list[Exits]:
@@ -98,26 +88,3 @@ def test_a_launch_ends_when_only_shadows_are_left() -> None:
     onward = Order(4, frozenset(RAMPS), (stayed.survivors,), kinds=bytes([RowKind.SHADOW]))
     departed, stayed = SplitReplica(toy).run(onward)
     assert (departed.exits.blocks.tolist(), stayed.survivors) == ([3], None)
-
-
-LOADER = "tests.helpers.toy_model:load"
-
-
-@pytest.fixture
-def first(tmp_path: Path) -> AppConfig:
-    """A configuration that was parsed while its plan's file existed; the file has been removed since."""
-    save(Profile("toy", (replace(table(), kind="cpu"),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
-    plan = Plan((Placement("cpu", 1, (Split(0, BLOCKS, 1),)),), backend="onnx", dtype="int8")
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    made = parse({"plan": str(tmp_path / "plan.json"), "profile": str(tmp_path / "profile.json"), "loader": LOADER})
-    (tmp_path / "plan.json").unlink()
-    return made
-
-
-def test_a_replica_that_starts_later_does_not_need_the_file_of_the_plan(first: AppConfig) -> None:
-    assert (first.backend, first.dtype) == ("onnx", "int8"), "as the plan said"
-    assert isinstance(load_model(first.model_copy(update={"backend": "torch", "dtype": "float32"}), "cpu", ""), Toy)
-
-
-def test_a_virtual_replica_does_not_need_the_file_of_the_plan(first: AppConfig) -> None:
-    assert isinstance(load_model(first.model_copy(update={"backend": "virtual"}), "cpu", ""), VirtualModel)

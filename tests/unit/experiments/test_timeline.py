@@ -1,0 +1,39 @@
+"""Goodput second by second around what is done to an application, read off a made-up record."""
+
+import numpy as np
+import pytest
+
+from experiments.replan.changes import Change, figures
+from experiments.replan.timeline import timeline
+from isobatch.cluster.load.generator import WRONG, LoadRecord
+from isobatch.cluster.load.http_connection import BROKEN
+
+RATE, SECONDS = 100, 30
+
+
+def record(late_from_s: float = 0.0, late_until_s: float = 0.0) -> LoadRecord:
+    """Each is answered after 50 ms, but those that are due in between only after two seconds."""
+    due_s = np.arange(RATE * SECONDS) / RATE
+    late = (due_s >= late_from_s) & (due_s < late_until_s)
+    return LoadRecord(due_s, due_s, due_s, due_s + np.where(late, 2.0, 0.05), np.full(len(due_s), 200), due_s)
+
+
+def test_a_gap_shows_where_it_is_and_nowhere_else() -> None:
+    times = timeline(record(10.0, 11.5), slo_ms=1000)
+    assert times.during((10.0, 11.0)).min() == 0
+    assert times.outside((9.5, 12.0)).min() == pytest.approx(RATE, abs=1)
+
+
+def test_recovery_ends_when_goodput_is_back_for_good() -> None:
+    times = timeline(record(10.0, 11.5), slo_ms=1000)
+    assert times.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.55, abs=0.2)
+    assert times.recovered_s(15.0, 20.0, 0.9 * RATE) == 0
+    asked = timeline(record(10.0, 11.5), slo_ms=1000, by_due=True)
+    assert asked.recovered_s(10.0, 20.0, 0.9 * RATE) == pytest.approx(1.5, abs=0.2)
+
+
+def test_wrong_and_failed_are_told_apart() -> None:
+    seen = record()
+    seen.status[[7, 8, 9]] = WRONG, BROKEN, 503
+    found = figures(seen, [Change("cut moved", 5.0, 5.1, 0.0)])
+    assert (found["wrong"], found["failed"], found["unanswered"]) == (1, 2, 1)
