@@ -57,7 +57,7 @@ bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: ma
 experiments: setup  ## the paper's figures in simulation, those that are not there yet (docs/e3.md)
 	$(BIN)/python -m experiments.bench e3
 
-results: setup  ## write the tables of docs/results.md, with the age of each (make results BUDGET=60: measure what is old first, for 60 minutes)
+results: setup  ## write experiments/results/README.md and the tables of docs/results.md (make results BUDGET=60: measure what is old first, for 60 minutes)
 	$(BIN)/python -m experiments.shared.results_page $(BUDGET)
 
 arguments: setup  ## write docs/arguments.md and cluster/schemas: every field of a Serve file's args: and of other files

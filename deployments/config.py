@@ -216,7 +216,7 @@ class AppConfig(ServedConfig):
     scores: Literal["winner", "all"] | LabelCount = Field(
         "winner",
         description="The labels that each answer lists with their probabilities. winner: only the answer itself. all: "
-        "every label. A number: so many, the most probable first. A request may ask for others.",
+        "every label. A number: this many, the most probable first. A request may ask for others.",
     )
     predict_form: Literal["isobatch", "tei"] = Field(
         "isobatch",

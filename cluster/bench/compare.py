@@ -157,7 +157,7 @@ def sustained(at: Callable[[float], DeviceTrial], low: float, high: float) -> De
     best: DeviceTrial | None = None
     if low:  # search only if this plan sustains at least a little more
         high, first = max(high, BETTER * low), at(BETTER * low)
-        if not first.kept:
+        if not first.keeps_slo:
             return None
         low, best = BETTER * low, first
-    return highest(at, lambda trial: trial.kept, low, high, STEPS) or best
+    return highest(at, lambda trial: trial.keeps_slo, low, high, STEPS) or best

@@ -75,7 +75,7 @@ class DeviceTrial:
         return sum(latency <= self.slo_s for latency in self.latencies_s)
 
     @property
-    def kept(self) -> bool:
+    def keeps_slo(self) -> bool:
         """Whether nearly all inputs were answered in time."""
         return self.in_time >= IN_TIME_SHARE * self.offered
 

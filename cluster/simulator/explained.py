@@ -23,9 +23,13 @@ from isobatch.optimizer.search.exact import search
 GAP = 0.03  # of the planner
 WORTH = 0.01  # a change that brings less than this share is left out
 EFFORT = SimulationEffort(inputs=4_000, slos=SHORT_SLOS, most=80_000)  # of a step
-SINGLE, BATCHES, PACKING = "single inputs, no exits", "batches", "packing: texts without padding"
-EXITS, CONSTANT = "exits, in batches that shrink", "constant batches: survivors merge on their device"
-CUTS, TOGETHER = "cuts: splits on devices of their own", "this plan: kinds chained or side by side, other inputs"
+SINGLE = "single inputs, no exits"
+BATCHES = "batches"
+PACKING = "packing: texts without padding"
+EXITS = "exits, in batches that shrink"
+CONSTANT = "constant batches: survivors merge on their device"
+CUTS = "cuts: splits on devices of their own"
+TOGETHER = "this plan: kinds chained or side by side, other inputs"
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def policy_at(path: str) -> Policy:
         raise UserError(f"policy {path!r} failed when tried on two inputs: {reason}") from error
     if not isinstance(decision, Decision):
         raise UserError(
-            f"policy {path!r} must return a isobatch.deployments.exits.Decision, not {type(decision).__name__}"
+            f"policy {path!r} must return an isobatch.deployments.exits.Decision, not {type(decision).__name__}"
         )
     return policy
 

@@ -28,7 +28,7 @@ from isobatch.deployments.progress import show
 
 # Penalties on the squares of weights, in the order in which they are tried.
 PENALTIES = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
-ITERATIONS = 60  # iterations of L-BFGS per penalty: the start is near the optimum, so few are needed
+ITERATIONS = 60  # iterations of L-BFGS per penalty: few, as the start is near the optimum
 EPOCHS = 200  # epochs of Adam for a pooler, at most
 EPOCHS_WITHOUT_GAIN = 6  # training ends after this number of epochs in a row without a gain
 BATCH = 128  # rows per step of Adam

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/results.md: the figures that matter from experiments/results, with what was aimed at.
+"""Writes experiments/results/README.md, which has every figure, and the tables of docs/results.md, which has a few.
 
-`make results` writes it anew, as every benchmark does when it has ended, and tells what code has changed since.
+`make results` writes both anew, as every benchmark does when it has ended, and prints what code has changed since.
 `make results BUDGET=60` first measures for 60 minutes what changed code has made old, the shortest benchmarks first.
 """
 
@@ -9,50 +9,102 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from experiments.shared.headlines import HEADLINES, command
+from experiments.shared.headlines import FOUND, HEADLINES, Headline, command
 from experiments.shared.version import changed, code_of
 
 EXPERIMENTS = Path(__file__).parents[1]
 RESULTS = EXPERIMENTS / "results"
-PAGE = EXPERIMENTS.parent / "docs" / "results.md"
-BEGIN, END = "<!-- headlines -->\n", "<!-- end of headlines -->\n"
-AGES, END_OF_AGES = "<!-- ages -->\n", "<!-- end of ages -->\n"
+PAGE, FIGURES = EXPERIMENTS.parent / "docs" / "results.md", RESULTS / "README.md"
+BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+AGES = "## How old they are\n"
+HEAD = """# All figures
+
+`make results` writes this page from the files beside it; `make bench-NAME` measures.
+[docs/results.md](../../docs/results.md) says what the figures mean and where they were measured. A figure in bold
+misses its aim. *The same* means the figure of the row above.
+"""
+HEAD_OF_AGES = """
+A results file keeps a hash of every module that its benchmark reached by imports; comments and docstrings do not count.
+Where modules are changed or new since, the figures are those of older code. As of the last `make results`:
+"""
+NUMBERS = {"measured", "paper", "here"}
+Kept = dict[str, dict[str, float]]
 
 
-def _kept() -> dict[str, dict[str, float]]:
+def _kept() -> Kept:
     """The figures of every claim that was measured."""
     return {path.stem: json.loads(path.read_text())["figures"] for path in RESULTS.glob("*.json")}
 
 
-def tables() -> str:
-    return "\n".join(_lines())
+def figures() -> str:
+    """experiments/results/README.md without the ages: a table for every claim."""
+    return "\n".join(_lines(_kept()))
 
 
-def _lines() -> Iterator[str]:
-    kept = _kept()
+def _lines(kept: Kept) -> Iterator[str]:
+    yield HEAD
     for title, headlines in HEADLINES.items():
-        yield f"\n### {title}"
+        yield f"## {title}\n"
         for claim, of_claim in groupby(headlines, key=lambda each: each.claim):
-            figures = kept.get(claim, {})
-            yield from _table(f"`make {command(claim)}`", [each.cells(figures.get(each.figure)) for each in of_claim])
-    yield "\n"
+            of_figures = kept.get(claim, {})
+            rows = [each.cells(of_figures.get(each.figure)) for each in of_claim]
+            yield from _table((f"`make {command(claim)}`", "measured", "aim", "paper"), rows)
 
 
-def _table(title: str, rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """A table without the columns that are empty."""
-    used = [place for place in range(4) if place == 0 or any(row[place] for row in rows)]
-    yield "\n| " + " | ".join((title, "measured", "aim", "paper")[place] for place in used) + " |"
-    yield f"|{'|'.join(('---', '---:', '---', '---:')[place] for place in used)}|"
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table without the columns that are empty, and with numbers at the right."""
+    used = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    yield "| " + " | ".join(head[place] for place in used) + " |"
+    yield "|" + "|".join("---:" if head[place] in NUMBERS else "---" for place in used) + "|"
     yield from (f"| {' | '.join(row[place] for place in used)} |" for row in rows)
+    yield ""
+
+
+def tables() -> str:
+    """What docs/results.md shows of all figures: what was found, the papers' figures, and what missed its aim."""
+    return "\n".join(summary(_kept()))
+
+
+def summary(kept: Kept) -> Iterator[str]:
+    """The lines of these tables."""
+    known = {(each.claim, each.figure): each for of_title in HEADLINES.values() for each in of_title}
+    found = [(known[key], kept.get(key[0], {}).get(key[1])) for key in FOUND]
+    yield "\n### Found\n"
+    yield from _table(
+        ("figure", "measured", "aim", "`make`"),
+        [(*each.cells(value)[:3], f"`{command(each.claim)}`") for each, value in found],
+    )
+    papers = [each for each in known.values() if each.paper is not None]
+    yield "### The papers' figures\n"
+    yield from _table(
+        ("figure", "paper", "here", "`make`"),
+        [
+            (*each.cells_of_paper(kept.get(each.claim, {}).get(each.figure)), f"`{command(each.claim)}`")
+            for each in papers
+        ],
+    )
+    yield "### Missed\n"
+    yield from _table(("`make`", "aims met", "missed"), list(_missed(known.values(), kept)))
+
+
+def _missed(headlines: Iterable[Headline], kept: Kept) -> Iterator[tuple[str, str, str]]:
+    """A row for each claim that was measured and missed an aim."""
+    for claim, of_claim in groupby(sorted(headlines, key=lambda each: each.claim), key=lambda each: each.claim):
+        aimed = [each for each in of_claim if each.aim is not None and each.figure in kept.get(claim, {})]
+        missed = [each.missed(value) for each in aimed if not each.met(value := kept[claim][each.figure])]
+        if missed:
+            yield f"`{command(claim)}`", f"{len(aimed) - len(missed)} of {len(aimed)}", "; ".join(missed)
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew from the kept figures."""
-    return _between(text, BEGIN, END, tables())
+    """docs/results.md with its tables made anew from the kept figures."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + tables() + "\n" + END + after
 
 
 def ages() -> str:
@@ -61,16 +113,16 @@ def ages() -> str:
 
 
 def _ages() -> Iterator[str]:
-    yield "\n| make | measured on | processor | commit | modules that are changed or new since |\n|---|---|---|---|---|"
+    rows = []
     for path in sorted(RESULTS.glob("*.json")):
         kept = json.loads(path.read_text())
         machine = kept["machine"]
         processor = ", ".join([machine.get("processor", "not noted"), *machine.get("flags", ())])
         changes = _changes(path.stem, kept)
         noted = "not noted" if changes is None else f"{changes[0]}/{changes[1]}"
-        commit = kept.get("commit") or "not noted"
-        yield f"| `{command(path.stem)}` | {kept['date']} | {processor} | {commit} | {noted} |"
-    yield "\n"
+        rows.append((f"`{command(path.stem)}`", kept["date"], processor, kept.get("commit") or "not noted", noted))
+    yield AGES + HEAD_OF_AGES
+    yield from _table(("make", "measured on", "processor", "commit", "modules that are changed or new since"), rows)
 
 
 def _changes(claim: str, kept: dict[str, str]) -> tuple[int, int] | None:
@@ -119,14 +171,9 @@ def _measure(claim: str, within_s: float) -> bool:
             return False
 
 
-def _between(text: str, begin: str, end: str, what: str) -> str:
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return before + begin + what + end + after
-
-
 def write() -> None:
-    PAGE.write_text(_between(page(PAGE.read_text()), AGES, END_OF_AGES, ages()))
+    FIGURES.write_text(f"{figures()}\n{ages()}")
+    PAGE.write_text(page(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.metrics import TEXT_FRONT, MetricSeries
 from tests.helpers.documented import DocumentedClient
-from tests.helpers.noted_metrics import NotedMetrics
+from tests.helpers.scraping import NotedMetrics
 from tests.helpers.tiny_decoders import engine, plainly
 
 CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)

@@ -8,6 +8,7 @@ from itertools import count
 from math import inf
 from random import Random
 
+from isobatch.deployments.dispatch.admission import soonest
 from isobatch.deployments.dispatch.batching import Ticket
 from isobatch.deployments.dispatch.dispatcher import Dispatcher, Limits
 from isobatch.deployments.dispatch.messages import Audit, Fault, Launch, Outcome, Place, Refusal, RowKind
@@ -204,3 +205,10 @@ def linear(
     """A stage whose launches cost half of their full time at size 1, and grow from there."""
     times = tuple(launch_s * (0.5 + 0.5 * size / batch) for size in range(1, batch + 1))
     return Stage(start, stop, batch, group, times, survival, local=local, length=length, least_s=0.4 * launch_s)
+
+
+class EverybodyDispatcher(Dispatcher):
+    def admit(
+        self, now_s: float, deadline_s: float, place: Place, weight: int = 1, full: bool = False
+    ) -> Ticket | Refusal:
+        return self._add(*soonest(self._open, now_s, weight), deadline_s, place, weight, full)

@@ -1,13 +1,21 @@
-"""A client that holds every answer against the application's own OpenAPI document."""
+"""A client that holds every answer against the application's own OpenAPI document, and fronts to ask."""
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from isobatch.deployments.config import AppConfig
+from isobatch.deployments.front.http import create_api
+from isobatch.deployments.front.service import Service
+
 Operation = dict[str, Any]
+TOY = {"model": "/models/toy", "loader": "tests.helpers.toy_model:load"}
+TOY_OF_TEXTS = TOY | {"loader": "tests.helpers.toy_model:load_texts"}
 
 
 class DocumentedClient(TestClient):
@@ -19,6 +27,16 @@ class DocumentedClient(TestClient):
         if operation := operation_at(document, method, str(url).partition("?")[0]):
             check(document, operation, reply)
         return reply
+
+
+def front(**fields: Any) -> FastAPI:
+    """A front that computes by itself, and is never in a hurry: the toy, unless the fields name another model."""
+    named = {"slo_ms": 60_000} | ({} if "model" in fields else TOY) | fields
+    return create_api(Service(AppConfig.model_validate(named), time.perf_counter))
+
+
+def served(**fields: Any) -> DocumentedClient:
+    return DocumentedClient(front(**fields))
 
 
 def operation_at(document: dict[str, Any], method: str, url: str) -> Operation | None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -49,16 +49,14 @@ def toy(port: int) -> Service:
     return Service(AppConfig(grpc_port=port, **config), time.perf_counter)
 
 
-def play(scene: Callable[[grpc.aio.Channel, Service], Awaitable[Any]], port: int) -> Any:
-    async def act() -> Any:
-        service = toy(port)
-        await service.open()
-        async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            result = await asyncio.wait_for(scene(channel, service), 60)
-        await service.close()
-        return result
-
-    return asyncio.run(act())
+@asynccontextmanager
+async def front_at(port: int) -> AsyncIterator[tuple[grpc.aio.Channel, Service]]:
+    """A front of the toy behind its HAProxy, and a channel to it."""
+    service = toy(port)
+    await service.open()
+    async with serving(service), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
+        yield channel, service
+    await service.close()
 
 
 async def until(true: Callable[[], Any], within_s: float = 60.0) -> None:

@@ -15,9 +15,7 @@ from tests.integration.conftest import Put
 pytestmark = pytest.mark.beside("graph", last=2)
 
 
-def test_one_application_comes_and_goes_while_the_other_serves(
-    graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_application_comes_while_one_serves(graph: str, deployed: Put, toy: dict[str, Any], tmp_path: Path) -> None:
     def answered(prefix: str) -> tuple[str, int]:
         status, reply = ask(graph, "POST", f"{prefix}/predict", {"inputs": [3, 7]})
         assert status == 200, reply
@@ -40,9 +38,7 @@ def test_one_application_comes_and_goes_while_the_other_serves(
     assert ask(graph, "POST", "/b/predict", {"inputs": [3, 7]})[0] == 404
 
 
-def test_an_application_that_is_deployed_anew_answers_all_the_while(
-    graph: str, deployed: Put, toy: dict[str, Any]
-) -> None:
+def test_a_redeployed_application_goes_on_answering(graph: str, deployed: Put, toy: dict[str, Any]) -> None:
     """A new front starts beside the old one: nobody waits for it. Rarely a client is cut off as the old one ends."""
     with Load(graph, clients=4) as load:
         began_s = time.monotonic()

@@ -99,9 +99,7 @@ def asked_meanwhile(base: str, images: Sequence[Any]) -> Iterator[Answers]:
         each.result()
 
 
-def test_the_demo_on_onnx_answers_as_uncut_while_a_cut_moves(
-    base: str, demo: Path, graph_of: Callable[..., Path], run: Run
-) -> None:
+def test_the_demo_on_onnx_answers_as_cuts_move(base: str, demo: Path, graph_of: Callable[..., Path], run: Run) -> None:
     images = demo_inputs(12, seed=7).tolist()
     assert graph_of(2, 4).is_file(), "exported before the replica said that it was ready"
     assert not graph_of(2, 5).exists()

@@ -198,9 +198,7 @@ def texts_of(found: list[Any]) -> list[str]:
     return [choice.text for choice in found]
 
 
-def test_the_controller_changes_the_plan_while_texts_are_written_and_no_token(
-    client: Any, decoder: str, written: list[str]
-) -> None:
+def test_a_plan_change_while_texts_are_written_changes_no_token(client: Any, decoder: str, written: list[str]) -> None:
     """Texts of what is served here have other lengths, and go on as often as they do."""
 
     def controlled() -> Any:

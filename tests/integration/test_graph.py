@@ -1,11 +1,13 @@
 """A plan as a real graph: splits in applications of their own, survivors merged between them, gone with their front."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from isobatch.deployments.metrics import FRONT
+from isobatch.optimizer.plan import Plan
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.scraping import check_family, scraped
@@ -59,3 +61,16 @@ def test_where_no_plan_keeps_the_slo_the_start_says_so(deployed: Put, tmp_path: 
     impossible["args"] |= {"plan": None, "devices": {"cpu": 2}, "slo_ms": 0.5}
     with pytest.raises(UserError, match="SLO"):
         deployed(impossible)
+
+
+def test_pipelines_side_by_side_answer_as_one(leisurely: str, lead: Callable[[Plan], None]) -> None:
+    lead(Plan(cut_at(2).placements, beside=(cut_at(),)))
+    wanted = [[block, label] for label in range(10) for block in range(4)]
+    with ThreadPoolExecutor(40) as pool:
+        replies = list(pool.map(lambda pair: predict(leisurely, [pair]), wanted))
+    for (block, label), (output,) in zip(wanted, replies, strict=True):
+        assert (output["label"], output["exit_block"]) == (label, left_at(block, RAMPS))
+    splits = ask(leisurely, "GET", "/stats")[1]["splits"]
+    assert [each["blocks"] for each in splits] == [[0, 2], [2, 4], [0, 4]]
+    assert len({each["group"] for each in splits}) == 3
+    assert all(each["launches"] for each in splits), "every pipeline took its share"

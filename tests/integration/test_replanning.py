@@ -145,9 +145,7 @@ def test_the_same_file_again_leaves_everything_as_it_is(
 
 
 @pytest.mark.parametrize("deployment", ["split", "deployer"])
-def test_what_is_killed_is_missed_by_nobody(
-    here: Live, followed: RunningApplication, run: Run, deployment: str
-) -> None:
+def test_killed_processes_cost_no_answer(here: Live, followed: RunningApplication, run: Run, deployment: str) -> None:
     run(followed.roll_out(CHANGES["cut moved"]))
     before = here.processes(deployment)
     with asked_meanwhile(here):
@@ -191,9 +189,7 @@ def test_who_is_on_a_lost_node_goes_on_elsewhere(here: Live, followed: RunningAp
     assert run(followed.plan()) == ONE_CUT
 
 
-def test_a_front_that_was_killed_follows_the_plan_of_the_others(
-    here: Live, followed: RunningApplication, run: Run
-) -> None:
+def test_a_killed_front_follows_the_plan_of_the_others(here: Live, followed: RunningApplication, run: Run) -> None:
     run(followed.roll_out(CHANGES["cut moved"]))
     (process,) = here.processes("front").values()
     os.kill(process, signal.SIGKILL)

@@ -86,9 +86,7 @@ def real(deployed: Put, cascade: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("plan", [APART, TOGETHER], ids=["apart", "together"])
-def test_answers_are_those_of_the_uncut_network(
-    real: str, cascade: Path, lead: Callable[[Plan], None], plan: Plan
-) -> None:
+def test_answers_equal_the_uncut_network(real: str, cascade: Path, lead: Callable[[Plan], None], plan: Plan) -> None:
     lead(plan)
     assert eventually(lambda: len(replicas()) == sum(plan.devices().values()))  # what one keeps that goes begins again
     random = Random(3)
@@ -100,9 +98,7 @@ def test_answers_are_those_of_the_uncut_network(
     assert eventually(nothing_is_held)
 
 
-def test_whoever_holds_survivors_at_the_edge_may_be_killed(
-    real: str, cascade: Path, lead: Callable[[Plan], None]
-) -> None:
+def test_a_holder_of_survivors_at_the_edge_may_end(real: str, cascade: Path, lead: Callable[[Plan], None]) -> None:
     """The large level's replica stands still until some wait for it at the one before."""
     import ray
 

@@ -1,5 +1,7 @@
-"""Unit tests run without Ray: whoever tries to start it fails here."""
+"""Unit tests run without Ray: whoever tries to start it fails here. Tests that are coroutines are run."""
 
+import asyncio
+import inspect
 import sys
 
 import pytest
@@ -15,3 +17,13 @@ def forbid_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a unit test tried to start Ray: move it to tests/integration")
 
     monkeypatch.setattr(ray, "init", refuse)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A coroutine runs on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

@@ -48,6 +48,19 @@ def test_the_schemas_of_files_are_as_the_code() -> None:
     assert kept == arguments_page.schemas(), "run: make arguments"
 
 
-def test_the_page_of_results_says_what_the_benchmarks_have_kept() -> None:
+def test_the_pages_of_results_say_what_the_benchmarks_have_kept() -> None:
     text = results_page.PAGE.read_text()
     assert results_page.page(text) == text, "run: make results"
+    assert results_page.FIGURES.read_text().startswith(results_page.figures()), "run: make results"
+
+
+def test_the_page_of_results_is_short() -> None:
+    assert len(results_page.PAGE.read_text().splitlines()) <= 150
+
+
+def test_a_missed_aim_is_on_the_page_of_results_however_good_the_others_are() -> None:
+    kept = {"soak": {"minutes": 60.0, "lost": 1.0, "wrong": 0.0}, "tcb": {"slots_speedup_10_rows": 1.018}}
+    page = "\n".join(results_page.summary(kept))
+    assert "| `soak` | 2 of 3 | requests that were lost: 1, aim ≤ 0 |" in page
+    assert "| slots, of 10 rows of 400 tokens | 1.18 | **1.018** | `bench-tcb` |" in page
+    assert "| admitted requests without an answer in these faults | not measured | ≤ 0 | `chaos` |" in page

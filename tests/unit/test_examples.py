@@ -18,9 +18,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def test_a_network_answers_without_a_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_answers_without_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("predict.py", monkeypatch)
     assert capsys.readouterr().out.startswith("8: ")
 

@@ -54,9 +54,7 @@ print(policy_at("optimizer.rules:entropy").__module__)
     assert ended.stdout == "isobatch.deployments.exits\n", ended.stderr
 
 
-def test_the_import_paths_of_before_the_first_release_still_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_paths_before_the_first_release_still_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, before = tmp_path / "serve.yaml", "deployments.app:build"
     file.write_text(f"applications: [{{name: a, import_path: '{before}', args: {{model: .}}}}]")
     (application,) = serve_file(file, {})["applications"]

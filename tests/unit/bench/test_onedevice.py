@@ -78,10 +78,10 @@ def test_every_input_is_answered_rightly_or_not_at_all(profile: Profile, rate: f
     assert len(record.latencies_s) <= record.offered
     assert min(record.latencies_s) >= LAUNCH_S + BLOCK_S - 1e-9
     if rate < 1000:
-        assert record.kept
+        assert record.keeps_slo
         assert np.mean(np.array(record.blocks) == 0) == pytest.approx(0.5, abs=0.1)
     else:
-        assert not record.kept
+        assert not record.keeps_slo
         assert max(toy.sizes) == 16, "under load batches fill up, and no further"
 
 
@@ -101,7 +101,7 @@ def test_a_rate_that_is_lost_already_is_not_computed_to_the_end(profile: Profile
     toy = Timed()
     route, due_s = route_of(TURNS, alone(profile, "cpu"), [GROUP]), arrivals("poisson", 20_000.0, 1.0, 0)
     record = tried(route, toy, toy.stopwatch, source(toy), 0.05, due_s)
-    assert (record.kept, record.offered) == (False, len(due_s))
+    assert (record.keeps_slo, record.offered) == (False, len(due_s))
     assert sum(toy.sizes) < 0.2 * len(due_s)
 
 
@@ -172,9 +172,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("with_data", [True, False])
-def test_the_command_prints_json(
-    checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_prints_json(checkpoint: Path, tmp_path: Path, with_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)  # how well a rate is found is tested above
     (tmp_path / "inputs.csv").write_text("words;verdict\nthe film;yes\n" + "the;no\n" * 9)
     command = ["bench", str(checkpoint), "--backend", "torch", "--slo-ms", "200", "--seconds", "0.1", "--budget", "0.2"]
@@ -192,9 +190,7 @@ def test_the_command_prints_json(
     assert 1 <= gain["batch"] <= 4, "the largest that the budget bore"
 
 
-def test_the_command_takes_any_backend_that_a_configuration_takes(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_takes_any_backend_of_a_server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)
     command = ["bench", str(checkpoint), "--backend", "tests.helpers.toy_backend:TOY", "--slo-ms", "200"]
     few = ["--seconds", "0.1", "--budget", "0.1", "--largest", "2", "--device", "cpu", "--json", "--out"]

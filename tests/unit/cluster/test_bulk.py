@@ -78,9 +78,7 @@ def test_answers_have_the_number_of_their_row_in_every_format(here: Path, alone:
     assert not list(here.glob("*.part"))
 
 
-def test_an_interrupted_run_goes_on_and_computes_nothing_twice(
-    here: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_repeats_nothing(here: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.models.predict.AT_ONCE", BATCH)
     encode, encoded = TorchModel.encode, list[int]()
 

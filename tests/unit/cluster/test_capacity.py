@@ -1,10 +1,11 @@
-"""What a plan needs is compared with what Ray has, and what is short is named."""
+"""What a plan needs is compared with what Ray has, and what is short is named; what Ray has, by nodes and kinds."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from isobatch.cluster.controller.available_devices import Inventory, fitting
 from isobatch.cluster.serving.capacity import check_capacity, check_gpus, check_processors
 from isobatch.cluster.serving.serve_file import APPLICATION, CONTROLLER, DECODER
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -77,9 +78,7 @@ PLAYED = [{"CPU": 4.0}, {"CPU": 1.0, "a100": 3.0}]
 
 
 @pytest.mark.parametrize(("nodes", "more"), [(A100S, {}), (PLAYED, {"backend": "virtual"})])
-def test_what_applications_may_use_adds_up_to_what_there_is(
-    tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]
-) -> None:
+def test_budgets_fit_into_the_devices(tmp_path: Path, nodes: list[dict[str, float]], more: dict[str, Any]) -> None:
     check_capacity(two(tmp_path, "a100", 1, 2, **more), nodes)
     with pytest.raises(UserError, match=r"^a100: this Ray has 3, but film may use 2, shop may use 2: name fewer"):
         check_capacity(two(tmp_path, "a100", 2, 2, **more), nodes)
@@ -184,3 +183,34 @@ def test_a_replica_gets_the_processors_of_its_plans_threads_or_the_plan_is_refus
     check_capacity(told, [{"CPU": 3.0}])
     (config,) = DecoderConfig.model_validate(told["applications"][0]["args"]).per_kind().values()
     assert config.replica_options("cpu") == {"num_cpus": 3.0, "num_gpus": 0}
+
+
+CPU = {"CPU": 1.0, "GPU": 0.0}
+
+
+def test_devices_of_a_node_that_is_gone_are_not_there():
+    nodes = [{"CPU": 3.0}, {"CPU": 2.0}]
+    inventory = Inventory({"cpu": 4}, lambda kind: CPU, lambda: nodes)
+    assert inventory() == {"cpu": 4}
+    nodes.pop()
+    assert inventory() == {"cpu": 2}, "the front takes one"
+
+
+def test_virtual_devices_belong_to_the_nodes_that_declare_them():
+    nodes = [{"CPU": 1.0}, {"CPU": 1.0, "v100": 2.0}, {"CPU": 1.0, "v100": 1.0, "k80": 1.0}]
+    inventory = Inventory({"v100": 3, "k80": 4}, lambda kind: {"CPU": 0.01}, lambda: nodes)
+    assert inventory() == {"v100": 3, "k80": 1}
+    nodes[:] = nodes[:2]
+    assert inventory() == {"v100": 2, "k80": 0}
+    nodes[:] = nodes[:1]
+    assert inventory() == {"v100": 0, "k80": 0}, "though no living node says that there are such kinds"
+
+
+def test_no_more_than_may_be_used():
+    assert fitting({"cpu": 2}, {"cpu": CPU}, [{"CPU": 64.0}]) == {"cpu": 2}
+
+
+def test_gpus_are_counted_by_what_they_are():
+    need = {kind: {"GPU": 1.0, f"accelerator_type:{kind.upper()}": 0.001} for kind in ("a100", "t4")}
+    nodes = [{"GPU": 4.0, "accelerator_type:A100": 1.0, "CPU": 9.0}, {"GPU": 2.0, "accelerator_type:T4": 1.0}]
+    assert fitting({"a100": 8, "t4": 1}, need, nodes) == {"a100": 4, "t4": 1}

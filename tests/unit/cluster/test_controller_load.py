@@ -34,9 +34,7 @@ looks = st.lists(
 
 @settings(deadline=None, max_examples=10)
 @given(looks, st.sampled_from([QUICK, MOST]), st.sampled_from(sorted(GOALS)))
-def test_no_decision_gives_goodput_away_while_inputs_are_refused(
-    looks: list[tuple[int, float, float, int]], running: Plan, goal: str
-) -> None:
+def test_refusals_never_cost_goodput(looks: list[tuple[int, float, float, int]], running: Plan, goal: str) -> None:
     """Whatever was seen: a sentence that tells of refused inputs, or of too many, tells of no goodput given up."""
     asked = replace(question(MEDIUM), goal=goal)
     controller = Controller(asked, Patience(), History(None), Events(None), running, 0.0)

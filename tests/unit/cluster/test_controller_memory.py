@@ -56,9 +56,7 @@ def seen(at_s: float) -> Window:
     return Window(at_s, 120.0, 10, (6, 4))
 
 
-def test_a_controller_that_is_restarted_finds_its_memory_and_no_other_deployment_does(
-    tmp_path: Path, clusters: Clusters
-) -> None:
+def test_only_a_restarted_controller_finds_its_memory(tmp_path: Path, clusters: Clusters) -> None:
     with deployed(tmp_path, "a") as memory:
         memory.history().append(seen(0.0))
     with deployed(tmp_path, "a", 1e9 + 3600) as memory:
@@ -75,9 +73,7 @@ def test_a_controller_that_is_restarted_finds_its_memory_and_no_other_deployment
         assert [each.began_s for each in memory.earlier] == [1e9 + 7200, 1e9]
 
 
-def test_a_second_controller_of_one_deployment_waits_and_one_on_another_ray_does_not(
-    tmp_path: Path, clusters: Clusters
-) -> None:
+def test_a_deployment_has_one_controller_on_each_ray(tmp_path: Path, clusters: Clusters) -> None:
     with deployed(tmp_path, "a", 1e9):
         with pytest.raises(UserError, match="another controller of 'shop' runs"), deployed(tmp_path, "a"):
             pass

@@ -23,7 +23,7 @@ from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingW
 from isobatch.optimizer.text_plans import plan_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import load_text_profile, save_text_profile
-from tests.helpers.paper_decoders import CPU, paper_decoder
+from tests.helpers.paper_application import CPU, paper_decoder
 
 DEMO = llm_demo_directory()
 Called = Callable[..., str]
@@ -119,9 +119,7 @@ def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
         DecoderConfig(model="", dtype="float32").with_plan(plan)
 
 
-def test_a_profile_of_another_network_is_refused_before_anything_is_timed(
-    call: Called, profile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_networks_profile_is_refused(call: Called, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "isobatch.cluster.profiling.launch_prices.measured", lambda *_: pytest.fail("something was timed")
     )
@@ -194,9 +192,7 @@ def test_one_sentence_names_all_steps_to_a_plan(call: Called, tmp_path: Path) ->
         ["cascade", DEMO, DEMO, "--data", "prompts.csv", "--out", "out", "--devices", "cpu=1"],
     ],
 )
-def test_a_device_that_is_not_here_is_refused_before_anything_is_read(
-    call: Called, command: list[object], device: str, said: str
-) -> None:
+def test_an_absent_device_is_refused_first(call: Called, command: list[object], device: str, said: str) -> None:
     assert re.search(said, call(*command, "--device", device))
 
 
@@ -239,9 +235,7 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
     ],
 )
 @pytest.mark.parametrize("command", ["prepare", "profile", "plan", "serve"])
-def test_what_cannot_be_served_is_refused_by_its_config(
-    tmp_path: Path, call: Called, config: dict[str, Any], sentence: str, command: str
-) -> None:
+def test_configs_are_refused(tmp_path: Path, call: Called, config: dict[str, Any], sentence: str, command: str) -> None:
     llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(llama | config))
     (tmp_path / "prompts.csv").write_text("text\none\n")

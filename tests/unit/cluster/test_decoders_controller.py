@@ -18,8 +18,7 @@ from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingW
 from isobatch.optimizer.text_plans import plan_of, terms_of
 from isobatch.profiles.text_profile import LaunchSize
 from isobatch.profiles.windows import History
-from tests.helpers.paper_application import PaperApplication, watched
-from tests.helpers.paper_decoders import CPU, paper_decoder
+from tests.helpers.paper_application import CPU, PaperApplication, paper_decoder, watched
 
 EASY, HARD = ((1, 0.05), (3, 0.04)), ((1, 0.95), (3, 0.9))
 GOAL = DecodingGoal(ttft_s=0.5, tpot_s=0.1, kv_megabytes=1, texts=5)

@@ -55,9 +55,7 @@ def test_two_packages_of_onnx_runtime_overwrite_each_other(monkeypatch: pytest.M
     assert "isobatch[cpu]" in found("onnx runtime").result
 
 
-def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unwritable_cache_and_short_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 1)
     assert found("cache").wrong == ""
@@ -69,9 +67,7 @@ def test_a_cache_that_cannot_be_written_and_memory_that_is_short(
     assert "are wanted" in found("shared memory").wrong
 
 
-def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_check_has_a_line_and_the_exit_code_sums_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
     well, wrong = ("fine", ""), ("", "broken: mend it")
     monkeypatch.setattr(doctor, "LOOKS", {"one": lambda: well})
     result = CliRunner().invoke(app, ["doctor"])
@@ -82,9 +78,7 @@ def test_the_command_says_a_line_each_and_its_exit_code_says_whether_all_is_well
     assert result.output.splitlines()[1] == "fail two: broken: mend it"
 
 
-def test_gpus_are_read_from_the_driver_and_a_driver_that_fails_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_are_read_from_the_driver_if_it_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def driver(script: str) -> None:
         program = tmp_path / "nvidia-smi"
         program.write_text(f"#!/bin/sh\n{script}\n")

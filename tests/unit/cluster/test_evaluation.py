@@ -59,9 +59,7 @@ def test_predict_answers_as_the_network_does_whoever_leaves_first(place: Path) -
     assert model.predict([]) == []
 
 
-def test_the_readmes_python_runs(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readme_python_runs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(place)
     exec(compile(code, "README.md", "exec"), {})
@@ -85,9 +83,7 @@ def test_the_command_measures_what_the_network_answers(place: Path) -> None:
         assert score["lost"]["within"] > 0, "that nothing was lost here is no proof"
 
 
-def test_the_network_runs_in_the_precision_that_its_ramps_were_made_for(
-    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_network_runs_in_its_ramps_precision(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from isobatch import load
 
     folder, told = tmp_path / "halves", ("--data", place / "others.csv", "--device", "cpu", "--json")
@@ -122,9 +118,7 @@ def test_8_bits_are_evaluated_in_8_bits() -> None:
     ],
     ids=["label", "name", "block"],
 )
-def test_a_server_of_another_network_is_not_measured(
-    place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer
-) -> None:
+def test_a_server_of_others_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch, other: PredictedAnswer) -> None:
     monkeypatch.setattr(client, "post", lambda url, body, headers: [vars(other)] * len(body["inputs"]))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", "http://x:1")
     with pytest.raises(UserError, match="http://x:1/predict serves another network"):
@@ -135,9 +129,7 @@ def test_a_server_of_another_network_is_not_measured(
     ("url", "said"),
     [("localhost:8000", "'localhost:8000' must look like http://HOST:PORT"), ("http://127.0.0.1:1", "nobody answers")],
 )
-def test_a_server_that_is_none_is_noticed_before_anything_is_computed(
-    place: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
-) -> None:
+def test_a_missing_server_is_noticed_first(place: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str) -> None:
     monkeypatch.setattr("isobatch.deployments.models.predict.predict", lambda *_, **__: pytest.fail("it computes"))
     told = (place / "my-bert-ee", "--data", place / "others.csv", "--device", "cpu", "--url", url)
     with pytest.raises(UserError, match=said):

@@ -81,9 +81,7 @@ def test_packing_is_a_step_where_texts_have_lengths() -> None:
         ({"placements": (Placement("v100", 1, (Split(0, 4, 1),)),)}, "covers 4 blocks, the network of the profile 6"),
     ],
 )
-def test_what_cannot_be_explained_is_one_line(
-    files: tuple[Path, Path], change: dict[str, object], sentence: str
-) -> None:
+def test_an_error_is_one_line(files: tuple[Path, Path], change: dict[str, object], sentence: str) -> None:
     plan, profile = files
     plan.write_text(replace(read_plan(plan), **change).to_json())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=sentence) as error:

@@ -209,9 +209,7 @@ def test_what_cannot_be_written_is_said_before_any_plan_is_made(
         plan(*options, applications=[entry("a", **fields)])
 
 
-def test_where_plans_sustain_less_than_estimated_devices_are_divided_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_below_their_estimate_divide_devices_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations confirm half of what is estimated: the share that suffices by estimate does not suffice."""
 
     def halved(*asked: Any) -> Any:

@@ -32,9 +32,7 @@ from tests.helpers.asking import eventually
 from tests.helpers.haproxy import haproxy
 
 
-def test_statistics_of_haproxy_are_for_this_machine_whatever_the_configuration_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_statistics_of_haproxy_are_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "real").chmod(0o700)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(tmp_path / "real"))

@@ -1,4 +1,4 @@
-"""What is checked before a Ray is started, and what is left after: nothing."""
+"""What is checked before a Ray is started, what is shown while it starts, and what is left after: nothing."""
 
 import os
 import shutil
@@ -8,17 +8,21 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import Future
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments.shared.ports import free_port
 from isobatch.cluster import cli
-from isobatch.cluster.serving import ports
+from isobatch.cluster.commands.serve import progress_printer
+from isobatch.cluster.serving import applications, ports
 from isobatch.cluster.serving.local import LocalRay, attached, check_place, running_cluster, short_temporary
 from isobatch.cluster.serving.ports import check_port, held_ports, is_free
 from isobatch.profiles.errors import UserError
 from tests.helpers.asking import eventually
+from tests.helpers.serving import marked
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +48,7 @@ def test_a_taken_port_is_named() -> None:
     check_place(host, port)
 
 
-def test_a_held_port_is_given_to_nobody_else_but_whoever_is_told_can_listen_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_the_process_that_is_given_a_held_port_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     host = "127.0.0.78"
     with held_ports(1, host) as (port,):
         monkeypatch.setattr(ports, "OTHER_PORTS", range(port, port + 2))
@@ -65,9 +67,7 @@ def test_a_held_port_is_given_to_nobody_else_but_whoever_is_told_can_listen_ther
         assert again == [port]
 
 
-def test_sockets_get_a_folder_that_is_short_enough_or_the_reason_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_sockets_is_short_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         monkeypatch.delenv(variable, raising=False)
@@ -90,9 +90,7 @@ def test_a_host_that_is_not_ours_is_named() -> None:
         check_place("192.0.2.77", 8000)
 
 
-def test_a_note_of_a_cluster_counts_only_while_somebody_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_of_a_cluster_counts_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert running_cluster() is None
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", free_port())) as gcs:
@@ -176,3 +174,66 @@ def test_ports_are_looked_for_at_addresses_of_ipv6_too() -> None:
         with pytest.raises(UserError, match=f"port {port} of ::1 cannot be used .Address already in use"):
             check_port("::1", port, "--grpc-port")
     assert eventually(lambda: is_free("::1", port))  # a process that is just being started still holds it
+
+
+STEPS = ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 0/1", "Starting isobatch 1/1"]
+
+
+def test_a_log_has_a_line_for_everything_that_is_new() -> None:
+    log = list[str]()
+    show_progress = progress_printer(Console(file=StringIO(), force_terminal=False), lambda what: None, log.append)
+    for step in STEPS:
+        show_progress(step)
+    assert log == ["Starting Ray", "Starting isobatch 0/1", "Starting isobatch 1/1"]
+
+
+def test_a_terminal_has_one_line_that_changes() -> None:
+    shown, log = list[str](), list[str]()
+    show_progress = progress_printer(Console(file=StringIO(), force_terminal=True), shown.append, log.append)
+    for step in STEPS:
+        show_progress(step)
+    assert shown == STEPS
+    assert log == []
+
+
+def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applications, "_applications", dict)
+    with pytest.raises(
+        UserError, match=r"not ready after 0 s \(isobatch: NOT_STARTED\).* need more time \(--patience-s\)"
+    ):
+        applications._wait_until_running(["isobatch"], [], 0.0, lambda what: None)
+
+
+STARTS_ONE_THAT_LEAVES = """
+import os, subprocess, sys, time
+from pathlib import Path
+from isobatch.cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants
+adopt_orphans()
+os.environ |= bound_to_us(Path(sys.argv[1]))
+if "again" in sys.argv:
+    end_descendants(0.1)
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("attempt", ["first", "again"])
+def test_what_is_killed_takes_with_it_what_it_started_and_its_folder(tmp_path: Path, attempt: str) -> None:
+    """Also where a first attempt had failed, and what it left was ended."""
+    folder, beside = tmp_path / "of it", tmp_path / "of it too"
+    for each in (folder, beside):
+        each.mkdir()
+    mark, other = f"ISOBATCH_FOLDER={folder}", {"ISOBATCH_FOLDER": str(beside)}
+    command = [sys.executable, "-c", STARTS_ONE_THAT_LEAVES, str(folder), attempt]
+    with subprocess.Popen(["sleep", "600"], env=other) as stranger:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "started\n"
+            assert marked(mark)
+            process.kill()
+        assert eventually(lambda: not marked(f"{mark}\0"))
+        assert eventually(lambda: not folder.exists())
+        assert stranger.poll() is None
+        assert beside.exists()
+        stranger.kill()

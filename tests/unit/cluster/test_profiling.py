@@ -164,9 +164,7 @@ def test_a_sorted_file_is_sampled_all_over() -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_an_interrupted_count_says_how_many_it_has_counted(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
         yield model.encode(values[:2])
         raise KeyboardInterrupt
@@ -235,9 +233,7 @@ def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_a_backend_of_the_users_own_is_found_where_the_command_is_run(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_own_backend_is_found(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy(ROOT / "tests" / "helpers" / "toy_backend.py", tmp_path / "my_backend.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

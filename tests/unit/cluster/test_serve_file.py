@@ -111,9 +111,7 @@ def test_a_device_is_read_by_nobody(tmp_path: Path) -> None:
         serve_file(tmp_path / "serve.yaml", {})
 
 
-def test_nothing_is_the_demo_in_two_splits_from_wherever_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_the_demo_has_two_splits_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     application, controller = serve_file(None, {})["applications"]
     assert len(read_plan(Path(application["args"]["plan"])).splits) == 2
@@ -286,9 +284,7 @@ def test_the_profile_and_the_plan_of_another_network_of_the_same_depth_are_refus
         ({"grpc_port": 9001, "grpc_host": "0.0.0.0"}, 9002, True, [("0.0.0.0", 9002)]),
     ],
 )
-def test_grpc_listens_where_it_was_told_or_where_nobody_does(
-    told: dict[str, Any], port: int | None, free: bool, found: list[tuple[str, int]]
-) -> None:
+def test_the_port_of_grpc(told: dict[str, Any], port: int | None, free: bool, found: list[tuple[str, int]]) -> None:
     application = {"name": "isobatch", "import_path": APPLICATION, "args": told}
     content = with_grpc({"applications": [application]}, None, port, lambda *_: free)
     assert grpc_addresses(content) == found
@@ -323,9 +319,7 @@ def test_the_usual_port_of_grpc_is_left_to_the_application_that_names_it() -> No
         ([a("c", "/c", CONTROLLER, application="third")], "application = 'third': c would control none of .*: first"),
     ],
 )
-def test_what_two_applications_would_both_take_is_one_line(
-    tmp_path: Path, others: list[dict[str, Any]], sentence: str
-) -> None:
+def test_what_two_applications_share_is_one_line(tmp_path: Path, others: list[dict[str, Any]], sentence: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({"applications": [a("first", "/1", grpc_port=9001), *others]}))
     with pytest.raises(UserError, match=sentence):

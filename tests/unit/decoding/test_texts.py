@@ -69,9 +69,7 @@ def test_a_long_text_of_long_characters_is_heard_as_it_comes() -> None:
     st.lists(st.text("abä", min_size=1, max_size=3), min_size=1, max_size=3),
     st.integers(0, 5),
 )
-def test_a_text_ends_before_the_stop_string_that_is_complete_first(
-    text: str, cuts: list[int], stops: list[str], least: int
-) -> None:
+def test_a_text_ends_before_the_first_stop_string(text: str, cuts: list[int], stops: list[str], least: int) -> None:
     """However its tokens are grouped, and with as many tokens as up to the end of the stop string."""
     ends = [
         (end, -len(stop))

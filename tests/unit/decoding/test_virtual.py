@@ -9,7 +9,7 @@ from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import OTHER_TOKEN, TOKEN, VirtualClock, virtual_engine
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.profiles.text_profile import LaunchSize
-from tests.helpers.paper_decoders import paper_decoder
+from tests.helpers.paper_application import paper_decoder
 
 PATIENT = {"model": "", "max_waiting": 10**6, "ttft_ms": 1e12, "tpot_ms": 1e12}
 LENGTHS = ((5, 9), (40, 3), (1, 30), (300, 2))

@@ -22,7 +22,7 @@ from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.proxy import Burden
 from isobatch.deployments.metrics import TEXT_FRONT, TEXT_REPLICA, MetricSeries
 from isobatch.deployments.tracing import TraceSampling, Tracing, current
-from tests.helpers.noted_metrics import NotedMetrics
+from tests.helpers.scraping import NotedMetrics
 
 TRACE, CALLER = "1" * 32, "2" * 16
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
@@ -114,9 +114,7 @@ def test_the_controller_is_told_tokens_by_their_depth_and_how_many_were_in_time(
 
 @pytest.mark.parametrize("prompt", [ASKED["prompt"], ["1+2=", "12+3=", "4+5="]])
 @pytest.mark.parametrize(("ttft_s", "burden"), [(0.2, Burden(0, 1, 0)), (1.0, Burden(0, 0, 1))])
-def test_haproxy_is_told_how_many_requests_waited_long_or_were_refused(
-    scene: Scene, ttft_s: float, burden: Burden, prompt: str | list[str]
-) -> None:
+def test_haproxy_hears_of_strained_ones(scene: Scene, ttft_s: float, burden: Burden, prompt: str | list[str]) -> None:
     """The first token comes after 250 ms. A request of several texts has one place at HAProxy, too."""
     meter = ClientMeter(MetricSeries(TEXT_FRONT, scene.noted), lambda: scene.now_s, ttft_s, 0.05)
     scene.front.meter = meter

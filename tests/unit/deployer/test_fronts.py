@@ -1,7 +1,8 @@
 """Requests to fronts, fronts that do not reply, and the shares of fronts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,49 +20,42 @@ async def listen(fronts: Fronts, name: str, answer: Callable[[FrontMessage], obj
                 fronts.reply(name, message.number, reply)
 
 
-def with_two(test: Callable[[Fronts, list[object], list[object]], Awaitable[None]]) -> None:
-    async def run() -> None:
-        fronts, lively, mute = Fronts(), [], []
-        tasks = [
-            asyncio.create_task(listen(fronts, "lively", lambda message: f"{message.content}!", lively)),
-            asyncio.create_task(listen(fronts, "mute", lambda _: None, mute)),
-        ]
-        await asyncio.sleep(0)
-        await test(fronts, lively, mute)
-        for task in tasks:
-            task.cancel()
+@asynccontextmanager
+async def two_fronts() -> AsyncIterator[tuple[Fronts, list[object], list[object]]]:
+    """The fronts, and what a lively and a mute one have heard."""
+    fronts, lively, mute = Fronts(), list[object](), list[object]()
+    tasks = [
+        asyncio.create_task(listen(fronts, "lively", lambda message: f"{message.content}!", lively)),
+        asyncio.create_task(listen(fronts, "mute", lambda _: None, mute)),
+    ]
+    await asyncio.sleep(0)
+    yield fronts, lively, mute
+    for task in tasks:
+        task.cancel()
 
-    asyncio.run(run())
 
-
-def test_a_request_reaches_all_fronts_and_those_alive_reply() -> None:
-    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+async def test_a_request_reaches_all_fronts_and_those_alive_reply() -> None:
+    async with two_fronts() as (fronts, lively, mute):
         assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
         assert lively == mute == ["first", "what"]
 
-    with_two(test)
 
-
-def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
-    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+async def test_a_silent_front_is_dropped_until_it_joins_again() -> None:
+    async with two_fronts() as (fronts, _, mute):
         await fronts.ask("what", within_s=0.05)
         assert len(fronts) == 1
         assert await fronts.ask("again", within_s=5.0) == {"lively": "again!"}
         assert mute == ["first", "what"]
 
-    with_two(test)
 
-
-def test_a_late_reply_is_ignored() -> None:
-    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+async def test_a_late_reply_is_ignored() -> None:
+    async with two_fronts() as (fronts, _, _):
         fronts.reply("lively", 77, "too late")
         assert await fronts.ask("what", within_s=0.05) == {"lively": "what!"}
 
-    with_two(test)
 
-
-def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
-    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+async def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
+    async with two_fronts() as (fronts, lively, _):
         asked = asyncio.create_task(fronts.ask("what", within_s=600.0))
         while "what" not in lively:
             await asyncio.sleep(0)
@@ -71,13 +65,11 @@ def test_a_cancelled_request_leaves_nothing_behind_and_drops_no_front() -> None:
         assert fronts._replies == {}
         assert len(fronts) == 2
 
-    with_two(test)
 
-
-def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 
-    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+    async with two_fronts() as (fronts, lively, mute):
         await asyncio.sleep(0.01)
         assert lively == mute == ["first", ReplicaShare(0.5)]
         await fronts.ask("what", within_s=0.01)
@@ -89,13 +81,11 @@ def test_the_remaining_fronts_get_the_shares_of_the_others(monkeypatch: pytest.M
         await asyncio.sleep(0.01)
         assert lively[-1] == ReplicaShare(1.0)
 
-    with_two(test)
 
-
-def test_shares_follow_the_arrivals_of_each_front(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shares_follow_the_arrivals_of_each_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARE_AFTER_S", 0.0)
 
-    async def test(fronts: Fronts, lively: list[object], mute: list[object]) -> None:
+    async with two_fronts() as (fronts, lively, mute):
         await asyncio.sleep(0.01)
         fronts.arrived("lively", 99.0)
         fronts.arrived("mute", 1.0)
@@ -106,5 +96,3 @@ def test_shares_follow_the_arrivals_of_each_front(monkeypatch: pytest.MonkeyPatc
         fronts.arrived("mute", 147.0)
         await asyncio.sleep(0)
         assert (lively[-1], mute[-1]) == (ReplicaShare(0.5), ReplicaShare(0.6))
-
-    with_two(test)

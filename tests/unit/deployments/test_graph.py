@@ -39,9 +39,7 @@ def test_no_replica_is_idle_and_no_group_is_forgotten(alive: set[str], groups: d
 
 
 @given(wanted, st.data())
-def test_each_group_has_the_wanted_number_when_all_replicas_are_alive(
-    groups: dict[str, int], data: st.DataObject
-) -> None:
+def test_each_group_has_its_number_when_all_replicas_are_alive(groups: dict[str, int], data: st.DataObject) -> None:
     alive = [f"r{number:02}" for number in range(sum(groups.values()))]
     shares = assigned(data.draw(st.permutations(alive)), groups)
     assert {group: len(share) for group, share in shares.items()} == groups
@@ -98,9 +96,7 @@ def profile(tmp_path: Path) -> Path:
     ],
     ids=lambda changed: min(changed),
 )
-def test_a_stored_plan_is_not_used_for_other_terms_or_another_network(
-    profile: Path, changed: dict[str, object]
-) -> None:
+def test_a_stored_plan_is_not_used_for_other_terms_or_networks(profile: Path, changed: dict[str, object]) -> None:
     told: dict[str, object] = {"devices": {"v100": 2}, "profile": str(profile), "model": "one"}
     assert origin_of(AppConfig.model_validate(told | changed)) != origin_of(AppConfig.model_validate(told))
 
@@ -131,9 +127,7 @@ def test_replicas_stay_if_only_fronts_or_plans_change(profile: Path) -> None:
 
 
 @given(replicas, wanted, st.data())
-def test_benched_replicas_are_not_used_if_others_suffice(
-    alive: set[str], groups: dict[str, int], data: st.DataObject
-) -> None:
+def test_benched_replicas_are_used_if_needed(alive: set[str], groups: dict[str, int], data: st.DataObject) -> None:
     benched = data.draw(st.sets(st.sampled_from(sorted(alive)))) if alive else set()
     shares = assigned(alive, groups, benched)
     if len(alive - benched) >= len(groups):

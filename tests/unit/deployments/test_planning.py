@@ -55,9 +55,7 @@ def test_auto_uses_the_existing_devices_that_were_profiled(profile: str) -> None
         plan_for(profile, {"h100": 8, "cpu": 1}, devices="auto")
 
 
-def test_a_new_front_has_room_beside_the_old_one_only_with_all_replicas_that_it_waits_for(
-    profile: str, tmp_path: Path
-) -> None:
+def test_a_new_front_has_room_beside_the_old_one_with_its_replicas(profile: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(Plan(CUT).to_json())
     front, nodes = {"CPU": 1.0}, [{"CPU": 4.0, "v100": 4.0}]
     config = AppConfig(plan=str(tmp_path / "plan.json"), profile=profile, backend="virtual", cpus_per_replica=0.5)
@@ -72,9 +70,7 @@ def test_a_new_front_has_room_beside_the_old_one_only_with_all_replicas_that_it_
     assert not fits(9.0, 9.0, AppConfig(profile=profile, devices="auto")), "it may plan for all that there is"
 
 
-def test_with_early_answers_the_network_is_not_split_and_every_input_runs_to_the_end(
-    profile: str, tmp_path: Path
-) -> None:
+def test_early_answers_neither_split_nor_shorten_the_network(profile: str, tmp_path: Path) -> None:
     told = {"profile": profile, "devices": {"v100": 2}, "answers": "early"}
     early, generous = (read_graph(checked(AppConfig, told | more)) for more in ({}, {"ramp_budget": 0.3}))
     assert [(split.start, split.stop, split.ramps) for split in early.plan.splits] == [(0, BLOCKS, ())]

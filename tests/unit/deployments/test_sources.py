@@ -1,4 +1,4 @@
-"""Models elsewhere: in buckets of a local S3 server, and on a local hub."""
+"""Models elsewhere: in buckets of a local S3 server, and on a local hub; and what tells one folder from another."""
 
 import json
 import logging
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from isobatch.cluster.serving.serve_file import ROOT, serve_file
+from isobatch.deployments.folders import content_of
 from isobatch.deployments.models.checkpoint import locate
 from isobatch.deployments.sources import fetched, local, name_of, pinned, remote_of, title_of
 from isobatch.profiles.errors import UserError
@@ -144,9 +145,7 @@ def test_nothing_is_written_outside_of_the_folder(bucket: Any, tmp_path: Path) -
         ("./models/my-bert", "no such directory"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(
-    bucket: Any, url: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_error_is_a_sentence(bucket: Any, url: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UserError, match=problem) as raised:
         locate(url)
@@ -254,3 +253,33 @@ for model in sys.argv[1:]:
         "hf://me/my-bert: the hub has no revision 'v9' of it",
         "me/my-gpt: no such directory here, and no such model on the hub that you may read (HF_TOKEN)",
     ]
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+PLAIN = {"model.safetensors": "weights", "config.json": "{}", "exits.json": "rules", "tokenizer.json": "words"}
+CASCADE = {
+    "cascade.json": "levels",
+    "exits.json": "rules",
+    "level-0/model.safetensors": "small",
+    "level-0/config.json": "{}",
+    "level-1/model.safetensors": "large",
+}
+
+
+def test_the_content_of_a_checkpoint_is_all_that_its_answers_depend_on(tmp_path: Path) -> None:
+    assert content_of(written(tmp_path, PLAIN)) == sha256(b"{}rulesweights").hexdigest()[:16]
+    assert content_of(tmp_path / "nowhere") == ""
+
+
+@pytest.mark.parametrize("name", CASCADE)
+def test_the_content_of_a_cascade_is_that_of_all_its_levels(tmp_path: Path, name: str) -> None:
+    one, other = written(tmp_path / "one", CASCADE), written(tmp_path / "other", CASCADE | {name: "otherwise"})
+    assert content_of(one) != content_of(other)
+    assert content_of(one) == content_of(written(tmp_path / "same", CASCADE))

@@ -109,9 +109,7 @@ def test_risky_inputs_are_admitted_as_long_as_few_are_late() -> None:
     st.floats(0.0, 0.4),
 )
 @settings(max_examples=50, deadline=None)
-def test_an_input_with_the_needed_time_is_late_with_the_requested_probability(
-    shares: list[float], chance: float, off: float, spread: float
-) -> None:
+def test_needed_time_has_the_asked_probability(shares: list[float], chance: float, off: float, spread: float) -> None:
     survival = sorted(shares, reverse=True)
     estimates = Estimates([linear(each, each + 1, 1, "a", survival=share) for each, share in enumerate(survival)], 0.0)
     for number in range(len(survival)):

@@ -47,9 +47,7 @@ def asked(launches: list[Launch]) -> list[tuple[object, ...]]:
 
 @settings(deadline=None, max_examples=80)
 @given(layouts(), arrivals(0.0, 0.5), st.integers(0, 2), st.floats(0, 0.02))
-def test_shadows_without_cost_do_not_change_launches_or_their_times(
-    layout: Layout, inputs: list[Input], ahead: int, early_s: float
-) -> None:
+def test_shadows_without_cost_change_no_launch(layout: Layout, inputs: list[Input], ahead: int, early_s: float) -> None:
     layout, limits = flattened(layout), replace(AUDITED, ahead=ahead, early_s=early_s)
     with_audits, without = played(layout, inputs, limits), played(layout, inputs, replace(limits, audit_share=0.0))
     assert asked(with_audits.launches) == asked(without.launches)

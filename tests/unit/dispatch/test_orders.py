@@ -29,9 +29,7 @@ def waiting(weights: list[int], chance: random.Random) -> list[Ticket]:
     st.sampled_from(sorted(ORDERS)), st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60),
     st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_a_launch_has_room_for_what_an_order_takes_and_takes_no_input_twice(
-    name: str, weights: list[int], room: int, chance: random.Random
-) -> None:
+def test_an_order_fits_and_repeats_no_input(name: str, weights: list[int], room: int, chance: random.Random) -> None:
     order, tickets = order_named(name), waiting(weights, chance)
     assert order is not None
     taken = order(tickets, room)

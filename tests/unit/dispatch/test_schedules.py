@@ -87,9 +87,7 @@ def test_every_input_ends_exactly_once_whatever_happens(schedule: Schedule) -> N
 
 @settings(deadline=None, max_examples=60)
 @given(schedules(), st.tuples(*[st.floats(0, 0.5)] * 3))
-def test_inputs_with_enough_time_are_answered_while_plans_and_replicas_change(
-    schedule: Schedule, leaves_s: tuple[float, float, float]
-) -> None:
+def test_inputs_with_time_are_answered_during_changes(schedule: Schedule, leaves_s: tuple[float, float, float]) -> None:
     """Nobody starves: with a minute for each, all are answered, however few replicas are left."""
     patient = [Input(each.at_s, each.depth, 60.0) for each in schedule.inputs]
     leaves = dict(zip("abc", leaves_s, strict=True))

@@ -29,9 +29,7 @@ def queue_of(tickets: list[Ticket], route: Route = TEXTS) -> Queue:
 
 
 @given(weights, st.randoms(use_true_random=False))
-def test_a_launch_takes_the_earliest_deadline_then_inputs_that_fit_by_deadline(
-    heavy: list[int], chance: random.Random
-) -> None:
+def test_a_launch_takes_the_earliest_deadline_then_what_fits(heavy: list[int], chance: random.Random) -> None:
     tickets = [Ticket(number, chance.random(), Place(None, 0), weight) for number, weight in enumerate(heavy)]
     queue, waiting = queue_of(tickets), sorted(tickets, key=lambda ticket: ticket.deadline_s)
     while waiting:

@@ -23,9 +23,7 @@ def test_nothing_is_lost_against_itself(good: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 1000)] * 3), min_size=2, max_size=40))
-def test_no_hour_is_better_than_the_run_and_hindsight_is_the_hardest_measure(
-    windows: list[tuple[int, int, int]],
-) -> None:
+def test_no_hour_beats_the_run_and_hindsight_is_hardest(windows: list[tuple[int, int, int]]) -> None:
     mine, one, other = (list(each) for each in zip(*windows, strict=True))
     found = replay(mine, one, other)
     assert found.worst_hour >= found.regret - 1e-12  # one hour at most

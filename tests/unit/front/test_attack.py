@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front import bodies
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.driver import Driver
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
 from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import MAX_PIXELS, ImageEncoder, TextEncoder
 from isobatch.profiles.errors import UserError
+from tests.helpers.documented import front
 from tests.helpers.toy_model import OVERFLOWS
 
 INFER = "/v2/models/toy/infer"
@@ -34,8 +33,7 @@ LIMIT = 2**20
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, max_body_bytes=LIMIT)
-    with TestClient(create_api(Service(config, time.perf_counter)), raise_server_exceptions=False) as client:
+    with TestClient(front(max_body_bytes=LIMIT), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -336,9 +334,7 @@ def test_only_the_readable_part_of_a_text_is_tokenized() -> None:
 
 
 @pytest.mark.parametrize(("files", "connections"), [(20_000, 7795), (1_048_576, 8192), (4096, 1433)])
-def test_haproxy_never_needs_more_files_than_it_may_open(
-    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
-) -> None:
+def test_haproxy_never_opens_too_many_files(monkeypatch: pytest.MonkeyPatch, files: int, connections: int) -> None:
     """HAProxy refuses to start otherwise: it counts two and a half files a connection, and some of its own."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert allowed_connections(8192) == connections

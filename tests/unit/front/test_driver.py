@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -49,29 +50,24 @@ class Rig:
         return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s)
 
 
-def play(scene: Callable[[Rig], Any], **rig: Any) -> Any:
-    async def act() -> Any:
-        stage = Rig(**rig)
-        result = await scene(stage)
-        await stage.driver.close()
-        assert stage.driver.dispatcher.inside == 0, "somebody was forgotten"
-        return result
-
-    return asyncio.run(act())
+@asynccontextmanager
+async def rigged(**fields: Any) -> AsyncIterator[Rig]:
+    rig = Rig(**fields)
+    yield rig
+    await rig.driver.close()
+    assert rig.driver.dispatcher.inside == 0, "somebody was forgotten"
 
 
-def test_hundreds_at_once_each_get_their_own_answer() -> None:
+async def test_hundreds_at_once_each_get_their_own_answer() -> None:
     wanted = [[block, label] for label in range(10) for block in range(4)] * 10
 
-    async def scene(rig: Rig) -> None:
+    async with rigged() as rig:
         answers = await asyncio.gather(*(rig.ask(pair) for pair in wanted))
         for (block, label), (answer,) in zip(wanted, answers, strict=True):
             assert (answer.label, answer.exit_block) == (label, left_at(block, RAMPS))
             assert [step.block for step in answer.steps] == ([0] if answer.exit_block < 2 else [0, 2])
             assert all(step.queued_ms >= 0 and step.computed_ms >= 0 for step in answer.steps)
         assert max(rig.toys["b0"].sizes) == 4, "survivors merged"
-
-    play(scene)
 
 
 def waiting_toys(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Batch], bool]) -> threading.Event:
@@ -87,10 +83,10 @@ def waiting_toys(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Batch], bool]
     return end
 
 
-def test_inputs_that_exit_are_answered_before_the_rest_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inputs_that_exit_are_answered_before_the_rest_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     end = waiting_toys(monkeypatch, lambda batch: batch.cursor == 1)  # behind the first ramp
 
-    async def scene(rig: Rig) -> None:
+    async with rigged() as rig:
         asked = asyncio.ensure_future(rig.ask([0, 1], [3, 1]))
         while not rig.driver.counts.exits[0]:
             await asyncio.sleep(0.001)
@@ -99,21 +95,17 @@ def test_inputs_that_exit_are_answered_before_the_rest_of_their_batch(monkeypatc
         assert [answer.exit_block for answer in await asked] == [0, 3]
         assert rig.toys["f0"].sizes == [2, 1], "they were mates"
 
-    play(scene)
 
-
-def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    async with rigged() as rig:
         with pytest.raises(RefusedError, match="deadline cannot be met") as refused:
             await rig.ask([0, 1], within_s=0.0001)
         assert refused.value.status == 503
         assert 0 < refused.value.retry_after_s < 1
 
-    play(scene)
 
-
-def test_a_request_that_waits_too_long_is_refused() -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_request_that_waits_too_long_is_refused() -> None:
+    async with rigged(pause_s=0.05) as rig:
         slow = asyncio.gather(*(rig.ask([3, 1], [3, 1], [3, 1], [3, 1]) for _ in range(4)))
         await asyncio.sleep(0.01)
         with pytest.raises(RefusedError, match="deadline passed") as expired:
@@ -121,23 +113,19 @@ def test_a_request_that_waits_too_long_is_refused() -> None:
         assert expired.value.status == 504
         await slow
 
-    play(scene, pause_s=0.05)
 
-
-def test_all_inputs_of_a_request_are_admitted_or_none() -> None:
-    async def scene(rig: Rig) -> None:
+async def test_all_inputs_of_a_request_are_admitted_or_none() -> None:
+    async with rigged(limits=Limits(backlog=3)) as rig:
         with pytest.raises(RefusedError, match="backlog of 3"):
             await rig.ask(*[[0, 1]] * 4)
         assert len(await rig.ask(*[[0, 1]] * 3)) == 3
         assert rig.driver.dispatcher.waiting() == {}
 
-    play(scene, limits=Limits(backlog=3))
 
-
-def test_a_client_that_goes_away_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_goes_away_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     end = waiting_toys(monkeypatch, lambda batch: True)
 
-    async def scene(rig: Rig) -> int:
+    async with rigged() as rig:
         busy = asyncio.gather(*(rig.ask(*[[0, 1]] * 4) for _ in range(4)))
         await asyncio.sleep(0.01)
         gone = asyncio.ensure_future(rig.ask(*[[3, 9]] * 4))
@@ -146,15 +134,13 @@ def test_a_client_that_goes_away_is_not_computed(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.01)
         end.set()
         await busy
-        return sum(sum(toy.sizes) for toy in rig.toys.values())
-
-    assert play(scene) == 16
+        assert sum(sum(toy.sizes) for toy in rig.toys.values()) == 16
 
 
-def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     end = waiting_toys(monkeypatch, lambda batch: True)
 
-    async def scene(rig: Rig) -> None:
+    async with rigged() as rig:
         gone = asyncio.ensure_future(rig.ask(*[[3, 1]] * 12))
         while not rig.driver.dispatcher.inside:
             await asyncio.sleep(0)
@@ -163,8 +149,6 @@ def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pytest.Mon
         await rig.driver.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         end.set()
-
-    play(scene)
 
 
 class Flaky:
@@ -187,16 +171,14 @@ class Flaky:
         await self._workers.close()
 
 
-def test_a_broken_replica_costs_a_retry_not_an_answer() -> None:
-    async def scene(rig: Rig) -> list[list[Answer]]:
-        return await asyncio.gather(*(rig.ask([3, label % 10]) for label in range(60)))
-
-    answers = play(scene, workers=lambda threads: Flaky(threads, "f1"))
+async def test_a_broken_replica_costs_a_retry_not_an_answer() -> None:
+    async with rigged(workers=lambda threads: Flaky(threads, "f1")) as rig:
+        answers = await asyncio.gather(*(rig.ask([3, label % 10]) for label in range(60)))
     assert [answer.label for (answer,) in answers] == [label % 10 for label in range(60)]
 
 
-def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async with rigged() as rig:
         with pytest.raises(RefusedError, match="the network failed: RuntimeError; the replica's log") as failed:
             await rig.ask([3, -1])
         assert failed.value.status == 500
@@ -204,10 +186,8 @@ def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.Lo
         (answer,) = await rig.ask([3, 1])
         assert answer.label == 1
 
-    play(scene)
 
-
-def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     times = (0.001,) * 4
     first, second = Stage(0, 2, 4, "one", times), Stage(2, 4, 4, "one", times, ramps=frozenset({2}), local=True)
     unpacked: list[int] = []
@@ -219,27 +199,22 @@ def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeyp
     def refused(_: Batch) -> Packed:
         raise AssertionError("survivors were brought to the host")
 
-    async def act() -> None:
-        replica = SplitReplica(Toy())
-        workers = LocalWorkers({"device": replica})
-        driver = Driver(Dispatcher(Route((first, second)), {"one": ["device"]}), workers, time.perf_counter)
-        wanted = [[block, label] for label in range(10) for block in range(4)]
-        inputs = [pack(Toy().encode([pair])) for pair in wanted]
-        monkeypatch.setattr(split, "unpack", noted)
-        monkeypatch.setattr(split, "pack", refused)
-        answers = await asyncio.gather(*(driver.answer(each, 20.0) for each in inputs))
-        assert [answer.label for (answer,) in answers] == [label for _, label in wanted]
-        assert all([step.block for step in answer.steps] == [0, 2] for (answer,) in answers)
-        assert set(unpacked) == {0}, "only what comes in is on the host"
-        await driver.close()
-        until_s = time.monotonic() + 60
-        while (
-            len(replica.holdings) and time.monotonic() < until_s
-        ):  # what a launch names goes when the launch has ended
-            await asyncio.sleep(0.01)
-        assert len(replica.holdings) == 0
-
-    asyncio.run(act())
+    replica = SplitReplica(Toy())
+    workers = LocalWorkers({"device": replica})
+    driver = Driver(Dispatcher(Route((first, second)), {"one": ["device"]}), workers, time.perf_counter)
+    wanted = [[block, label] for label in range(10) for block in range(4)]
+    inputs = [pack(Toy().encode([pair])) for pair in wanted]
+    monkeypatch.setattr(split, "unpack", noted)
+    monkeypatch.setattr(split, "pack", refused)
+    answers = await asyncio.gather(*(driver.answer(each, 20.0) for each in inputs))
+    assert [answer.label for (answer,) in answers] == [label for _, label in wanted]
+    assert all([step.block for step in answer.steps] == [0, 2] for (answer,) in answers)
+    assert set(unpacked) == {0}, "only what comes in is on the host"
+    await driver.close()
+    until_s = time.monotonic() + 60
+    while len(replica.holdings) and time.monotonic() < until_s:  # what a launch names goes when the launch has ended
+        await asyncio.sleep(0.01)
+    assert len(replica.holdings) == 0
 
 
 class Watched:
@@ -282,27 +257,23 @@ class HangsLong(Watched):
         return replica == "b0" and len(self.suspected) < 5
 
 
-def test_no_input_fails_while_the_only_replica_of_a_split_hangs() -> None:
-    async def scene(rig: Rig) -> list[Answer]:
-        return await rig.ask([3, 7], within_s=20.0)
-
-    (answer,) = play(scene, limits=Limits(stuck_after_s=0.05, first_launch_s=0.0), workers=HangsLong)
-    assert answer.label == 7
+async def test_no_input_fails_while_the_only_replica_of_a_split_hangs() -> None:
+    async with rigged(limits=Limits(stuck_after_s=0.05, first_launch_s=0.0), workers=HangsLong) as rig:
+        (answer,) = await rig.ask([3, 7], within_s=20.0)
+        assert answer.label == 7
 
 
-def test_a_launch_that_hangs_is_tried_on_another_replica_and_its_own_is_checked() -> None:
+async def test_a_launch_that_hangs_is_tried_on_another_replica_and_its_own_is_checked() -> None:
     hanging: list[HangsOnce] = []
 
     def workers(threads: LocalWorkers) -> HangsOnce:
         hanging.append(HangsOnce(threads))
         return hanging[0]
 
-    async def scene(rig: Rig) -> None:
+    async with rigged(limits=Limits(stuck_after_s=1.0, first_launch_s=0.0), workers=workers) as rig:
         answers = await asyncio.gather(*(rig.ask([3, label], within_s=20.0) for label in range(10)))
         assert [answer.label for (answer,) in answers] == list(range(10))
         assert hanging[0].suspected == ["f0"]
-
-    play(scene, limits=Limits(stuck_after_s=1.0, first_launch_s=0.0), workers=workers)
 
 
 class Fickle(Toy):

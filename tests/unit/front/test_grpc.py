@@ -142,9 +142,7 @@ def test_metadata_has_a_limit_and_the_connection_lives_on() -> None:
     play(scene)
 
 
-def test_calls_of_one_connection_that_are_worked_on_are_limited(
-    held: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_in_work_of_one_connection_are_limited(held: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_proxy, "CALLS", 2)
     seen, answer = [], Service.answer
 

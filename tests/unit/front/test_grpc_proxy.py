@@ -20,20 +20,18 @@ from tests.helpers.grpc_proxy import (
     REQUEST,
     STATISTICS,
     frame,
+    front_at,
     headers,
-    play,
     proxy,
     refusal,
     until,
 )
 
 
-def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
-    one_place: None, held: threading.Event, free_port: int
-) -> None:
+async def test_calls_beyond_the_limit_get_a_grpc_status(one_place: None, held: threading.Event, free_port: int) -> None:
     """Within milliseconds, with a time to come back that differs from one to the next."""
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, service):
         infer = channel.unary_unary(INFER)
         admitted = asyncio.ensure_future(infer(REQUEST))
         await until(lambda: service.burden().inside)
@@ -51,15 +49,11 @@ def test_calls_beyond_the_limit_are_refused_with_a_grpc_status(
         held.set()
         assert await admitted
 
-    play(scene, free_port)
 
-
-def test_the_calls_of_one_address_are_limited(
-    held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+async def test_one_address_is_limited(held: threading.Event, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "CALLS_OF_ONE_ADDRESS", 2)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, service):
         infer = channel.unary_unary(INFER)
         admitted = [asyncio.ensure_future(infer(REQUEST)) for _ in range(2)]
         await until(lambda: service.burden().inside == 2)
@@ -68,12 +62,8 @@ def test_the_calls_of_one_address_are_limited(
         assert all(await asyncio.gather(*admitted))
         assert await infer(REQUEST)
 
-    play(scene, free_port)
 
-
-def test_health_checks_are_answered_beside_other_and_incomplete_calls(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+async def test_health_checks_are_answered_beside_partial_calls(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """The front answers one question at once, and a call takes no place before all of it is here."""
     monkeypatch.setattr(grpc_proxy, "QUESTIONS_AT_ONCE", 1)
     answered, asked = asyncio.Event(), list[str]()
@@ -91,7 +81,7 @@ def test_health_checks_are_answered_beside_other_and_incomplete_calls(
     monkeypatch.setattr(Service, "all_fronts", slow)
     monkeypatch.setattr(Service, "missing", noted)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
         half = [frame(1, 4, headers(LIVE), stream) for stream in (1, 3, 5)]
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0) + b"".join(half))
@@ -109,11 +99,9 @@ def test_health_checks_are_answered_beside_other_and_incomplete_calls(
         assert too_long.code().name == "RESOURCE_EXHAUSTED"
         writer.close()
 
-    play(scene, free_port)
 
-
-def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event, free_port: int) -> None:
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+async def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event, free_port: int) -> None:
+    async with front_at(free_port) as (channel, service):
         stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")()
         await stream.write(REQUEST)
         inferred = channel.unary_unary(INFER)(REQUEST)
@@ -123,10 +111,8 @@ def test_a_call_that_its_client_cancels_ends_in_the_front(held: threading.Event,
         await until(lambda: service.burden().inside == 0)
         assert (await service.stats())["requests"]["abandoned"] == 2
 
-    play(scene, free_port)
 
-
-def test_a_call_whose_message_does_not_come_gives_its_place_back(
+async def test_an_unfinished_call_has_no_place(
     one_place: None, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     """It has a place in the front as soon as more of it is here than HAProxy can hold."""
@@ -134,7 +120,7 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
     never = bytes([0]) + (10**6).to_bytes(4, "big") + bytes(100_000)
     long = message("ModelInferRequest")(model_name="toy", id="x" * 100_000).SerializeToString()
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         _, writer = await asyncio.open_connection("127.0.0.1", free_port)
         frames = [(1, 4, headers(INFER)), *((0, 0, never[at : at + 16_000]) for at in range(0, len(never), 16_000))]
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"", 0))
@@ -153,12 +139,8 @@ def test_a_call_whose_message_does_not_come_gives_its_place_back(
             assert time.monotonic() < until_s, "its place is not given back"
         writer.close()
 
-    play(scene, free_port)
 
-
-def test_the_wait_of_a_call_counts_even_if_the_client_sends_the_header(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+async def test_a_calls_wait_counts_whatever_header_it_sends(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     seen: list[Any] = []
     register = Service.register
 
@@ -169,11 +151,9 @@ def test_the_wait_of_a_call_counts_even_if_the_client_sends_the_header(
     monkeypatch.setattr(Service, "register", noted)
     told = ((STARTED.decode(), "t=1"), (TIMEOUT, "1H"))
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         assert await channel.unary_unary(INFER)(REQUEST, metadata=told, timeout=7.0)
         assert await channel.unary_unary(INFER)(REQUEST, metadata=told)
-
-    play(scene, free_port)
     (*_, headers, left_s), (*_, unlimited_s) = seen
     assert 0 < waited_s_by(headers[STARTED]) < 7
     assert 0 < left_s < 8, "gRPC rounds up what it tells; the client said an hour"

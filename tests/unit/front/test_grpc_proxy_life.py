@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -19,19 +18,16 @@ from isobatch.deployments.front.proxy import MOST, Burden, haproxy_reply
 from tests.helpers.grpc_proxy import INFER, REQUEST, proxy, refusal, toy, until
 
 
-def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:
-    async def act() -> Any:
-        service = toy(free_port)
-        await service.open()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
-            async with serving(service):
-                call = channel.unary_unary(INFER)(REQUEST)
-                await until(lambda: service.burden().inside)
-                threading.Timer(0.3, held.set).start()
-            assert await call
-        await service.close()
-
-    asyncio.run(act())
+async def test_admitted_calls_are_answered_when_the_server_ends(held: threading.Event, free_port: int) -> None:
+    service = toy(free_port)
+    await service.open()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        async with serving(service):
+            call = channel.unary_unary(INFER)(REQUEST)
+            await until(lambda: service.burden().inside)
+            threading.Timer(0.3, held.set).start()
+        assert await call
+    await service.close()
 
 
 def test_haproxy_gets_the_limit_repeatedly(free_port: int) -> None:

@@ -13,12 +13,13 @@ from isobatch.deployments.front.open_inference import rpc
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.open_inference.rpc import Places
 from isobatch.deployments.front.proxy import ProxyLimit
-from isobatch.deployments.front.service import Service
-from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, play, refusal, until
+from tests.helpers.grpc_proxy import INFER, REQUEST, STREAM, everything, front_at, refusal, until
 
 
-def test_streams_and_questions_take_no_places_of_calls(one_place: None, held: threading.Event, free_port: int) -> None:
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+async def test_streams_and_questions_take_no_calls_places(
+    one_place: None, held: threading.Event, free_port: int
+) -> None:
+    async with front_at(free_port) as (channel, service):
         stream = channel.stream_stream(STREAM)
         streams = [stream() for _ in range(3)]
         for each in streams:
@@ -33,18 +34,14 @@ def test_streams_and_questions_take_no_places_of_calls(one_place: None, held: th
             assert await each.read()
             await each.done_writing()
 
-    play(scene, free_port)
 
-
-def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
-    monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int
-) -> None:
+async def test_a_flood_of_streams_waits(monkeypatch: pytest.MonkeyPatch, held: threading.Event, free_port: int) -> None:
     """Who floods waits: the front has no more of them than places, refuses nobody, and answers all in the end."""
     monkeypatch.setattr(grpc_proxy, "MOST", 4)
     monkeypatch.setattr(ProxyLimit, "_send", lambda *_: None)
     monkeypatch.setattr(ProxyLimit, "value", 4)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, service):
         streams = [channel.stream_stream(STREAM)() for _ in range(3)]
         for each in streams:
             for _ in range(20):
@@ -58,15 +55,11 @@ def test_a_flood_of_streams_is_read_no_faster_than_it_is_answered(
         assert [len(each) for each in replies] == [20, 20, 20]
         assert service.burden().strained == 0
 
-    play(scene, free_port)
 
-
-def test_requests_of_streams_are_refused_no_faster_than_answered(
-    monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+async def test_streams_are_refused_no_faster_than_answered(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(ProxyLimit, "value", 4)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         late = (("x-deadline-ms", "0.001"),)
         streams = [channel.stream_stream(STREAM)(metadata=late) for _ in range(2)]
         began_s = time.monotonic()
@@ -78,13 +71,11 @@ def test_requests_of_streams_are_refused_no_faster_than_answered(
         assert [len(each) for each in replies] == [16, 16]
         assert time.monotonic() - began_s > 32 / 4 * rpc.PUSH_BACK_S
 
-    play(scene, free_port)
 
-
-def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setattr(grpc_proxy, "STREAMS_OF_ONE_ADDRESS", 2)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         open_one = channel.stream_stream(STREAM)
         streams = [open_one() for _ in range(2)]
         for each in streams:
@@ -101,10 +92,8 @@ def test_no_address_holds_all_streams(monkeypatch: pytest.MonkeyPatch, free_port
             await each.done_writing()
             assert await each.read() is grpc.aio.EOF
 
-    play(scene, free_port)
 
-
-def test_streams_are_distinguished_by_their_clients_addresses(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+async def test_streams_are_told_apart_by_clients_addresses(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Whatever they say of themselves."""
     seen: list[str] = []
     take = Places.take
@@ -115,10 +104,8 @@ def test_streams_are_distinguished_by_their_clients_addresses(monkeypatch: pytes
 
     monkeypatch.setattr(Places, "take", noted)
 
-    async def scene(channel: grpc.aio.Channel, service: Service) -> None:
+    async with front_at(free_port) as (channel, _):
         for told in ((), ((CLIENT, "10.0.0.7"),)):
             call = channel.stream_stream(STREAM)(iter([REQUEST]), metadata=told)
             assert len(await everything(call)) == 1
-
-    play(scene, free_port)
     assert seen == ["127.0.0.1"] * 2

@@ -1,25 +1,17 @@
 """The shape of answers and errors, without Ray: wrong requests never reach the network."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
-from tests.helpers.documented import DocumentedClient
-
-TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
+from tests.helpers.documented import TOY_OF_TEXTS, front, served
 
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    service = Service(TOY.model_copy(update={"max_inputs": 3, "max_body_bytes": 200}), time.perf_counter)
-    with DocumentedClient(create_api(service)) as client:
-        client.service = service
+    with served(max_inputs=3, max_body_bytes=200) as client:
         yield client
 
 
@@ -68,9 +60,7 @@ def test_one_input_that_is_a_list_itself_is_one_input(client: TestClient) -> Non
         (b" " * 201, 413, "201 bytes: 200 are allowed"),
     ],
 )
-def test_wrong_inputs_are_named_and_never_reach_the_network(
-    client: TestClient, body: bytes, status: int, sentence: str
-) -> None:
+def test_wrong_inputs_never_reach_the_network(client: TestClient, body: bytes, status: int, sentence: str) -> None:
     reply = client.post("/predict", content=body)
     assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
     assert client.get("/stats").json()["exits"] == dict.fromkeys("0123", 0)
@@ -112,8 +102,7 @@ def test_every_answer_says_the_version(client: TestClient) -> None:
 
 def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "open sesame")
-    config = TOY.model_copy(update={"api_key_variable": "TOY_KEY"})
-    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+    with TestClient(front(api_key_variable="TOY_KEY")) as client:
         for path in ("/predict", "/stats", "/openapi.json", "/v2/models/toy/infer"):
             method = "GET" if path in ("/stats", "/openapi.json") else "POST"
             assert client.request(method, path).status_code == 401
@@ -125,7 +114,7 @@ def test_a_key_is_asked_for_everywhere_but_at_the_health_checks(monkeypatch: pyt
 
 def test_a_missing_key_variable_is_one_sentence() -> None:
     with pytest.raises(UserError, match="'NOT_SET': that environment variable is not set"):
-        Service(TOY.model_copy(update={"api_key_variable": "NOT_SET"}), time.perf_counter)
+        front(api_key_variable="NOT_SET")
 
 
 def test_stats_have_counts_and_latencies(client: TestClient) -> None:
@@ -139,20 +128,15 @@ def test_stats_have_counts_and_latencies(client: TestClient) -> None:
     assert split["fill"] == pytest.approx(3 / 32, abs=1e-3)
 
 
-def texts(**told: str) -> TestClient:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", slo_ms=60_000, **told)
-    return DocumentedClient(create_api(Service(config, time.perf_counter)))
-
-
 def test_an_answer_says_that_its_text_was_cut() -> None:
-    with texts() as client:
+    with served(**TOY_OF_TEXTS) as client:
         outputs = client.post("/predict", json={"inputs": ["0 3", "0 4 and more", "3 5"]}).json()["outputs"]
         assert [each.get("truncated") for each in outputs] == [None, True, None]
         assert [each["label"] for each in outputs] == [3, 4, 5]
 
 
 def test_a_text_that_is_too_long_is_refused_if_configured() -> None:
-    with texts(too_long="refuse") as client:
+    with served(**TOY_OF_TEXTS, too_long="refuse") as client:
         assert client.post("/predict", json={"inputs": ["0 3"]}).status_code == 200
         reply = client.post("/predict", json={"inputs": ["0 3", "0 4 and more"]})
         assert reply.status_code == 422

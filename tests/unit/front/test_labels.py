@@ -1,16 +1,12 @@
 """A served network with several labels gives transformers' own answers, in every protocol."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_labels import NAMES, label_network, reference_logits
 
@@ -18,8 +14,7 @@ TEXTS = ["ball tax the", "the of", "film song was price"]
 
 
 def serving(**fields: Any) -> DocumentedClient:
-    config = AppConfig(model=str(label_network()), name="labels", device="cpu", slo_ms=60_000, max_inputs=8, **fields)
-    return DocumentedClient(create_api(Service(config, time.perf_counter)))
+    return served(model=str(label_network()), name="labels", device="cpu", max_inputs=8, **fields)
 
 
 @pytest.fixture(scope="module")

@@ -17,20 +17,18 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.examples import example_of
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.protocol import metadata, model_of
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER, TensorRequest, read, write
 from isobatch.deployments.front.service import Service
-from tests.helpers.documented import DocumentedClient
+from tests.helpers.documented import TOY, TOY_OF_TEXTS, served
 
 INFER = "/v2/models/toy/infer"
 SIZES = Sizes(max_inputs=256, max_bytes=2**24)
-TOY = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with DocumentedClient(create_api(Service(TOY, time.perf_counter))) as client:
+    with served() as client:
         yield client
 
 
@@ -138,8 +136,7 @@ def test_no_body_breaks_the_reader(body: bytes, header: str | None) -> None:
 
 
 def test_a_text_that_was_cut_is_marked_in_its_own_output() -> None:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", slo_ms=60_000)
-    with TestClient(create_api(Service(config, time.perf_counter))) as client:
+    with served(**TOY_OF_TEXTS) as client:
         outputs = client.get("/v2/models/toy").json()["outputs"]
         assert outputs[-1] == {"name": "truncated", "datatype": "BOOL", "shape": [-1]}
         assert client.get("/v2/models/toy/config").json()["output"][-1] == {"name": "truncated"}
@@ -172,7 +169,8 @@ def test_the_size_of_images_is_described(tmp_path: Path, files: dict[str, Any], 
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    told = metadata(model_of(Service(TOY.model_copy(update={"model": str(tmp_path)}), time.perf_counter)))
+    config = AppConfig.model_validate(TOY | {"model": str(tmp_path)})
+    told = metadata(model_of(Service(config, time.perf_counter)))
     assert told["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": shape}]
     example = example_of(tmp_path).value
     assert example is None or np.shape(example) == tuple(shape[1:])

@@ -1,27 +1,20 @@
 """The front's OpenAPI document is complete and true, and `/docs` shows it without files from other servers."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES
-from isobatch.deployments.front.service import Service
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.documented import TOY, DocumentedClient, ask_examples, check_document, front, served
 
-TOY = AppConfig(
-    model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000, max_inputs=3, max_body_bytes=400
-)
 INFER = "/v2/models/toy/infer"
 
 
 @pytest.fixture(scope="module")
 def toy() -> Iterator[DocumentedClient]:
-    with DocumentedClient(create_api(Service(TOY, time.perf_counter))) as client:
+    with served(max_inputs=3, max_body_bytes=400) as client:
         yield client
 
 
@@ -30,14 +23,13 @@ def test_the_document_is_complete(toy: DocumentedClient) -> None:
 
 
 def test_every_example_of_the_demo_is_answered() -> None:
-    with DocumentedClient(create_api(Service(AppConfig(slo_ms=60_000), time.perf_counter))) as demo:
+    with served(model=None) as demo:
         assert ask_examples(demo, name="demo", version="1") == 14 + 2 + 2
 
 
 def test_a_network_of_texts_has_texts_as_examples(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 9}')
-    config = TOY.model_copy(update={"model": str(tmp_path)})
-    paths = create_api(Service(config, time.perf_counter)).openapi()["paths"]
+    paths = front(**TOY | {"model": str(tmp_path)}).openapi()["paths"]
     (_, several) = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]["examples"].values()
     assert several["value"] == {"inputs": ["a text to be classified"] * 2}
 
@@ -66,9 +58,8 @@ def test_errors_are_as_described(
 def test_a_key_is_described_where_one_is_asked_for(toy: DocumentedClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "security" not in toy.app.openapi()
     monkeypatch.setenv("KEY", "secret")
-    api = create_api(Service(TOY.model_copy(update={"api_key_variable": "KEY"}), time.perf_counter))
-    assert set(api.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}
-    client = DocumentedClient(api)
+    client = served(api_key_variable="KEY")
+    assert set(client.app.openapi()["components"]["securitySchemes"]) == {"bearer", "header"}
     assert client.get("/stats").status_code == client.get("/v2/models/toy").status_code == 401
     assert client.get("/openapi.json").status_code == 401
     assert {client.get(path).status_code for path in EXPLAINING} == {200}

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -27,15 +28,13 @@ class Clock:
         return time.perf_counter() + self.ahead_s
 
 
-def play(scene: Callable[[Service, Clock], Awaitable[Any]]) -> None:
-    async def act() -> None:
-        clock = Clock()
-        service = Service(TOY, clock)
-        await service.open()
-        await scene(service, clock)
-        await service.close()
-
-    asyncio.run(act())
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[Service, Clock]]:
+    clock = Clock()
+    service = Service(TOY, clock)
+    await service.open()
+    yield service, clock
+    await service.close()
 
 
 def within(seconds: float) -> dict[bytes, bytes]:
@@ -69,18 +68,17 @@ def test_a_request_past_its_deadline_is_refused_before_it_is_read(client: TestCl
     assert client.get("/stats").json()["requests"]["refused"] == 2
 
 
-def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:
-    async def scene(service: Service, clock: Clock) -> None:
+async def test_a_request_that_arrived_past_its_deadline_is_not_read() -> None:
+    async with opened() as (service, clock):
         incoming = service.register("", 0, within(0.9))
         clock.ahead_s += 1.0
         with pytest.raises(RefusedError, match="before the whole request arrived"):
             await service.answer(incoming, lambda: pytest.fail("it was read"))
 
-    play(scene)
 
+async def test_an_answer_that_is_ready_too_late_is_refused() -> None:
+    async with opened() as (service, clock):
 
-def test_an_answer_that_is_ready_too_late_is_refused() -> None:
-    async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
             clock.ahead_s += 1.0
             return answers
@@ -92,13 +90,12 @@ def test_an_answer_that_is_ready_too_late_is_refused() -> None:
         assert late.value.status == 504
         assert (await service.stats())["requests"]["answered"] == 1
 
-    play(scene)
 
-
-def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
+async def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
     """Else a controller sees only as many as its plan can answer, however many more ask."""
 
-    async def scene(service: Service, clock: Clock) -> None:
+    async with opened() as (service, clock):
+
         def asked() -> int:
             return service._driver.counts.observed(service.num_blocks).arrivals
 
@@ -117,11 +114,10 @@ def test_a_request_that_is_refused_unread_counts_as_arrived() -> None:
         await first
         assert asked() == 12
 
-    play(scene)
 
+async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones_that_are_refused_do_not() -> None:
+    async with opened() as (service, clock):
 
-def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones_that_are_refused_do_not() -> None:
-    async def scene(service: Service, clock: Clock) -> None:
         def slow(answers: list[Answer]) -> list[Answer]:
             clock.ahead_s += 1.0
             return answers
@@ -141,5 +137,3 @@ def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones_that_
         with pytest.raises(RefusedError), service.counted():
             service.register("", 0, within(1e-9))
         assert service.burden().strained == 2
-
-    play(scene)

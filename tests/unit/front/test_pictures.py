@@ -16,13 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.tensors import JSON_BYTES_HEADER
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.models.encode import ImageEncoder
 from isobatch.deployments.named import LOADER
-from tests.helpers.documented import DocumentedClient
+from tests.helpers.documented import TOY_OF_TEXTS, DocumentedClient, served
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_networks import hugging_face
 
@@ -52,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[DocumentedClient]:
-    config = AppConfig(model=str(folder), name="vit", slo_ms=60_000, max_inputs=4)
-    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+    with served(model=str(folder), name="vit", max_inputs=4) as client:
         yield client
 
 
@@ -145,9 +141,7 @@ def bomb(side: int = 60_000) -> bytes:
         ),
     ],
 )
-def test_what_is_no_picture_is_refused_in_one_sentence(
-    client: DocumentedClient, content: bytes, kind: str, status: int, sentence: str
-) -> None:
+def test_refused_pictures(client: DocumentedClient, content: bytes, kind: str, status: int, sentence: str) -> None:
     reply = client.post("/predict", content=content, headers={"Content-Type": kind})
     assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
 
@@ -172,7 +166,6 @@ def test_pictures_are_decoded_beside_the_event_loop(client: DocumentedClient, mo
 
 
 def test_a_network_of_texts_takes_no_pictures() -> None:
-    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load_texts", slo_ms=60_000)
-    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+    with served(**TOY_OF_TEXTS) as client:
         reply = client.post("/predict", content=PNG, headers={"Content-Type": "image/png"})
         assert reply.status_code == 422, reply.text

@@ -1,7 +1,6 @@
 """The probabilities of all labels, and the interfaces of other servers: the same requests get the same answers."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.named import LOADER
 from isobatch.profiles.errors import UserError
 from tests.helpers.command_lines import material
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_networks import WIDE, hugging_face
 
@@ -33,8 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serving(folder: Path, **fields: Any) -> DocumentedClient:
-    config = AppConfig(model=str(folder), slo_ms=60_000, max_inputs=4, **fields)
-    return DocumentedClient(create_api(Service(config, time.perf_counter)))
+    return served(model=str(folder), max_inputs=4, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +66,7 @@ def near(expected: Any) -> Any:
     return pytest.approx(expected, abs=1e-5)
 
 
-def test_the_document_is_complete_and_its_examples_are_answered(
-    client: DocumentedClient, plain: DocumentedClient
-) -> None:
+def test_the_document_is_complete_and_its_examples_work(client: DocumentedClient, plain: DocumentedClient) -> None:
     for each in (client, plain):
         check_document(each.app.openapi())
     assert ask_examples(client, name="my-bert", version="1") > 14 + 2 + 2
@@ -114,16 +107,12 @@ def test_a_server_may_list_them_always(folder: Path) -> None:
         ({"best": 2}, "'best' is not known"),
     ],
 )
-def test_a_wrong_number_of_labels_is_one_sentence(
-    client: DocumentedClient, fields: dict[str, Any], sentence: str
-) -> None:
+def test_a_wrong_label_count_is_one_sentence(client: DocumentedClient, fields: dict[str, Any], sentence: str) -> None:
     reply = client.post("/predict", json={"inputs": "good", **fields})
     assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text
 
 
-def test_the_open_inference_protocol_has_a_tensor_of_them_that_is_sent_when_it_is_named(
-    client: DocumentedClient, folder: Path
-) -> None:
+def test_the_open_inference_protocol_sends_their_tensor_when_named(client: DocumentedClient, folder: Path) -> None:
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "data": TEXTS}
     url, asking = "/v2/models/my-bert/infer", {"inputs": [tensor], "outputs": [{"name": "scores"}]}
     (scores,) = client.post(url, json=asking).json()["outputs"]
@@ -179,9 +168,7 @@ def test_classify_answers_as_vllm_and_sglang(client: DocumentedClient, folder: P
         ("/rerank", [], 400, "the body"),
     ],
 )
-def test_what_vllm_or_we_refuse_is_one_sentence_in_its_form(
-    client: DocumentedClient, path: str, body: Any, status: int, sentence: str
-) -> None:
+def test_what_vllm_or_we_refuse(client: DocumentedClient, path: str, body: Any, status: int, sentence: str) -> None:
     reply = client.post(path, json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], sentence in error["message"]) == (status, status, True), reply.text
@@ -227,9 +214,7 @@ def test_rerank_with_texts_answers_as_tei(client: DocumentedClient, folder: Path
     assert [set(each) for each in without] == [{"index", "score"}] * 2
 
 
-def test_predict_answers_as_tei_where_it_is_configured_or_the_body_is_teis(
-    client: DocumentedClient, plain: DocumentedClient, folder: Path
-) -> None:
+def test_predict_answers_as_tei_where_asked(client: DocumentedClient, plain: DocumentedClient, folder: Path) -> None:
     (first, second), pair = probabilities(folder, *TEXTS), probabilities(folder, [QUERY, TEXTS[0]])[0]
 
     def expected(row: list[float]) -> list[dict[str, Any]]:
@@ -258,17 +243,13 @@ def test_predict_answers_as_tei_where_it_is_configured_or_the_body_is_teis(
         ("/tokenize", {"inputs": "a " * 2000}, 413, "validation", "a text has 4000 characters"),
     ],
 )
-def test_what_tei_or_we_refuse_is_one_sentence_in_its_form(
-    plain: DocumentedClient, path: str, body: Any, status: int, kind: str, sentence: str
-) -> None:
+def test_tei_refusals(plain: DocumentedClient, path: str, body: Any, status: int, kind: str, sentence: str) -> None:
     reply = super(DocumentedClient, plain).request("POST", path, json=body)
     error = reply.json()
     assert (reply.status_code, error["error_type"], sentence in error["error"]) == (status, kind, True), reply.text
 
 
-def test_a_deadline_that_cannot_be_met_has_the_status_of_each_original(
-    client: DocumentedClient, plain: DocumentedClient
-) -> None:
+def test_a_missed_deadline_has_each_originals_status(client: DocumentedClient, plain: DocumentedClient) -> None:
     late = {"X-Deadline-Ms": "0.001"}
     assert client.post("/classify", json={"input": "good"}, headers=late).status_code == 503
     reply = plain.post("/predict", json={"inputs": "good"}, headers=late)

@@ -1,8 +1,6 @@
 """The queue before decoding: one request after the other, and only those that can be in time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -18,63 +16,49 @@ class Clock:
         return self.now_s
 
 
-def play(scene: Callable[[RequestQueue, Clock], Awaitable[Any]]) -> None:
-    async def act() -> None:
-        clock = Clock()
-        await scene(RequestQueue(clock), clock)
+async def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between() -> None:
+    queue = RequestQueue(Clock())
+    turns: list[int] = []
+    turn = 0
 
-    asyncio.run(act())
+    async def one() -> None:
+        await queue.turn(0.6 * SLICE_S, 200.0)
+        turns.append(turn)
 
-
-def test_a_turn_of_the_event_loop_lets_in_a_slice_of_work_and_others_run_between() -> None:
-    async def scene(queue: RequestQueue, clock: Clock) -> None:
-        turns: list[int] = []
-        turn = 0
-
-        async def one() -> None:
-            await queue.turn(0.6 * SLICE_S, 200.0)
-            turns.append(turn)
-
-        asking = [asyncio.create_task(one()) for _ in range(10)]
-        while not all(task.done() for task in asking):
-            turn += 1
-            await asyncio.sleep(0)
-        assert max(turns.count(each) for each in turns) == 2, "what is begun within the slice is let in whole"
-        assert turns == sorted(turns)
-
-    play(scene)
-
-
-def test_a_request_that_cannot_be_in_time_behind_others_is_refused_at_once() -> None:
-    async def scene(queue: RequestQueue, clock: Clock) -> None:
-        waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(11)]
+    asking = [asyncio.create_task(one()) for _ in range(10)]
+    while not all(task.done() for task in asking):
+        turn += 1
         await asyncio.sleep(0)
-        queue.check(SLICE_S, clock.now_s + 12 * SLICE_S)
-        with pytest.raises(RefusedError) as refused:
-            queue.check(SLICE_S, clock.now_s + 10 * SLICE_S)
-        assert refused.value.status == 503
-        with pytest.raises(RefusedError):  # the largest is refused first: it takes longer itself
-            queue.check(5 * SLICE_S, clock.now_s + 12 * SLICE_S)
-        await asyncio.gather(*waiting)
-        queue.check(SLICE_S, clock.now_s + 2 * SLICE_S)
-
-    play(scene)
+    assert max(turns.count(each) for each in turns) == 2, "what is begun within the slice is let in whole"
+    assert turns == sorted(turns)
 
 
-def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cancelled_one_takes_none() -> None:
-    async def scene(queue: RequestQueue, clock: Clock) -> None:
-        tasks = [asyncio.create_task(queue.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        clock.now_s += 2.0
-        first, gone, *late = await asyncio.gather(*tasks, return_exceptions=True)
-        assert first is None
-        assert isinstance(gone, asyncio.CancelledError)
-        assert all(isinstance(each, RefusedError) and each.status == 503 for each in late)
-        assert queue.waiting == 0
-        assert queue.expected_s(0.0) == 0.0
+async def test_a_request_that_cannot_be_in_time_behind_others_is_refused_at_once() -> None:
+    queue = RequestQueue(clock := Clock())
+    waiting = [asyncio.create_task(queue.turn(SLICE_S, 200.0)) for _ in range(11)]
+    await asyncio.sleep(0)
+    queue.check(SLICE_S, clock.now_s + 12 * SLICE_S)
+    with pytest.raises(RefusedError) as refused:
+        queue.check(SLICE_S, clock.now_s + 10 * SLICE_S)
+    assert refused.value.status == 503
+    with pytest.raises(RefusedError):  # the largest is refused first: it takes longer itself
+        queue.check(5 * SLICE_S, clock.now_s + 12 * SLICE_S)
+    await asyncio.gather(*waiting)
+    queue.check(SLICE_S, clock.now_s + 2 * SLICE_S)
 
-    play(scene)
+
+async def test_a_request_that_waited_too_long_is_refused_at_its_turn_and_a_cancelled_one_takes_none() -> None:
+    queue = RequestQueue(clock := Clock())
+    tasks = [asyncio.create_task(queue.turn(2 * SLICE_S, clock.now_s + 1.0)) for _ in range(4)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    clock.now_s += 2.0
+    first, gone, *late = await asyncio.gather(*tasks, return_exceptions=True)
+    assert first is None
+    assert isinstance(gone, asyncio.CancelledError)
+    assert all(isinstance(each, RefusedError) and each.status == 503 for each in late)
+    assert queue.waiting == 0
+    assert queue.expected_s(0.0) == 0.0
 
 
 def test_costs_learned_at_one_size_grow_with_the_size() -> None:

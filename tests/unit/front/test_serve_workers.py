@@ -1,9 +1,9 @@
 """A front follows Serve's list of replicas: it connects to new ones, drops those that go, and notices lost ones."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,26 +71,24 @@ class Scene:
         return [1 async for _ in self.workers.run(replica, ORDER)] != []
 
 
-def play(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitable[Any]], directory: str = "") -> None:
+@asynccontextmanager
+async def staged(monkeypatch: pytest.MonkeyPatch, directory: str = "") -> AsyncIterator[Scene]:
     monkeypatch.setattr("isobatch.deployments.front.follower.TRUSTED_AFTER_S", 0.05)
     monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "set by the handle")
     monkeypatch.setattr("isobatch.deployments.front.router.listeners", {})
-
-    async def act() -> None:
-        stage = Scene(directory)
-        monkeypatch.setattr("isobatch.deployments.front.follower.serve.get_deployment_handle", stage.serve.handle)
-        stage.serve.start("a", "b")
-        await stage.workers.open()
-        await stage.workers.join(GROUP)
-        await asyncio.wait_for(scene(stage), 60)
-        await stage.workers.close()
-        for replica in stage.serve.replicas.values():
-            replica._orders.close()
-            replica._exchange.close()
-        await asyncio.sleep(0)
-
-    asyncio.run(act())
+    stage = Scene(directory)
+    monkeypatch.setattr("isobatch.deployments.front.follower.serve.get_deployment_handle", stage.serve.handle)
+    stage.serve.start("a", "b")
+    await stage.workers.open()
+    await stage.workers.join(GROUP)
+    async with asyncio.timeout(60):
+        yield stage
+    await stage.workers.close()
+    for replica in stage.serve.replicas.values():
+        replica._orders.close()
+        replica._exchange.close()
+    await asyncio.sleep(0)
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -98,8 +96,8 @@ async def eventually(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(stage: Scene) -> None:
+async def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
         assert stage.told[-1] == {"a", "b"}
         assert await stage.runs_on("a")
         assert await stage.runs_on("b")
@@ -108,11 +106,9 @@ def test_all_replicas_that_serve_lists_are_connected_and_later_ones_too(monkeypa
         await eventually(lambda: stage.told[-1] == {"a", "b", "c"})
         assert await stage.runs_on("c")
 
-    play(monkeypatch, scene)
 
-
-def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(stage: Scene) -> None:
+async def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
         going = stage.serve.replicas.pop("a")
         end = asyncio.ensure_future(going.close())
         await asyncio.sleep(0.1)
@@ -123,13 +119,11 @@ def test_a_replica_that_goes_gets_no_more_orders_and_may_end(monkeypatch: pytest
             await stage.runs_on("a")
         await end
 
-    play(monkeypatch, scene)
 
-
-def test_a_broken_connection_is_noticed_at_once_and_opened_again_while_serve_lists_the_replica(
+async def test_a_broken_connection_is_opened_again_if_serve_lists_the_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scene(stage: Scene) -> None:
+    async with staged(monkeypatch) as stage:
         await eventually(lambda: len(stage.serve.replicas["a"]._orders.gate.authorized) == 1)
         for caller in tuple(stage.serve.replicas["a"]._orders.gate.authorized):
             caller.hang_up()
@@ -137,11 +131,9 @@ def test_a_broken_connection_is_noticed_at_once_and_opened_again_while_serve_lis
         await eventually(lambda: stage.told[-1] == {"a", "b"})
         assert await stage.runs_on("a")
 
-    play(monkeypatch, scene)
 
-
-def test_a_slow_replica_is_connected_after_the_wait_for_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(stage: Scene) -> None:
+async def test_a_slow_replica_is_connected_after_the_wait_for_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with staged(monkeypatch) as stage:
         stage.serve.slow_s["slow"] = 0.1
         stage.serve.start("slow")
         stage.serve.tell()
@@ -149,10 +141,8 @@ def test_a_slow_replica_is_connected_after_the_wait_for_it_ended(monkeypatch: py
             await asyncio.wait_for(stage.workers.join(GROUP), 0.02)
         await eventually(lambda: "slow" in stage.told[-1])
 
-    play(monkeypatch, scene)
 
-
-def test_a_replica_with_other_weights_is_not_used(
+async def test_a_replica_with_other_weights_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node may have older files, and would answer all the same."""
@@ -160,11 +150,9 @@ def test_a_replica_with_other_weights_is_not_used(
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text(name)
 
-    async def scene(stage: Scene) -> None:
+    async with staged(monkeypatch, str(tmp_path / "ours")) as stage:
         stage.serve.start("old", directory=str(tmp_path / "theirs"))
         stage.serve.start("new", directory=str(tmp_path / "ours"))
         stage.serve.tell()
         await eventually(lambda: "runs other weights" in caplog.text and "new" in stage.told[-1])
         assert "old" not in stage.told[-1]
-
-    play(monkeypatch, scene, str(tmp_path / "ours"))

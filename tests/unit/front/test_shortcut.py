@@ -51,19 +51,16 @@ def ask(client: Client, method: str = "POST", path: str = "/predict", kind: str 
     return Shortcut(serve)({"type": kind, "method": method, "path": path}, client.receive, client.send)
 
 
-def test_only_the_most_frequent_request_bypasses_serve() -> None:
-    async def scene() -> None:
-        client = Client(b"a", b"b")
-        await ask(client)
-        assert client.sent == ["Serve"], "no front is here yet"
-        shortcut.apply(front, {"/predict"})
-        for other in ({"method": "GET"}, {"path": "/stats"}, {"path": "/other/predict"}, {"kind": "websocket"}):
-            await ask(client, **other)
-        assert client.sent == ["Serve"] * 5
-        await ask(client)
-        assert client.sent[5:] == [b"ab"]
-
-    asyncio.run(scene())
+async def test_only_the_most_frequent_request_bypasses_serve() -> None:
+    client = Client(b"a", b"b")
+    await ask(client)
+    assert client.sent == ["Serve"], "no front is here yet"
+    shortcut.apply(front, {"/predict"})
+    for other in ({"method": "GET"}, {"path": "/stats"}, {"path": "/other/predict"}, {"kind": "websocket"}):
+        await ask(client, **other)
+    assert client.sent == ["Serve"] * 5
+    await ask(client)
+    assert client.sent[5:] == [b"ab"]
 
 
 def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> None:
@@ -90,15 +87,12 @@ def test_a_request_whose_client_disconnects_is_cancelled_without_a_trace() -> No
     assert ended == ["abandoned"]
 
 
-def test_a_replica_answers_nothing_but_serves_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_answers_nothing_but_serves_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.serve_process.is_replica", True)
 
-    async def scene() -> None:
-        client = Client(b"a")
-        await ask(client, "GET", "/-/healthz")
-        assert client.sent == ["Serve"]
-        await ask(client)
-        assert client.sent[1]["status"] == 404
-        assert b"this is the port of a replica" in client.sent[2]["body"]
-
-    asyncio.run(scene())
+    client = Client(b"a")
+    await ask(client, "GET", "/-/healthz")
+    assert client.sent == ["Serve"]
+    await ask(client)
+    assert client.sent[1]["status"] == 404
+    assert b"this is the port of a replica" in client.sent[2]["body"]

@@ -1,6 +1,5 @@
 """Several fronts are reported as one; a group that any of them misses is missing."""
 
-import asyncio
 import time
 
 import pytest
@@ -18,7 +17,7 @@ from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.front.stats import FrontSeries, stats_of
 from isobatch.deployments.metrics import FRONT, MetricSeries
 from isobatch.deployments.replica.local_workers import LocalWorkers
-from tests.helpers.noted_metrics import NotedMetrics
+from tests.helpers.scraping import NotedMetrics
 
 ROUTE = Route((Stage(0, 2, 4, "front", (0.001,) * 4), Stage(2, 4, 4, "back", (0.001,) * 4)))
 
@@ -70,22 +69,19 @@ def test_metrics_have_the_recent_agreement_and_that_since_the_start(missed: int,
     assert {key for (key,), value in noted.told["isobatch_promise"].items() if value} == {"not watched"}
 
 
-def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:
+async def test_the_service_sums_all_fronts_and_reports_missing_replicas_of_any() -> None:
     other = front([1], [0.5], back=0)
 
     class OneOfTwo(InProcess):
         async def others(self) -> list[FrontState]:
             return [other]
 
-    async def scene() -> None:
-        config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
-        service = Service(config, time.perf_counter, OneOfTwo(config))
-        await service.open()
-        await service.answer(service.register("", 0, {}), lambda: Content(service.encoded([3, 5]), list))
-        assert (await service.stats())["requests"]["answered"] == 2
-        assert await service.missing() == ["back"]
-        (model,) = (await statistics(service))["model_stats"]
-        assert model["inference_stats"]["success"]["count"] == 2
-        await service.close()
-
-    asyncio.run(scene())
+    config = AppConfig(model="/models/toy", loader="tests.helpers.toy_model:load", slo_ms=60_000)
+    service = Service(config, time.perf_counter, OneOfTwo(config))
+    await service.open()
+    await service.answer(service.register("", 0, {}), lambda: Content(service.encoded([3, 5]), list))
+    assert (await service.stats())["requests"]["answered"] == 2
+    assert await service.missing() == ["back"]
+    (model,) = (await statistics(service))["model_stats"]
+    assert model["inference_stats"]["success"]["count"] == 2
+    await service.close()

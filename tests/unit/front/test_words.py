@@ -1,6 +1,5 @@
 """A served network that labels words gives transformers' own answers, in every protocol."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,11 +7,8 @@ import numpy as np
 import pytest
 
 from isobatch import load
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
 from isobatch.deployments.tasks import TOKENS
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
 from tests.helpers.grpc_client import play
 from tests.helpers.tiny_words import word_network
 
@@ -21,8 +17,7 @@ TEXTS = ["ada bee saw romes.", "oslo", ""]
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[DocumentedClient]:
-    config = AppConfig(model=str(word_network()), name="words", device="cpu", slo_ms=60_000, max_inputs=8)
-    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+    with served(model=str(word_network()), name="words", device="cpu", max_inputs=8) as client:
         yield client
 
 
@@ -52,9 +47,7 @@ def test_a_text_may_be_given_as_its_words(client: DocumentedClient) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, [["ada", 3]], {"tokens": ["ada"]}, [[]]])
-def test_inputs_that_are_neither_one_nor_a_list_are_refused_in_one_sentence(
-    client: DocumentedClient, wrong: Any
-) -> None:
+def test_inputs_that_are_neither_are_refused_in_one_sentence(client: DocumentedClient, wrong: Any) -> None:
     reply = client.post("/predict", json={"inputs": wrong})
     assert reply.status_code == 422
     assert "an input must be a text or a list of words" in reply.json()["error"]

@@ -16,7 +16,7 @@ from isobatch.cluster.load.generator import BROKEN, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.request_bodies import accepted_at, promised_ms
 from isobatch.profiles.errors import UserError
-from tests.helpers.other_protocol import grpc_port
+from tests.helpers.grpc_client import grpc_port
 
 
 class Served:
@@ -130,9 +130,7 @@ def test_a_missing_file_of_prompts_is_reported(load: Load, capsys: pytest.Captur
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_the_users_own_inputs_are_sent(
-    serve: Serve, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_inputs_are_sent(serve: Serve, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve("BYTES")
     (tmp_path / "reviews.csv").write_text("text,label\ngood,1\nbad,0\n")
     assert load(f"{served.url}/predict", "--data", tmp_path / "reviews.csv") == 0
@@ -143,9 +141,7 @@ def test_the_users_own_inputs_are_sent(
     assert "label from 'verdict'" in capsys.readouterr().out
 
 
-def test_the_slo_is_the_servers_unless_the_user_gives_one(
-    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_servers_slo_holds_if_none_is_given(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve("BYTES")
     for slo_ms, options, within in ((None, (), "1000"), (250.0, (), "250"), (250.0, ("--slo-ms", 70), "70")):
         served.slo_ms, served.deadlines = slo_ms, set()
@@ -173,9 +169,7 @@ def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -
     assert load(served.url, "--bodies", tmp_path / "bodies.jsonl") == 1
 
 
-def test_a_server_that_does_not_name_its_inputs_is_reported(
-    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_without_input_kind_is_reported(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve("BYTES")
     assert load(f"{served.url}/v1/predict") == 2
     said = capsys.readouterr().err.replace("\n", " ")

@@ -247,9 +247,7 @@ def test_a_gpu_computes_in_the_precision_of_the_checkpoint_and_says_so(
     assert ("tensor cores need" in caplog.text) == (expected == "float32")
 
 
-def test_a_replica_on_a_gpu_is_asked_for_that_precision_unless_another_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_on_a_gpu_gets_that_precision_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def loader(directory: str, device: str, dtype: str) -> TorchModel:

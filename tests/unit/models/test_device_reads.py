@@ -81,9 +81,7 @@ def test_a_launch_of_any_family_reads_once(name: str) -> None:
 
 @pytest.mark.parametrize("policy", ["entropy", "confidence", "margin", "patience", "voting"])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_launch_reads_once_a_stop_with_any_policy_and_the_fused_kernel(
-    policy: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_reads_once_a_stop_by_any_rule(policy: str, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three stops, at each of which nobody leaves; survivors stay on the device."""
     monkeypatch.setattr(attention, "varlen", lambda tokens, edges, longest, scaling: tokens[2])
     for module in ("torch_model", "cuda_graphs"):

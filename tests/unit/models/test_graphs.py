@@ -59,9 +59,7 @@ def tensors(passed: RangeOutput) -> list[torch.Tensor]:
     cut=st.integers(1, 4),
     active=st.booleans(),
 )
-def test_whatever_came_before_a_batch_gets_what_torch_gives(
-    name: str, sizes: list[int], seed: int, cut: int, active: bool
-) -> None:
+def test_after_any_batch_it_equals_torch(name: str, sizes: list[int], seed: int, cut: int, active: bool) -> None:
     exact = network(name, "entropy", [0.8])
     replayed, cut = GraphModel(exact, Recorder(exact)), min(cut, exact.num_blocks - 1)
     ramps = exact.ramp_blocks if active else ()

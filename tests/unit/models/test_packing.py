@@ -289,9 +289,7 @@ def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come
 
 
 @given(some_lengths, st.none() | st.integers(LONGEST, 30))
-def test_a_shape_for_the_fused_kernel_holds_its_texts_and_a_quarter_more_at_most(
-    lengths: list[int], longest: int | None
-) -> None:
+def test_a_shape_for_the_fused_kernel_is_a_quarter_too_large_at_most(lengths: list[int], longest: int | None) -> None:
     count, tokens, most = graphs.fused_shape(np.array(lengths), longest)
     assert tokens is not None
     assert most is not None

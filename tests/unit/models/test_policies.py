@@ -109,9 +109,7 @@ def test_an_input_decides_alike_in_company(ramps: list[list[float]]) -> None:
         ("voting", 7, 3, 1),
     ],
 )
-def test_thresholds_that_never_or_always_fire_are_known(
-    name: str, never: float, sometimes: float, always: float
-) -> None:
+def test_thresholds_never_or_always_fire_by_kind(name: str, never: float, sometimes: float, always: float) -> None:
     random = torch.randn(200, 6, 3, generator=torch.Generator().manual_seed(1)) * 3
     for threshold, verdict in ((never, "never"), (sometimes, "sometimes"), (always, "always")):
         assert reach(ALL[name], threshold, num_labels=3, num_ramps=6) == verdict

@@ -1,15 +1,21 @@
-"""A backend that the project has never heard of takes one small file, and can be used wherever a backend is named."""
+"""A backend and a family that the project has never heard of take one small file each."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
 
 from isobatch.deployments import named
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.models import load
 from isobatch.deployments.models.backends import backend_of, block_ranges, make_ready, on_backend
 from isobatch.deployments.models.interface import backend_named
 from isobatch.profiles.errors import UserError
 from tests.helpers.backend_parity import assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import network
 from tests.helpers.toy_backend import TOY, ToyModel
+from tests.unit.models.toy_family import FAMILY, ToyConfig, ToyForImageClassification
 
 PATH = "tests.helpers.toy_backend:TOY"
 
@@ -45,3 +51,20 @@ def test_what_a_toy_cannot_run_is_one_line() -> None:
         on_backend(network("roberta"), "nowhere", PATH)
     with pytest.raises(UserError, match="cannot be imported"):
         on_backend(network("bert"), "nowhere", "no_such_module:TOY")
+
+
+@torch.inference_mode()
+def test_a_toy_family_is_cut_like_any_other(tmp_path: Path) -> None:
+    from transformers import ViTImageProcessor
+
+    toy = ToyForImageClassification(ToyConfig(num_labels=5)).eval()
+    toy.save_pretrained(tmp_path)
+    ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False).save_pretrained(tmp_path)
+
+    model = load(tmp_path, family=FAMILY)
+    images = np.random.default_rng(0).normal(size=(6, 8, 8)).astype(np.float32)
+    expected = toy(torch.from_numpy(images)[:, None]).logits.numpy()
+    for cut in range(1, model.num_blocks):
+        first = model.run(model.encode(list(images)), cut, ()).survivors
+        assert first is not None
+        assert np.abs(model.run(first, model.num_blocks, ()).exits.logits - expected).max() < 1e-5

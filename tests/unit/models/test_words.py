@@ -92,9 +92,7 @@ def test_without_exits_the_answers_are_transformers_own_wherever_it_is_cut(name:
     name=st.sampled_from(["bert", "distilbert", "modernbert"]), seed=st.integers(0, 99), data=st.data(),
     most_unsure=st.integers(0, 2),
 )  # fmt: skip
-def test_a_text_has_what_it_has_alone_whoever_is_beside_it(
-    name: str, seed: int, data: st.DataObject, most_unsure: int
-) -> None:
+def test_a_text_has_what_it_has_alone_in_company(name: str, seed: int, data: st.DataObject, most_unsure: int) -> None:
     model, _ = network(name, most_unsure)
     alone = texts(6, seed)
     expected = [model.run(each, model.num_blocks, model.ramp_blocks).exits for each in alone]
@@ -120,9 +118,7 @@ def test_a_text_has_what_it_has_alone_whoever_is_beside_it(
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 999), most_unsure=st.integers(0, 3)
 )
-def test_a_text_leaves_when_few_enough_of_its_words_are_unsure_and_one_is_sure(
-    lengths: list[int], seed: int, most_unsure: int
-) -> None:
+def test_a_text_leaves_when_few_words_are_unsure_and_one_sure(lengths: list[int], seed: int, most_unsure: int) -> None:
     random = np.random.default_rng(seed)
     asked, sure = (random.random(sum(lengths)) < share for share in (0.7, 0.6))
     tokens = np.array(lengths), torch.from_numpy(asked), most_unsure

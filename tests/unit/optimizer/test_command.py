@@ -59,9 +59,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
 
 
-def test_the_latency_is_told_as_it_was_played_and_full_launches_apart(
-    profile: Path, tmp_path: Path, small: tuple[str, ...]
-) -> None:
+def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:
     path = tmp_path / "plan.json"
     output = in_one_line(run_played(profile, *small, "--out", str(path)))
     plan = read_plan(path)
@@ -188,9 +186,7 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
     ("options", "most", "cuts"),
     [(("--cut", "4,2"), 3, {0, 2, 4}), (("--max-splits", "1"), 1, {0}), (("--max-splits", "2"), 2, None)],
 )
-def test_the_user_may_say_where_to_cut(
-    profile: Path, options: tuple[str, ...], most: int, cuts: set[int] | None
-) -> None:
+def test_the_user_may_choose_cuts(profile: Path, options: tuple[str, ...], most: int, cuts: set[int] | None) -> None:
     plan = json.loads(run(profile, "--json", "--picture", "", *options))["plan"]
     for pipeline in (plan, *plan["beside"]):
         starts = [split["start"] for placement in pipeline["placements"] for split in placement["splits"]]
@@ -231,9 +227,7 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     assert "\n" not in str(error.value)
 
 
-def test_a_plan_within_some_seconds_is_simulated_too_and_so_is_one_for_any_rate(
-    profile: Path, tmp_path: Path, small: tuple[str, ...]
-) -> None:
+def test_plans_in_seconds_or_for_any_rate_are_simulated(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:
     one = json.loads(run_played(profile, *small, "--json", "--seconds", "0.1"))["played"]["after_per_s"]
     path = tmp_path / "plan.json"
     words = in_one_line(run_played(profile, *small, "--devices", "v100=4000", "--out", str(path)))

@@ -24,7 +24,7 @@ from isobatch.optimizer.text_plans import plan_of
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import LaunchSize
-from tests.helpers.paper_decoders import CPU, paper_decoder
+from tests.helpers.paper_application import CPU, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e3, tpot_s=1e3)
 

@@ -139,9 +139,7 @@ def test_cuts_that_are_given_are_kept_and_the_plan_is_the_best_with_them(seed: i
 
 @many
 @given(SEEDS, st.booleans(), st.data())
-def test_every_plan_of_a_cascade_is_cut_at_its_edges_and_is_the_best_of_those(
-    seed: int, distant: bool, data: st.DataObject
-) -> None:
+def test_plans_of_a_cascade_are_the_best_with_cuts_at_its_edges(seed: int, distant: bool, data: st.DataObject) -> None:
     facts = random_problem(seed)
     inside = st.integers(1, facts.num_blocks - 1) if facts.num_blocks > 1 else st.nothing()
     edges = tuple(sorted(data.draw(st.sets(inside, max_size=2) if facts.num_blocks > 1 else st.just(set()))))

@@ -82,9 +82,7 @@ def sample() -> Sample:
 
 @pytest.mark.parametrize("exits", [False, True])
 @pytest.mark.parametrize("members", [(0, 1), (0,), (1,)])
-def test_a_directory_answers_as_was_told_of_it(
-    checkpoints: list[Path], tmp_path: Path, members: tuple[int, ...], exits: bool
-) -> None:
+def test_answers_as_promised(checkpoints: list[Path], tmp_path: Path, members: tuple[int, ...], exits: bool) -> None:
     rows = sample()
     found = [candidate(folder, folder.name, rows, ["c", "a", "b"]) for folder in checkpoints]
     truth = torch.nn.functional.one_hot(torch.from_numpy(rows.labels), 3).float()

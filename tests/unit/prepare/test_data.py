@@ -194,9 +194,7 @@ def test_a_picture_that_is_damaged_or_huge_is_one_sentence(tmp_path: Path, monke
         ("a.csv", "image,label\nnowhere.png,1\n", IMAGE, "row 1: the picture 'nowhere.png'"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(
-    tmp_path: Path, name: str, text: str, columns: Columns, message: str
-) -> None:
+def test_unreadable_files_are_one_line(tmp_path: Path, name: str, text: str, columns: Columns, message: str) -> None:
     path = written(tmp_path, name, text)
     with pytest.raises(UserError, match=message) as caught:
         read(path, columns)

@@ -52,9 +52,7 @@ def test_what_is_shipped_is_what_the_loader_expects(dtype: RampDtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_it_promises_agreement_and_its_table_says_how_much_earlier_inputs_may_leave_within_that(
-    dtype: RampDtype,
-) -> None:
+def test_it_promises_agreement_and_its_table_says_how_early_inputs_may_leave(dtype: RampDtype) -> None:
     folder = demo_directory(dtype)
     evidence, rules = Evidence.read(folder / EVIDENCE), read_rules(folder / RULES)
     assert agreement_in(folder) == 0.99
@@ -68,9 +66,7 @@ def test_both_precisions_are_one_network() -> None:
     assert exact.read_bytes() == in_8_bits.read_bytes()
 
 
-def test_the_recipe_gives_a_network_that_learns_and_whose_inputs_leave_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_learns_and_its_inputs_leave_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In small: three blocks, a tenth of the steps. The bounds are far from what seeds or other arithmetic change."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for each in (pipeline, demo):

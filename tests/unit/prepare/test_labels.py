@@ -53,9 +53,7 @@ def read(path: Path, content: str, columns: Columns = FLAGS, **of_names: Any) ->
         ("a.csv", "text,labels\na,pictures+sport\nc,\n", {"separator": "+", "others": {"pictures": "art"}}),
     ],
 )
-def test_labels_are_read_from_one_column_or_from_columns_of_0_and_1(
-    tmp_path: Path, name: str, content: str, options: dict[str, Any]
-) -> None:
+def test_labels_are_read_from_any_columns(tmp_path: Path, name: str, content: str, options: dict[str, Any]) -> None:
     assert read(tmp_path / name, content, **options) == [[1, 0, 1, 0], [0, 0, 0, 0]]
 
 
@@ -250,9 +248,7 @@ def test_evaluate_counts_labels(prepared: tuple[Path, list[Text]], tmp_path: Pat
     assert "macro-F1" not in shown
 
 
-def test_answers_of_a_server_are_compared_with_the_same_network(
-    prepared: tuple[Path, list[Text]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_servers_answers_are_compared(prepared: tuple[Path, list[Text]], monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(prepared[0])
     own = model.predict([each for each, _ in texts(5)])
     outputs = [LABELS.output(each, NAMES) | {"exit_block": each.exit_block} for each in own]
@@ -306,9 +302,7 @@ def test_without_labels_agreement_is_promised_label_by_label(tmp_path: Path) -> 
         (("--label-separator", ""), "--label-separator '' is empty: give the sign between labels"),
     ],
 )
-def test_what_several_labels_do_not_have_is_refused_before_anything_is_read(
-    tmp_path: Path, options: tuple[str, ...], sentence: str
-) -> None:
+def test_what_several_labels_lack_is_refused_first(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
     data = ("--data", str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "out"))
     with pytest.raises(UserError) as error:
         CliRunner().invoke(app, ["prepare", str(label_network()), *data, *options], catch_exceptions=False)

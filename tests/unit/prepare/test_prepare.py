@@ -35,9 +35,7 @@ def test_which_columns_are_read_is_said_and_labels_may_have_other_names(
 @pytest.mark.parametrize(
     ("policy", "dtype"), [("confidence", "float32"), ("patience", "float32"), ("confidence", "bfloat16")]
 )
-def test_what_is_written_is_what_will_be_served(
-    run: Run, checkpoint: Path, tmp_path: Path, policy: str, dtype: str
-) -> None:
+def test_what_is_written_will_be_served(run: Run, checkpoint: Path, tmp_path: Path, policy: str, dtype: str) -> None:
     """The prepared network, loaded and run, leaves and answers as its exits.json says."""
     data, out = reviews(tmp_path / "a.csv"), tmp_path / "out"
     options = ("--policy", policy, "--dtype", dtype, "--max-accuracy-loss", "40%")
@@ -55,9 +53,7 @@ def test_what_is_written_is_what_will_be_served(
     assert rules["mean_depth_share"] < 1
 
 
-def test_the_result_is_still_the_same_checkpoint_and_holds_no_pickle(
-    run: Run, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_the_result_is_the_same_checkpoint_without_pickles(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     out = tmp_path / "out"

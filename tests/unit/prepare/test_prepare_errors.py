@@ -14,9 +14,7 @@ from tests.unit.prepare.conftest import Refusal, Run, reviews
 pytestmark = pytest.mark.usefixtures("cache", "no_picture")
 
 
-def test_a_checkpoint_without_a_tokenizer_stops_before_the_data_is_read(
-    refusal: Refusal, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_without_a_tokenizer_no_data_is_read(refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
     assert "has no tokenizer" in refusal(checkpoint, "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "out")
 
@@ -93,9 +91,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_directory_that_is_no_checkpoint_and_one_with_pickles_only(
-    refusal: Refusal, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_no_checkpoint_and_one_with_pickles_only(refusal: Refusal, checkpoint: Path, tmp_path: Path) -> None:
     asked = ("--data", reviews(tmp_path / "a.csv"), "--out", tmp_path / "out")
     (tmp_path / "empty").mkdir()
     assert "it has no config.json" in refusal(tmp_path / "empty", *asked)

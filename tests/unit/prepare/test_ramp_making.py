@@ -28,9 +28,7 @@ def features() -> tuple[list[np.ndarray], np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["light", "pooler"])
-def test_ramps_learn_whatever_the_scale_of_their_features(
-    kind: RampKind, features: tuple[list[np.ndarray], np.ndarray]
-) -> None:
+def test_ramps_learn_at_any_scale_of_features(kind: RampKind, features: tuple[list[np.ndarray], np.ndarray]) -> None:
     pooled, targets = features
     heads = train(pooled, targets, ROWS[:300], kind)
     logits = head_logits(heads, pooled, ROWS[300:])

@@ -47,9 +47,7 @@ def test_the_table_says_what_the_policy_does_step_by_step(policy: exits.Policy) 
 
 @settings(max_examples=30, deadline=None)
 @given(policy=st.sampled_from(POLICIES), ramps=st.integers(1, 12), labels=st.integers(2, 20))
-def test_candidates_hold_one_that_always_and_one_that_never_fires(
-    policy: exits.Policy, ramps: int, labels: int
-) -> None:
+def test_candidates_always_fire_or_never_at_the_ends(policy: exits.Policy, ramps: int, labels: int) -> None:
     reached = {exits.reach(policy, float(value), labels, ramps) for value in candidates(policy, labels, ramps)}
     assert {"always", "never"} <= reached
     assert exits.reach(policy, float(candidates(policy, labels, ramps)[0]), labels, ramps) == "never"

@@ -95,9 +95,7 @@ def test_labels_must_fit_what_the_network_answers(tmp_path: Path) -> None:
 @given(
     counts=st.lists(st.integers(0, 5), min_size=1, max_size=6), most_unsure=st.integers(0, 3), seed=st.integers(0, 999)
 )
-def test_the_table_of_texts_is_what_the_rule_says_of_their_words(
-    counts: list[int], most_unsure: int, seed: int
-) -> None:
+def test_the_table_of_texts_follows_the_rule_for_words(counts: list[int], most_unsure: int, seed: int) -> None:
     random, candidates, total = np.random.default_rng(seed), 6, sum(counts)
     words = ExitTable(
         candidates=np.linspace(1, 0, candidates),
@@ -199,9 +197,7 @@ def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: 
         (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
     ],
 )
-def test_what_words_do_not_have_is_refused_before_anything_is_read(
-    tmp_path: Path, options: tuple[str, ...], sentence: str
-) -> None:
+def test_what_words_lack_is_refused_first(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
     data = ("--data", str(tmp_path / "nowhere.conll"), "--out", str(tmp_path / "out"))
     with pytest.raises(UserError) as error:
         CliRunner().invoke(app, ["prepare", str(word_network()), *data, *options], catch_exceptions=False)

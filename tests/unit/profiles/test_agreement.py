@@ -88,9 +88,7 @@ def test_what_is_seen_is_forgotten_after_ten_minutes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60))
-def test_several_together_say_no_later_than_one_that_sees_all_that_the_promise_is_broken(
-    misses: list[tuple[int, int]],
-) -> None:
+def test_several_together_know_a_broken_promise_no_later_than_one(misses: list[tuple[int, int]]) -> None:
     whole, parts = PromiseWatch(), (PromiseWatch(), PromiseWatch())
     for number, missed in enumerate(misses, 1):
         whole.follow(AuditedAnswers((20, 20), (10, 0), (sum(missed), 0)), 5.0 * number, 0.9)

@@ -40,9 +40,7 @@ def test_too_much_loss_passes_no_more_often_than_the_confidence_says(
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement"])
 @pytest.mark.parametrize(("max_loss", "confidence"), [(0.01, 0.95), (0.05, 0.9), (0.002, 0.99), (0.3, 0.95)])
-def test_as_many_inputs_as_are_needed_are_enough_and_one_fewer_is_not(
-    metric: Metric, max_loss: float, confidence: float
-) -> None:
+def test_the_needed_inputs_are_enough_and_one_fewer_not(metric: Metric, max_loss: float, confidence: float) -> None:
     def shows(count: int) -> bool:
         return bool(Loss(0.0, 0.0, count).within(max_loss, margin_of(count, max_loss, confidence, metric)))
 

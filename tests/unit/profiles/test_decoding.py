@@ -13,7 +13,7 @@ from isobatch.profiles.text_profile import (
     load_text_profile,
     save_text_profile,
 )
-from tests.helpers.paper_decoders import paper_decoder
+from tests.helpers.paper_application import paper_decoder
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -67,9 +67,7 @@ def test_outcome_counts_who_leaves_where_as_the_definition_says() -> None:
         ("mcc", 0.15, 0.1),
     ],
 )
-def test_a_promise_is_broken_no_more_often_than_its_confidence_says(
-    metric: Metric, rare: float, max_loss: float
-) -> None:
+def test_a_promise_is_broken_as_rarely_as_its_confidence_says(metric: Metric, rare: float, max_loss: float) -> None:
     """The whole procedure, 100 times: of 5 % that may fail, more than 11.5 % would be three standard errors off."""
     everything, trials = exit_table(7, count=8_000, rare=rare), 100
     random, broken, early = np.random.default_rng(0), 0, 0

@@ -5,7 +5,7 @@ import pytest
 
 from isobatch.profiles.curves import curve_table
 from isobatch.profiles.datasheet import datasheet_table, distilbert
-from isobatch.profiles.errors import UserError
+from isobatch.profiles.errors import UserError, read_text
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
@@ -123,3 +123,17 @@ def test_notes_do_not_outlive_what_they_speak_of() -> None:
     first = Profile("m", (V100,), notes=("v100, 32 tokens: noisy", "v100, 128 tokens: fine"))
     joined = first.joined_by(Profile("m", (V100,), notes=("v100, 32 tokens: steady",)))
     assert set(joined.notes) == {"v100, 32 tokens: steady", "v100, 128 tokens: fine"}
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read_text(tmp_path / "absent.json")
+    assert str(caught.value) == f"cannot read {tmp_path / 'absent.json'}: No such file or directory"
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x89\xff\x00weights")
+    with pytest.raises(UserError) as caught:
+        read_text(path)
+    assert str(caught.value) == f"{path} is not a text file (UTF-8)"

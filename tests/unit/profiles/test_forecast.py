@@ -91,9 +91,7 @@ def shares(kind: str, random: np.random.Generator, count: int = 240) -> np.ndarr
 
 
 @pytest.mark.parametrize("inputs", [30, 300, 3000])
-def test_as_good_as_the_best_single_method_and_95_of_100_lie_inside(
-    inputs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_good_as_the_best_method_and_95_of_100_lie_inside(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ARIMA, which takes longer: `make bench-forecast` has it.
 
     1,800 forecasts tell their share inside to within 1.6 points or so, as neighbours depend on each other.

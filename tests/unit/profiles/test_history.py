@@ -26,9 +26,7 @@ def test_what_was_appended_is_there_after_a_restart(tmp_path: Path) -> None:
 
 @settings(deadline=None)  # a disk takes its time
 @given(cut=st.integers(1, 60))
-def test_a_crash_in_the_middle_of_a_write_loses_that_window_only(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
-) -> None:
+def test_a_crash_during_a_write_loses_that_window_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.mktemp("history") / "h"
     filled(path, 3)
     whole = path.read_bytes()

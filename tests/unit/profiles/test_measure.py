@@ -134,9 +134,7 @@ def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
 
 
 @pytest.mark.parametrize(("threads", "waiting_counts"), [(1, False), (2, True)])
-def test_one_thread_is_timed_without_what_other_programs_take(
-    threads: int, waiting_counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_thread_is_timed_by_itself(threads: int, waiting_counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
 
     def run() -> Launched:

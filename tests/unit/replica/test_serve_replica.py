@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -109,7 +110,6 @@ CHAIN = Route(
     )
 )
 CALM = Limits(stuck_after_s=30.0)  # however slow the machine is
-Scene = Callable[["Rig"], Awaitable[None]]
 
 
 class Rig:
@@ -128,25 +128,22 @@ class Rig:
         return {group: [name for name in members if name not in gone] for group, members in GROUPS.items()}
 
 
-def play(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
-) -> None:
+@asynccontextmanager
+async def rigged(
+    monkeypatch: pytest.MonkeyPatch, by_value_bytes: int = 0, route: Route = CHAIN, limits: Limits = CALM
+) -> AsyncIterator[Rig]:
     monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "it")
-
-    async def act() -> None:
-        rig = Rig(by_value_bytes, route, limits)
-        await rig.fleet.open()
-        await scene(rig)
-        await rig.driver.close()
-        assert rig.driver.dispatcher.inside == 0
-        until_s = time.perf_counter() + 60.0
-        while rig.fleet.held() and time.perf_counter() < until_s:
-            await asyncio.sleep(0.01)
-        assert rig.fleet.held() == 0, "something is still held that nobody needs"
-        await rig.fleet.end()
-
-    asyncio.run(act())
+    rig = Rig(by_value_bytes, route, limits)
+    await rig.fleet.open()
+    yield rig
+    await rig.driver.close()
+    assert rig.driver.dispatcher.inside == 0
+    until_s = time.perf_counter() + 60.0
+    while rig.fleet.held() and time.perf_counter() < until_s:
+        await asyncio.sleep(0.01)
+    assert rig.fleet.held() == 0, "something is still held that nobody needs"
+    await rig.fleet.end()
 
 
 def right(answers: list[list[Answer]], wanted: list[list[int]]) -> bool:
@@ -158,15 +155,13 @@ WANTED = [[block, label] for label in range(10) for block in range(4)] * 5
 
 
 @pytest.mark.parametrize("by_value_bytes", [0, 60, 2**20])
-def test_answers_are_right_however_survivors_are_sent(monkeypatch: pytest.MonkeyPatch, by_value_bytes: int) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_answers_are_right_however_survivors_travel(monkeypatch: pytest.MonkeyPatch, by_value_bytes: int) -> None:
+    async with rigged(monkeypatch, by_value_bytes) as rig:
         assert right(await asyncio.gather(*map(rig.ask, WANTED)), WANTED)
 
-    play(scene, monkeypatch, by_value_bytes)
 
-
-def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rigged(monkeypatch) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         while not len(rig.fleet.replicas["f1"]._holdings):
             await asyncio.sleep(0.001)
@@ -175,11 +170,9 @@ def test_a_replica_that_is_lost_with_its_survivors_costs_no_answer(monkeypatch: 
         rig.driver.dispatcher.reroute(rig.route, rig.without("f1", "b0"))
         assert right(await asyncio.gather(*asked), WANTED)
 
-    play(scene, monkeypatch)
 
-
-def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rigged(monkeypatch, limits=Limits(stuck_after_s=0.5, first_launch_s=0.0)) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         while not len(rig.fleet.replicas["f1"]._holdings):
             await asyncio.sleep(0.001)
@@ -187,11 +180,9 @@ def test_a_holder_that_hangs_costs_no_answer(monkeypatch: pytest.MonkeyPatch) ->
         rig.driver.dispatcher.reroute(rig.route, rig.without("f1"))
         assert right(await asyncio.gather(*asked), WANTED)
 
-    play(scene, monkeypatch, limits=Limits(stuck_after_s=0.5, first_launch_s=0.0))
 
-
-def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rigged(monkeypatch) as rig:
         asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
         while not rig.fleet.held():
             await asyncio.sleep(0.001)
@@ -202,34 +193,28 @@ def test_clients_that_go_away_leave_nothing_behind(monkeypatch: pytest.MonkeyPat
         rest = asked[::2]
         assert sum(each.cancelled() for each in rest) > len(rest) // 2
 
-    play(scene, monkeypatch)
 
-
-def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_inputs_that_expire_between_two_splits_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rigged(monkeypatch) as rig:
         rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
         with pytest.raises(RefusedError, match="deadline passed"):
             await rig.ask([3, 1], within_s=0.3)
 
-    play(scene, monkeypatch)
 
-
-def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_front_that_vanishes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.front.driver.GRACE_S", 0.2)
     monkeypatch.setattr("isobatch.deployments.transport.exchange.EXPIRE_EVERY_S", 0.05)
 
-    async def scene(rig: Rig) -> None:
+    async with rigged(monkeypatch) as rig:
         monkeypatch.setattr(rig.fleet, "drop", lambda address, key: None)  # it tells nobody anything any more
         await asyncio.gather(*(rig.ask(pair, within_s=0.6) for pair in WANTED[:20]))
         assert rig.fleet.held() > 0
 
-    play(scene, monkeypatch)
 
-
-def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Route((Stage(0, 2, 4, "back", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "front", TIMES)))
 
-    async def scene(rig: Rig) -> None:
+    async with rigged(monkeypatch) as rig:
         rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
         asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
         while not rig.fleet.held():
@@ -239,25 +224,21 @@ def test_another_plan_continues_with_held_survivors(monkeypatch: pytest.MonkeyPa
         answers = await asyncio.gather(*asked)
         assert [answer.label for (answer,) in answers] == list(range(8))
 
-    play(scene, monkeypatch)
 
-
-def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_on_a_device_are_sent_when_another_replica_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Route((Stage(0, 2, 4, "front", TIMES), Stage(2, 4, 4, "front", TIMES, local=True)))
     moved = Route((Stage(0, 2, 4, "front", TIMES), Stage(2, 4, 4, "back", TIMES)))
 
-    async def scene(rig: Rig) -> None:
+    async with rigged(monkeypatch, 2**20, kept) as rig:
         for route in (kept, moved, kept):
             rig.driver.dispatcher.reroute(route, GROUPS)
             asked = [asyncio.ensure_future(rig.ask(pair)) for pair in WANTED]
             await asyncio.sleep(0.02)
         assert right(await asyncio.gather(*asked), [[3, label] for _, label in WANTED])
 
-    play(scene, monkeypatch, 2**20, kept)
 
-
-def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(rig: Rig) -> None:
+async def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rigged(monkeypatch) as rig:
         rig.driver.dispatcher.reroute(rig.route, {"front": GROUPS["front"], "back": []})
         asked = [asyncio.ensure_future(rig.ask([3, label])) for label in range(8)]
         while not rig.fleet.held():
@@ -273,28 +254,23 @@ def test_a_replica_ends_once_its_survivors_were_fetched(monkeypatch: pytest.Monk
         rig.fleet.hang_up()
         await asyncio.wait_for(asyncio.gather(*ends), 60.0)
 
-    play(scene, monkeypatch)
 
-
-def test_a_replica_without_a_second_port_gives_the_first_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_without_a_second_port_gives_the_first_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller tries again, and a port may be free then."""
     monkeypatch.setattr("isobatch.deployments.ray_facts.node_address", lambda: "127.0.0.1")
     monkeypatch.setattr("isobatch.deployments.replica.serve_replica.replica_name", lambda: "it")
 
-    async def act() -> None:
-        replica = ServeReplica(CONFIG, "cpu", "")
-        host = "127.0.0.79"  # where no other test listens, and from which none connects
-        with held_ports(2, host) as ports:
-            pass
-        with socket.create_server((host, ports[0])) as free, socket.create_server((host, ports[1])):
-            replica._wire = Wire(host, ports)
-            free.close()
-            with pytest.raises(UserError, match="are all taken"):
-                await replica.whereabouts()
-        await asyncio.sleep(0)
-        assert (await replica.whereabouts()).replica == "it"
-        replica._orders.close()
-        replica._exchange.close()
-        await asyncio.sleep(0)
-
-    asyncio.run(act())
+    replica = ServeReplica(CONFIG, "cpu", "")
+    host = "127.0.0.79"  # where no other test listens, and from which none connects
+    with held_ports(2, host) as ports:
+        pass
+    with socket.create_server((host, ports[0])) as free, socket.create_server((host, ports[1])):
+        replica._wire = Wire(host, ports)
+        free.close()
+        with pytest.raises(UserError, match="are all taken"):
+            await replica.whereabouts()
+    await asyncio.sleep(0)
+    assert (await replica.whereabouts()).replica == "it"
+    replica._orders.close()
+    replica._exchange.close()
+    await asyncio.sleep(0)

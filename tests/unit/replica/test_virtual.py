@@ -103,9 +103,7 @@ def test_texts_take_the_time_for_their_tokens() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=8), st.data())
-def test_texts_keep_their_tokens_when_they_are_selected_and_merged(
-    texts: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_texts_keep_their_tokens_when_selected_and_merged(texts: list[tuple[int, int]], data: st.DataObject) -> None:
     model = reader(Machine())
     parts = [model.encode([{"exit_block": block, "tokens": tokens}]) for block, tokens in texts]
     merged = model.merge([unpack([pack(part)]) for part in parts])

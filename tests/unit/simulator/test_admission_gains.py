@@ -17,7 +17,7 @@ from isobatch.optimizer.problem import Problem, split_with_ramps
 from isobatch.profiles.devices import Device, Link
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
-from tests.helpers.everybody import EverybodyDispatcher
+from tests.helpers.dispatcher_world import EverybodyDispatcher
 
 INPUTS, SEEDS = 1200, (1, 2)
 # Where everybody is let in and at least this share is in time, the rate is about 1.2 times the promise at most.

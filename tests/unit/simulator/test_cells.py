@@ -29,9 +29,7 @@ def fleet_of(first: int, second: int, slow: int) -> tuple[Problem, Plan]:
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 3000))
 @settings(max_examples=60, deadline=None)
-def test_a_cell_has_every_split_and_batch_and_a_share_of_inputs_like_its_share_of_devices(
-    first: int, second: int, slow: int
-) -> None:
+def test_a_cell_has_every_split_and_equal_shares_of_inputs_and_devices(first: int, second: int, slow: int) -> None:
     problem, plan = fleet_of(first, second, slow)
     world = world_of(plan, problem, LATENCY_SLOS)
     whole_per_s, cell_per_s = (evaluate(each, problem).goodput_per_s for each in (plan, world.plan))

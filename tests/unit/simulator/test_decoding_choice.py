@@ -13,7 +13,7 @@ from isobatch.optimizer.text_plans import plan_of, shares_of, tokens_per_s
 from isobatch.profiles.devices import Device, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import DecoderProfile, LaunchSize
-from tests.helpers.paper_decoders import BOTH, CPU, WEIGHTS_BIND, paper_decoder
+from tests.helpers.paper_application import BOTH, CPU, WEIGHTS_BIND, paper_decoder
 
 WIDE = DecodingGoal(ttft_s=1e6, tpot_s=1e6)
 GOAL = DecodingGoal(ttft_s=0.5, tpot_s=0.01, kv_megabytes=2, texts=60)

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -34,20 +35,17 @@ class Peer:
         self.exchange = Exchange(self.holdings)
 
 
-def among(count: int, scene: Callable[..., Awaitable[Any]]) -> Any:
-    """Run the scene with `count` peers, each as if in its own process."""
-
-    async def act() -> Any:
-        peers = [Peer() for _ in range(count)]
-        for peer in peers:
-            await peer.exchange.open(Wire(HOST))
-        try:
-            return await scene(*peers)
-        finally:
-            for peer in peers:
-                peer.exchange.close()
-
-    return asyncio.run(act())
+@asynccontextmanager
+async def peers(count: int) -> AsyncIterator[list[Peer]]:
+    """Peers, each as if in its own process."""
+    opened = [Peer() for _ in range(count)]
+    for peer in opened:
+        await peer.exchange.open(Wire(HOST))
+    try:
+        yield opened
+    finally:
+        for peer in opened:
+            peer.exchange.close()
 
 
 def numbers(count: int, first: float = 0.0, width: int = 4) -> Batch:
@@ -64,22 +62,22 @@ def rows(*wanted: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
 def test_any_rows_arrive_as_they_were(data: st.DataObject, sources: list[Batch], packed_before: bool) -> None:
     chosen = [data.draw(st.lists(st.integers(0, len(each) - 1), min_size=1, unique=True)) for each in sources]
 
-    async def scene(there: Peer, also: Peer, here: Peer) -> None:
-        shares = [
-            Share(peer.holdings.hold(pack(each) if packed_before else each, 9.0), rows(*wanted))
-            for peer, each, wanted in zip([there, also] * 2, sources, chosen, strict=False)
-        ]
-        brought = await here.exchange.gather(shares)
-        for got, source, wanted in zip(brought, sources, chosen, strict=True):
-            assert isinstance(got, Packed)
-            assert same(got, take(pack(source), rows(*wanted)))
+    async def scene() -> None:
+        async with peers(3) as (there, also, here):
+            shares = [
+                Share(peer.holdings.hold(pack(each) if packed_before else each, 9.0), rows(*wanted))
+                for peer, each, wanted in zip([there, also] * 2, sources, chosen, strict=False)
+            ]
+            brought = await here.exchange.gather(shares)
+            for got, source, wanted in zip(brought, sources, chosen, strict=True):
+                assert isinstance(got, Packed)
+                assert same(got, take(pack(source), rows(*wanted)))
 
-    among(3, scene)
+    asyncio.run(scene())
 
 
-def test_large_arrays_arrive_whole_from_several_holders_at_once() -> None:
-    async def scene(*peers: Peer) -> None:
-        here, *others = peers
+async def test_large_arrays_arrive_whole_from_several_holders_at_once() -> None:
+    async with peers(4) as (here, *others):
         sources = [numbers(8, first, width=200_000) for first in range(3)]
         shares = [Share(p.holdings.hold(pack(s), 9.0), rows(7, 0)) for p, s in zip(others, sources, strict=True)]
         for _ in range(3):  # the connections are used again
@@ -90,21 +88,18 @@ def test_large_arrays_arrive_whole_from_several_holders_at_once() -> None:
                     for part, s in zip(one, sources, strict=True)
                 )
 
-    among(4, scene)
 
-
-def test_the_order_of_the_parts_is_kept() -> None:
-    async def scene(here: Peer, there: Peer) -> list[float]:
+async def test_the_order_of_the_parts_is_kept() -> None:
+    async with peers(2) as (here, there):
         mine, theirs = here.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(4, 10), 9.0)
         parts = (Share(theirs, rows(3)), pack(numbers(1, 5)), Share(mine, rows(1)), Share(theirs, rows(0)))
         brought = await here.exchange.gather(parts)
-        return [-1 if isinstance(part, Share) else float(part.arrays["hidden"][0, 0]) for part in brought]
+        firsts = [-1 if isinstance(part, Share) else float(part.arrays["hidden"][0, 0]) for part in brought]
+        assert firsts == [22, 5, -1, 10]
 
-    assert among(2, scene) == [22, 5, -1, 10]
 
-
-def test_dropped_survivors_are_lost_and_the_connection_stays() -> None:
-    async def scene(here: Peer, there: Peer) -> None:
+async def test_dropped_survivors_are_lost_and_the_connection_stays() -> None:
+    async with peers(2) as (here, there):
         gone, kept = there.holdings.hold(numbers(2), 9.0), there.holdings.hold(numbers(3), 9.0)
         there.holdings.drop([gone.key])
         with pytest.raises(LostError, match=public_address(there.holdings.address)):
@@ -112,34 +107,28 @@ def test_dropped_survivors_are_lost_and_the_connection_stays() -> None:
         (part,) = await here.exchange.gather([Share(kept, rows(0, 1, 2))])
         assert len(part) == 3
 
-    among(2, scene)
 
-
-def test_survivors_of_a_holder_that_has_gone_are_lost() -> None:
-    async def scene(here: Peer) -> None:
+async def test_survivors_of_a_holder_that_has_gone_are_lost() -> None:
+    async with peers(1) as (here,):
         with socket.socket() as taken:  # nobody listens there, and nobody else can
             taken.bind((HOST, 0))
             nobody = Claim(2, f"{HOST}:{taken.getsockname()[1]}", "key", 1)
             with pytest.raises(LostError, match="is gone"):
                 await here.exchange.gather([Share(nobody, rows(0))])
 
-    among(1, scene)
 
-
-def test_survivors_of_a_holder_that_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_of_a_holder_that_hangs_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isobatch.deployments.transport.exchange.PATIENCE_S", 0.05)
 
-    async def scene(here: Peer) -> None:
+    async with peers(1) as (here,):
         with socket.create_server((HOST, 0)) as silent:
             held = Claim(2, f"{HOST}:{silent.getsockname()[1]}", "key", 1)
             with pytest.raises(LostError):
                 await here.exchange.gather([Share(held, rows(0))])
 
-    among(1, scene)
 
-
-def test_a_drop_reaches_the_holder() -> None:
-    async def scene(here: Peer, there: Peer) -> None:
+async def test_a_drop_reaches_the_holder() -> None:
+    async with peers(2) as (here, there):
         wanted, *unwanted = [there.holdings.hold(numbers(1), 9.0) for _ in range(4)]
         for held in unwanted:
             await asyncio.to_thread(here.exchange.drop, held.address, held.key)  # from any thread
@@ -149,25 +138,21 @@ def test_a_drop_reaches_the_holder() -> None:
         here.exchange.drop(f"{HOST}:1", "nobody is there, and nobody minds")
         await asyncio.sleep(0.03)
 
-    among(2, scene)
-
 
 WRONG = ["Fetch", [["a"]]], [1], ["Fetch", [["a", "b"]]], Fetch([("a", None)]), Drop(["a"]), Key("0" * 32), Key("\xe9")
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, *map(frame, WRONG)])
-def test_connections_without_the_key_are_ended(noise: bytes) -> None:
+async def test_connections_without_the_key_are_ended(noise: bytes) -> None:
     """Even the key of held survivors is of no use without the key of the process."""
 
-    async def scene(here: Peer) -> None:
+    async with peers(1) as (here,):
         held = here.holdings.hold(numbers(1), 9.0)
         reader, writer = await stranger(here)
         writer.write(noise + frame(Fetch([(held.key, None)])) + frame(Drop([held.key])))
         assert await asyncio.wait_for(reader.read(), 60) == b""
         assert here.holdings.get(held.key)
         writer.close()
-
-    among(1, scene)
 
 
 async def stranger(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -182,20 +167,18 @@ async def guest(here: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.mark.parametrize(("come", "most"), [(stranger, KEY_MESSAGE_LIMIT_BYTES), (guest, REQUEST_LIMIT_BYTES)])
-def test_no_peer_can_make_a_holder_allocate_much_memory(come: Callable[..., Any], most: int) -> None:
-    async def scene(here: Peer) -> None:
+async def test_no_peer_can_make_a_holder_allocate_much_memory(come: Callable[..., Any], most: int) -> None:
+    async with peers(1) as (here,):
         reader, writer = await come(here)
         writer.write((most + 1).to_bytes(4, "little"))
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
-    among(1, scene)
 
-
-def test_a_loss_names_the_address_without_its_key() -> None:
+async def test_a_loss_names_the_address_without_its_key() -> None:
     """The error may be sent to a client."""
 
-    async def scene(here: Peer, there: Peer) -> None:
+    async with peers(2) as (here, there):
         gone = there.holdings.hold(numbers(2), 9.0)
         there.holdings.drop([gone.key])
         with pytest.raises(LostError) as afar:
@@ -205,5 +188,3 @@ def test_a_loss_names_the_address_without_its_key() -> None:
         for lost in (afar, there_itself):
             assert public_address(there.holdings.address) in str(lost.value)
             assert there.exchange.gate.key not in str(lost.value)
-
-    among(2, scene)

@@ -112,20 +112,17 @@ def test_an_idle_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
 # Ports
 
 
-def test_ports_are_taken_from_the_range_and_a_full_range_is_reported() -> None:
+async def test_ports_are_taken_from_the_range_and_a_full_range_is_reported() -> None:
     host = "127.0.0.78"  # where no other test listens, and from which none connects
     first = free_row(2, host)
     wire = Wire(host, range(first, first + 2))
 
-    async def act() -> None:
-        servers = [await wire.listen(Listener) for _ in range(2)]
-        assert [address for _, address in servers] == [f"{host}:{first}", f"{host}:{first + 1}"]
-        with pytest.raises(UserError, match=f"ports {first} to {first + 1} of {host} are all taken"):
-            await wire.listen(Listener)
-        for server, _ in servers:
-            server.close()
-
-    asyncio.run(act())
+    servers = [await wire.listen(Listener) for _ in range(2)]
+    assert [address for _, address in servers] == [f"{host}:{first}", f"{host}:{first + 1}"]
+    with pytest.raises(UserError, match=f"ports {first} to {first + 1} of {host} are all taken"):
+        await wire.listen(Listener)
+    for server, _ in servers:
+        server.close()
 
 
 def free_row(count: int, host: str) -> int:
@@ -214,24 +211,21 @@ def test_with_certificates_survivors_are_sent_encrypted(tmp_path: Path, loop: An
         runner.run(act())
 
 
-def test_a_peer_with_a_certificate_of_another_authority_gets_nothing(tmp_path: Path) -> None:
+async def test_a_peer_with_a_certificate_of_another_authority_gets_nothing(tmp_path: Path) -> None:
     ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
 
-    async def act() -> None:
-        there, stranger = Exchange(Holdings()), Exchange(Holdings())
-        await there.open(secured(ours("there")))
-        held = there._holdings.hold(pack(Batch(2, {}, np.zeros((1, 0), np.float32))), 9.0)
-        own, others = ours("mixed"), theirs("stranger")
-        for files in (others, Certificates(others.certificate, others.key, own.authority)):
-            await stranger.open(secured(files))
-            with pytest.raises(LostError):
-                await stranger.gather([Share(held, np.array([0]))])
-        assert not there.gate.authorized
-        there.close()
-        stranger.close()
-        await asyncio.sleep(0.05)
-
-    asyncio.run(act())
+    there, stranger = Exchange(Holdings()), Exchange(Holdings())
+    await there.open(secured(ours("there")))
+    held = there._holdings.hold(pack(Batch(2, {}, np.zeros((1, 0), np.float32))), 9.0)
+    own, others = ours("mixed"), theirs("stranger")
+    for files in (others, Certificates(others.certificate, others.key, own.authority)):
+        await stranger.open(secured(files))
+        with pytest.raises(LostError):
+            await stranger.gather([Share(held, np.array([0]))])
+    assert not there.gate.authorized
+    there.close()
+    stranger.close()
+    await asyncio.sleep(0.05)
 
 
 def test_missing_certificates_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
