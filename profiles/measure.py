@@ -13,7 +13,7 @@ import torch
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched, SplitModel
-from isobatch.profiles.sweep import NOISY, NetworkFacts, Round, Rounds, affordable, knee, next_size, tabulate
+from isobatch.profiles.sweep import NOISY, NetworkFacts, Rounds, RoundTimes, affordable, knee, next_size, tabulate
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
 Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
@@ -122,7 +122,7 @@ class Sweep:
 
     def _visit(self, size: float) -> Rounds:
         """Measure a batch size in a few rounds at least, and more while this visit's share of the budget lasts."""
-        batch, rounds = self._make_batch(size), list[Round]()
+        batch, rounds = self._make_batch(size), list[RoundTimes]()
         lengths = batch.lengths if size < 1 else None
         what = f"batch {size:g}" if lengths is None else f"a text of {lengths.sum()} tokens"
         self._progress(1 - max(self._left_s, 0.0) / self._budget_s, what)
@@ -148,7 +148,7 @@ class Sweep:
         return {int(size): rounds.median_s for size, rounds in self._rounds.items() if size >= 1}
 
 
-def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Round:
+def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> RoundTimes:
     """Time every block alone, with its ramp, and with inputs that have just moved; then all blocks at once.
 
     A block runs alone twice, as its weights are in the cache from the second time on: only then are the times with a
@@ -166,7 +166,7 @@ def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> Round:
             stops_s.append(stopwatch(partial(_run_moved, model, current))[1] - again_s)
         current = launched.survivors or current
     _, whole_s = stopwatch(partial(model.run, batch, model.num_blocks, ()))
-    return Round(blocks_s, ramps_s, stops_s, whole_s)
+    return RoundTimes(blocks_s, ramps_s, stops_s, whole_s)
 
 
 def _run_moved(model: SplitModel, batch: Batch) -> Launched:

@@ -39,7 +39,7 @@ class NetworkFacts:
         return len(self.hidden_bytes)
 
 
-class Round(NamedTuple):
+class RoundTimes(NamedTuple):
     """Seconds at one batch size: of each block alone, what each ramp adds to its block, what it adds to the next block
     that inputs have moved before it, and of all blocks at once."""
 
@@ -59,7 +59,7 @@ class Rounds:
     whole: Floats
 
     @classmethod
-    def of(cls, rounds: Sequence[Round]) -> "Rounds":
+    def of(cls, rounds: Sequence[RoundTimes]) -> "Rounds":
         return cls(*map(np.asarray, zip(*rounds, strict=True)))
 
     def __add__(self, other: "Rounds") -> "Rounds":
@@ -185,7 +185,7 @@ def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def _digits(value: float) -> float:
-    """Round to four digits, which is more than any clock gives, and easy to read."""
+    """RoundTimes to four digits, which is more than any clock gives, and easy to read."""
     return float(f"{value:.4g}")
 
 

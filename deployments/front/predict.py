@@ -115,7 +115,7 @@ class OwnRequest(NamedTuple):
 def request_in(content: object) -> OwnRequest:
     """
     >>> request_in({"inputs": "a text", "top_k": 2})
-    OwnRequest(inputs='a text', scores=2)
+    OwnRequest(inputs='a text', scores=2, style=None)
     """
     if not isinstance(content, dict) or "inputs" not in content:
         raise RefusedError(400, 'the body must be {"inputs": ...}: one input or a list of them')

@@ -102,8 +102,8 @@ def _as_needed(plan: Plan, facts: Problem, objective: Objective) -> Plan:
     best, least = plan, value(plan, facts, objective)
     while step:
         fewer = min(_fewer(best, step), key=lambda each: value(each, facts, objective), default=best)
-        if (found := value(fewer, facts, objective)) < least:
-            best, least = fewer, found
+        if (smaller := value(fewer, facts, objective)) < least:
+            best, least = fewer, smaller
         else:
             step //= 2
     return best

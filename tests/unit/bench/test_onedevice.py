@@ -142,7 +142,7 @@ def test_a_network_that_labels_pixels_is_compared_by_its_load_alone() -> None:
         return call(), BLOCK_S
 
     record = tried(route_of(whole, facts, [GROUP]), model, stopwatch, pictures, 0.5, np.arange(5) * 0.1)
-    assert (record.blocks, record.accuracy, record.kept) == ([5] * 5, None, True)
+    assert (record.blocks, record.accuracy, record.keeps_slo) == ([5] * 5, None, True)
 
 
 def test_inputs_leave_where_they_are_told_to_on_real_ramps() -> None:

@@ -19,7 +19,7 @@ def test_configs_of_well_known_networks_give_their_shapes() -> None:
     assert shape_of(transformers.ResNetConfig(num_labels=1000), None).blocks == resnet50().blocks
 
 
-STAGED = ("swin", "convnext", "convnextv2")
+STAGED = ("swin", "convnext", "convnextv2", "segformer")
 
 
 @pytest.mark.parametrize("name", STAGED)
