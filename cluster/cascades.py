@@ -55,7 +55,8 @@ class Timed:
         """Seconds of each block for one input, on the first kind."""
         table = self.tables[0]
         size = min(FULL, table.largest)
-        return (table.block_times_s(size) / size).tolist()
+        costs: list[float] = (table.block_times_s(size) / size).tolist()
+        return costs
 
     def tokens(self, values: Sequence[Any]) -> NDArray[np.int64] | None:
         """The tokens of each of these inputs; None for images."""

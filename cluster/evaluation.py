@@ -116,7 +116,8 @@ def evaluated_words(
 
     def of_texts(of_words: NDArray[Any]) -> NDArray[np.float64]:
         sums = np.bincount(np.repeat(np.arange(len(counts)), counts), weights=of_words, minlength=len(counts))
-        return sums[counts > 0] / counts[counts > 0]
+        shares: NDArray[np.float64] = sums[counts > 0] / counts[counts > 0]
+        return shares
 
     agreement = _of_losses(of_texts(full_answers == early))
     if truth is None or given is None:

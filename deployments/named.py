@@ -42,7 +42,7 @@ def function_at(path: str) -> Callable[..., Any]:
         raise UserError(f"{path!r} cannot be imported: {error}") from error
     if not callable(function):
         raise UserError(f"{path!r} must name a function as 'module:function'")
-    return function
+    return function  # type: ignore[no-any-return]
 
 
 def demo_folder() -> Path:

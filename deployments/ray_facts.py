@@ -239,7 +239,8 @@ def declared_applications() -> list[dict[str, Any]]:
 
 def _applications() -> dict[str, Any]:
     """Serve's details of all its applications, by name."""
-    return serve_client().get_serve_details()["applications"] if serve_client() else {}
+    details: dict[str, Any] = serve_client().get_serve_details()["applications"] if serve_client() else {}
+    return details
 
 
 def scale(application: str, deployment: str, replicas: int) -> None:

@@ -117,7 +117,8 @@ def _outcomes(count: int, max_loss: float, metric: Metric) -> _Outcomes:
 def _binomial(successes: NDArray[np.int64], count: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:
     """The probability of each number of successes. `scipy.stats` has it too, but its import takes 0.4 s."""
     ways = gammaln(count + 1) - gammaln(successes + 1) - gammaln(count - successes + 1)
-    return np.exp(ways + xlogy(successes, chance) + xlog1py(count - successes, -chance))
+    likely: NDArray[np.float64] = np.exp(ways + xlogy(successes, chance) + xlog1py(count - successes, -chance))
+    return likely
 
 
 def _most_lost(won: NDArray[np.int64], count: int, max_loss: float, margin: float) -> NDArray[np.int64]:

@@ -66,7 +66,8 @@ def kernel_s(kernel: Kernel, batch: float, device: DeviceKind, dtype: str) -> fl
     compute_s = batch * kernel.flops / (COMPUTE_SHARE * peak)
     traffic_bytes = (batch * kernel.values + kernel.weights) * BYTES[dtype]
     traffic_s = traffic_bytes / (MEMORY_SHARE * device.memory_bytes_per_s)
-    return sum(part**OVERLAP for part in (KERNEL_S, compute_s, traffic_s)) ** (1 / OVERLAP)
+    seconds: float = sum(part**OVERLAP for part in (KERNEL_S, compute_s, traffic_s)) ** (1 / OVERLAP)
+    return seconds
 
 
 def datasheet_table(

@@ -84,12 +84,14 @@ class ExitTable:
     @property
     def agrees(self) -> NDArray[Any]:
         """Ramps + 1 x inputs: whether the answer is the full network's, or the share of its answers that are."""
-        return self.labels == self.full_labels if self.agreed is None else self.agreed
+        agrees: NDArray[Any] = self.labels == self.full_labels if self.agreed is None else self.agreed
+        return agrees
 
     @property
     def full_labels(self) -> Labels:
         """The answers of the full network, or of the reference in its place."""
-        return self.labels[-1] if self.reference is None else self.reference
+        labels: Labels = self.labels[-1] if self.reference is None else self.reference
+        return labels
 
     @property
     def full_right(self) -> Floats:
@@ -131,7 +133,8 @@ class ExitTable:
         return float(self.costs[places].mean())
 
     def answers(self, places: Indices) -> Labels:
-        return self.labels[places, np.arange(self.num_inputs)]
+        labels: Labels = self.labels[places, np.arange(self.num_inputs)]
+        return labels
 
     def pooled(self, places: Indices) -> PooledF1:
         """The labels of inputs that leave at these ramps."""

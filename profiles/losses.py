@@ -144,7 +144,8 @@ def losses_by_class(lost: Floats, truth: Labels) -> tuple[Loss, ...]:
 def balancing(truth: Labels) -> Floats:
     """Weights of the inputs that give every class the same total weight; their mean is 1."""
     counts = np.bincount(truth)
-    return len(truth) / (np.count_nonzero(counts) * counts[truth])
+    weights: Floats = len(truth) / (np.count_nonzero(counts) * counts[truth])
+    return weights
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def scored(metric: Metric, truth: Labels, answers: Labels) -> tuple[float, float
 def _shares(truth: Labels, answers: Labels, size: int) -> Floats:
     """Class x answer: the share of all inputs that are of this class and got this answer."""
     pairs = truth.astype(np.int64) * size + answers
-    return np.bincount(pairs, minlength=size * size).reshape(size, size) / len(truth)
+    shares: Floats = np.bincount(pairs, minlength=size * size).reshape(size, size) / len(truth)
+    return shares
 
 
 def macro_f1(shares: Floats) -> ClassScore:
@@ -246,7 +248,8 @@ class PooledF1:
     @property
     def influence(self) -> Floats:
         """The amount by which each input raises F1, in units of an average input's largest possible influence."""
-        return (2 * self.right - self.value * self.both) / (self.both.mean() or 1.0)
+        influence: Floats = (2 * self.right - self.value * self.both) / (self.both.mean() or 1.0)
+        return influence
 
     def drift(self, exits: "PooledF1") -> Floats:
         """The loss of each input by the answers with exits, to first order: at this F1."""

@@ -118,7 +118,8 @@ class Exits:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        return self.logits.argmax(axis=1)
+        labels: NDArray[np.int64] = self.logits.argmax(axis=1)
+        return labels
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
@@ -199,7 +200,8 @@ class SplitModel(Protocol):
 
 def edges_of(model: SplitModel) -> tuple[int, ...]:
     """The blocks at which the second and later levels of a cascade begin; empty for other networks."""
-    return getattr(model, "edges", ())
+    edges: tuple[int, ...] = getattr(model, "edges", ())
+    return edges
 
 
 def label_names(model: SplitModel) -> tuple[str, ...]:

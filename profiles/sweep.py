@@ -177,7 +177,8 @@ def _block_s(rounds: Rounds, launch_s: float) -> Floats:
     alone = np.median(rounds.blocks, axis=0)
     own = np.maximum(alone - launch_s, 0.05 * alone)
     together = float(np.median(rounds.whole))
-    return own * max(together - launch_s, 0.5 * together) / own.sum()
+    blocks: Floats = own * max(together - launch_s, 0.5 * together) / own.sum()
+    return blocks
 
 
 def _rounded(rows: Floats) -> tuple[tuple[float, ...], ...]:
@@ -191,7 +192,8 @@ def _digits(value: float) -> float:
 
 def whole_s(table: LatencyTable) -> Floats:
     """Seconds of one launch through all blocks, without ramps, at the table's own sizes."""
-    return table.launch_s + np.asarray(table.block_s).sum(axis=1)
+    seconds: Floats = table.launch_s + np.asarray(table.block_s).sum(axis=1)
+    return seconds
 
 
 def rate_per_s(table: LatencyTable, batch: ArrayLike) -> Floats:

@@ -128,7 +128,8 @@ def known_of(entered: Floats, unfinished: Sequence[int]) -> Floats:
     """
     goes_on = entered - (unfinished or 0)
     rest = np.divide(goes_on, entered, out=np.ones(len(entered)), where=entered > 0)
-    return entered[0] * np.cumprod([1.0, *rest[:-1]])
+    known: Floats = entered[0] * np.cumprod([1.0, *rest[:-1]])
+    return known
 
 
 def merge(windows: Iterable[Window]) -> Window:

@@ -124,7 +124,8 @@ class Mix:
     def easy_share(self, times_s: Floats) -> Floats:
         at, share = (np.array(each) for each in zip(*self.shares, strict=True))
         if self.drifts:
-            return np.interp(times_s, at, share)
+            drifting: Floats = np.interp(times_s, at, share)
+            return drifting
         return np.asarray(share[np.maximum(np.searchsorted(at, times_s, side="right") - 1, 0)])
 
     def exit_blocks(self, times_s: Floats, random: np.random.Generator) -> Ints:

@@ -209,7 +209,8 @@ def _prices(sizes: Floats, seconds: Floats) -> Floats:
     scaled = sizes / seconds[:, None]
     scale = np.abs(scaled).max(axis=0)
     scale[scale == 0] = 1.0
-    return nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
+    prices: Floats = nnls(scaled / scale, np.ones(len(seconds)))[0] / scale
+    return prices
 
 
 TEXTS, TOKENS = 32, 64  # streamed side by side, and tokens of each

@@ -45,7 +45,8 @@ def deploy(
 def _applications() -> Mapping[str, Any]:
     from ray import serve
 
-    return serve.status().applications
+    applications: Mapping[str, Any] = serve.status().applications
+    return applications
 
 
 def _splits_of(fronts: Sequence[str], applications: Iterable[str]) -> set[str]:
@@ -82,7 +83,7 @@ def _wait_until_reachable(ray: LocalRay, client: Any, until_s: float, patience_s
         ray.serving.result()
     while True:
         try:
-            return client.wait_for_proxies_serving(wait_for_applications_running=True)
+            return client.wait_for_proxies_serving(wait_for_applications_running=True)  # type: ignore[no-any-return]
         except TimeoutError as error:
             if time.monotonic() > until_s:
                 raise UserError(f"HTTP cannot be reached after {patience_s:.0f} s: {error}") from error

@@ -88,7 +88,8 @@ def files(content: ServeFile) -> dict[str, str]:
 
 def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
     """Texts of several lines stay readable, and equal parts are written out."""
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
+    return text
 
 
 def _configs(content: ServeFile) -> list[ServedConfig]:

@@ -329,7 +329,7 @@ def _read(path: Path) -> ServeFile:
     _check_fields(path, OF_FILES | {NODES}, content)
     for application in applications:
         _check_fields(path, OF_APPLICATIONS, application)
-    return content
+    return content  # type: ignore[no-any-return]
 
 
 def _check_fields(path: Path, known: Collection[str], settings: dict[Any, Any]) -> None:

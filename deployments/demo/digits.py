@@ -63,7 +63,8 @@ def distort(images: Images, noise: float, random: torch.Generator) -> Images:
     grid = nn.functional.affine_grid(moves, list(pixels.shape), align_corners=False)
     pixels = nn.functional.grid_sample(pixels, grid, align_corners=False)
     pixels = pixels + noise * torch.rand(count, 1, 1, 1, generator=random) * torch.randn(pixels.shape, generator=random)
-    return (pixels.clamp(0, 1).squeeze(1) * PIXEL_MAX).numpy()
+    distorted: Images = (pixels.clamp(0, 1).squeeze(1) * PIXEL_MAX).numpy()
+    return distorted
 
 
 @cache

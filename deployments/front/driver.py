@@ -205,7 +205,8 @@ class Driver:
         length = self.dispatcher.route.length
         if length is None or inputs.lengths is None:
             return (length or 1,) * len(inputs)
-        return inputs.lengths.tolist()
+        tokens: list[int] = inputs.lengths.tolist()
+        return tokens
 
     async def _fly(self, launch: Launch, started_s: float) -> None:
         """Run one launch, and report to the dispatcher: which inputs left, and that it completed or failed."""

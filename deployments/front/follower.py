@@ -96,7 +96,10 @@ class Follower:
         return states
 
     def _lease(self) -> AsyncIterator[FrontMessage]:
-        return self._deployer.options(stream=True).lease.remote(self._name, self._config)
+        messages: AsyncIterator[FrontMessage] = self._deployer.options(stream=True).lease.remote(
+            self._name, self._config
+        )
+        return messages
 
     async def _listen(self, messages: AsyncIterator[FrontMessage]) -> None:
         """Receive messages for ever. If the deployer is killed, its successor sends the present plan at once."""

@@ -88,7 +88,8 @@ def schema_of(part: type[BaseModel]) -> dict[str, Any]:
             return {name: inlined(value) for name, value in node.items()}
         return [inlined(item) for item in node] if isinstance(node, list) else node
 
-    return inlined(schema)
+    inlined_schema: dict[str, Any] = inlined(schema)
+    return inlined_schema
 
 
 def json_body(schema: Mapping[str, Any], shown: Mapping[str, Any], **others: Any) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def call_transformer_layer(layer: nn.Module) -> Callable[[Tensor, Spans | None],
     """
 
     def run(hidden: Tensor, spans: Spans | None) -> Tensor:
-        return layer(hidden, None) if spans is None else layer(hidden.unsqueeze(0), spans).squeeze(0)
+        after: Tensor = layer(hidden, None) if spans is None else layer(hidden.unsqueeze(0), spans).squeeze(0)
+        return after
 
     return run

@@ -61,7 +61,10 @@ def attend(
     if not isinstance(attention_mask, Spans):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        output: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+        return output
     tokens = _mapped(lambda tensor: tensor.transpose(1, 2).squeeze(0), (query, key, value))
     window = options.get("sliding_window")
     bias = None if window is None else partial(_window_bias, window)

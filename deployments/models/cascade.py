@@ -221,7 +221,8 @@ def mixed(weight: float, own: Floats, before: Floats) -> Floats:
     """
     if weight in (0.0, 1.0):
         return own if weight else before
-    return np.logaddexp(own + np.log(weight), before + np.log1p(-weight)).astype(np.float32)
+    mean: Floats = np.logaddexp(own + np.log(weight), before + np.log1p(-weight)).astype(np.float32)
+    return mean
 
 
 def _mixed(level: Level, logits: Floats, memory: Any, rows: NDArray[np.int64]) -> Floats:

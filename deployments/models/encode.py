@@ -202,7 +202,8 @@ class ImageEncoder:
         except ValueError as error:  # for example values in a range that it cannot resize
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"image {position} cannot be read by the network's preprocessor: {reason}") from error
-        return processed["pixel_values"]
+        pixels: NDArray[np.float32] = processed["pixel_values"]
+        return pixels
 
     def _image(self, position: int, value: Any) -> NDArray[np.float32]:
         if isinstance(value, bytes | str):

@@ -62,7 +62,7 @@ def backend_named(name: str) -> Backend:
     """
     path = backend_path(name)
     try:
-        return resolve_name(path)
+        return resolve_name(path)  # type: ignore[no-any-return]
     except (ImportError, AttributeError, ValueError) as error:
         remedy = EXTRA if getattr(error, "name", None) in ("onnx", "onnxruntime") else ""
         raise UserError(f"backend {name!r} cannot be imported: {error}{remedy}") from error

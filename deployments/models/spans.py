@@ -227,7 +227,8 @@ def similar_lengths(lengths: Integers, most: int) -> list[Integers]:
 
 
 def _pairs(lengths: Integers) -> Integers:
-    return lengths * (lengths + PAIRS_PER_TOKEN)
+    pairs: Integers = lengths * (lengths + PAIRS_PER_TOKEN)
+    return pairs
 
 
 def _cuts(pairs: Integers, most: int) -> list[int]:
@@ -289,7 +290,8 @@ def _in_these_bands(lengths: Integers, bands: Sequence[Integers], device: torch.
 
 
 def _starts(lengths: Integers) -> Integers:
-    return np.cumsum(lengths) - lengths
+    starts: Integers = np.cumsum(lengths) - lengths
+    return starts
 
 
 def _positions(lengths: Integers) -> Integers:
@@ -297,4 +299,5 @@ def _positions(lengths: Integers) -> Integers:
     >>> _positions(np.array([2, 3]))
     array([0, 1, 0, 1, 2])
     """
-    return np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)
+    positions: Integers = np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)
+    return positions

@@ -55,7 +55,8 @@ def load_front_model(config: AppConfig, directory: str) -> SplitModel:
     if config.backend == VIRTUAL:
         return _virtual(config, None)
     if config.planned:
-        return function_at(config.loader)(directory, device="cpu", dtype="float32")
+        encoding: SplitModel = function_at(config.loader)(directory, device="cpu", dtype="float32")
+        return encoding
     from isobatch.deployments.models.backends import block_ranges, make_ready
 
     model = _load(config, directory, config.device)

@@ -129,4 +129,5 @@ def rows_of(lengths: Integers, inputs: Integers) -> Integers:
     """
     starts, wanted = (np.cumsum(lengths) - lengths)[inputs], lengths[inputs]
     before = np.cumsum(wanted) - wanted
-    return np.arange(wanted.sum()) + np.repeat(starts - before, wanted)
+    rows: Integers = np.arange(wanted.sum()) + np.repeat(starts - before, wanted)
+    return rows

@@ -67,4 +67,5 @@ def onto_simplex(point: Floats) -> Floats:
     descending = np.sort(point)[::-1]
     excess = (np.cumsum(descending) - 1) / np.arange(1, len(point) + 1)
     last = np.nonzero(descending > excess)[0][-1]
-    return np.maximum(point - excess[last], 0.0)
+    projected: Floats = np.maximum(point - excess[last], 0.0)
+    return projected

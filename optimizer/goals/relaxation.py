@@ -30,7 +30,8 @@ class Cut:
 
     def spent(self, loads: Floats, work: Floats, arrivals: Floats) -> Floats:
         """The cost of each partial plan so far; `loads` has a column per kind."""
-        return loads @ self.mu + self.nu * (work + arrivals * self.at_s)
+        paid: Floats = loads @ self.mu + self.nu * (work + arrivals * self.at_s)
+        return paid
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ class DeviceMemory:
     def _added(self) -> Floats:
         """Kinds x blocks: the weights that a block adds to those of the block before; shared weights count once."""
         none = (0,) * self.facts.num_blocks
-        return self.weights - np.array([table.repeated_bytes or none for table in self.facts.tables], float)
+        added: Floats = self.weights - np.array([table.repeated_bytes or none for table in self.facts.tables], float)
+        return added
 
     @cached_property
     def _activations(self) -> Floats:
@@ -46,7 +47,8 @@ class DeviceMemory:
         added = np.hstack([self.weights[:, [start]], self._added[:, start + 1 :]])
         weights = np.cumsum(added, axis=1).T
         largest = np.maximum.accumulate(self._activations[:, start:], axis=1).T
-        return weights[..., None] + largest[..., None] * batches
+        memory: Floats = weights[..., None] + largest[..., None] * batches
+        return memory
 
     def local(self, start: int, batches: Ints) -> Floats:
         """The same in a local placement, with the inputs that wait before the split and behind it (limits.py)."""

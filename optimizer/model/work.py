@@ -106,7 +106,8 @@ def until_s(split: Split, facts: Problem, kind: str, reach: float, size: float) 
     """Seconds from the start of a launch of this size to the end of each block, for an input that stays."""
     staying = _staying(inside_of(split, facts.survival, reach))
     blocks_s = _blocks_s(split, facts, kind, split_costs.felt_size(size, staying))
-    return (facts.table(kind).launch_s + blocks_s.cumsum()).tolist()
+    ends_s: list[float] = (facts.table(kind).launch_s + blocks_s.cumsum()).tolist()
+    return ends_s
 
 
 def inside_of(split: Split, survival: tuple[float, ...], reach: float) -> list[float]:

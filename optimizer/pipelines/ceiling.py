@@ -104,7 +104,8 @@ class Ceiling:
     @cached_property
     def _known(self) -> Bools:
         """Kinds whose best pipeline is known and has one placement: with fewer devices, none would do better."""
-        return (self.alone_per_s > 0) & self._search.builder.memory.holds_any_cut
+        known: Bools = (self.alone_per_s > 0) & self._search.builder.memory.holds_any_cut
+        return known
 
     def _alone(self, by: Cut) -> float:
         costs = by.mu * self._search.valuation.counts / np.where(self._known, self.alone_per_s, 1.0) - self._offset(by)

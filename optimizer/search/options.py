@@ -40,7 +40,8 @@ class Options:
 
     def latency_s(self, seconds_per_input: float, row: int | slice = slice(None)) -> Floats:
         """Latencies when inputs arrive at this distance."""
-        return self.work_s[row] + self.arrivals * seconds_per_input
+        latency_s: Floats = self.work_s[row] + self.arrivals * seconds_per_input
+        return latency_s
 
     def only(self, keep: Bools) -> "Options":
         each = {name: getattr(self, name)[keep] for name in ("stop", "kind", "batch", "inner", "arrivals", "memory")}
@@ -153,7 +154,8 @@ class Builder:
         work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
         leaving = self._leaving(self._survival[:, [start]], self._survival[:, start + 1 :])
         possible = ~leaving | np.isin(np.arange(start, self.facts.num_blocks), sorted(self.facts.ramp_blocks))
-        return np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
+        quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
+        return quiet
 
     def still(self, start: int) -> tuple[Floats, Floats]:
         """Loads (kinds x batches x stops) if the batch keeps its size and is not transferred, and arrivals by batch."""
@@ -252,7 +254,8 @@ class Builder:
         lighter = (np.take_along_axis(load, rival[None], -1) <= load).all(0)
         sooner = (not self.timed) | (np.take_along_axis(work, rival[None], -1) <= work).all(0)
         leaner = self.memory.holds_any_cut[:, None] | (np.take_along_axis(memory, rival, -1) <= memory)
-        return lighter & sooner & leaner & (rival != order)
+        beaten: Bools = lighter & sooner & leaner & (rival != order)
+        return beaten
 
 
 def _by_stop(quiet: Floats, shrinking: Floats) -> Floats:

@@ -92,7 +92,8 @@ class TextForm(Form, Generic[AnyBody]):
 
     def relevances(self, answers: Sequence[Answer], raw: bool) -> list[float]:
         """The score of each document: that of the relevant label."""
-        return self.label_scores(answers, raw)[:, self.service.relevant].tolist()
+        scores: list[float] = self.label_scores(answers, raw)[:, self.service.relevant].tolist()
+        return scores
 
     def check_relevant(self, status: int) -> None:
         """Raise `RefusedError` if it is not known which of the network's labels means that a document is relevant."""

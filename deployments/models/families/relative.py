@@ -26,7 +26,8 @@ def mpnet(model: Any) -> Anatomy:
         heads = (own.num_attention_heads, own.attention_head_size)
 
         def add(context: Tensor, hidden: Tensor) -> Tensor:
-            return layer.attention.LayerNorm(own.o(context) + hidden)
+            after: Tensor = layer.attention.LayerNorm(own.o(context) + hidden)
+            return after
 
         return _block(layer, (own.q, own.k, own.v), heads, add, None, bias)
 
@@ -75,7 +76,8 @@ def _block(
         assert spans, "This is a bug: texts have spans."
         query, key, value = (torch.unflatten(project(hidden), -1, heads) for project in projections)
         after = add(packed_attention((query, key, value), spans, scaling, bias), hidden)
-        return layer.output(layer.intermediate(after), after)
+        output: Tensor = layer.output(layer.intermediate(after), after)
+        return output
 
     return run
 

@@ -21,8 +21,10 @@ def vit(model: Any) -> Anatomy:
     def head(hidden: Tensor) -> Tensor:
         last = base.layernorm(hidden)
         if is_distilled:
-            return (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
-        return model.classifier(last[:, 0])
+            both: Tensor = (model.cls_classifier(last[:, 0]) + model.distillation_classifier(last[:, 1])) / 2
+            return both
+        answer: Tensor = model.classifier(last[:, 0])
+        return answer
 
     blocks = [call_transformer_layer(layer) for layer in base.layers]
     return transformer(model, lambda arrays: base.embeddings(arrays["pixel_values"]), blocks, head)
@@ -38,7 +40,8 @@ def beit(model: Any) -> Anatomy:
     def block(layer: nn.Module) -> ImageBlock:
         def run(hidden: Tensor, _: Spans | None) -> Tensor:
             shared = base.shared_position_bias and base.shared_position_bias(window, dim_size=hidden.shape[1])
-            return layer(hidden, shared, resolution=resolution)
+            after: Tensor = layer(hidden, shared, resolution=resolution)
+            return after
 
         return run
 
