@@ -87,17 +87,17 @@ def evaluated(
 ) -> Evaluation:
     """`full` and `exits` are the answers without exits and with them, to the same inputs."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
-    depth = np.array([(each.exit_block + 1) / num_blocks for each in exits])
+    depth = _depth(exits, num_blocks)
     agreement = _share(full_answers == early)
     if truth is None:
-        return Evaluation(len(exits), agreement, _mean(depth))
+        return Evaluation(len(exits), agreement, depth)
     lost = (full_answers == truth).astype(float) - (early == truth)
     classes = by_class(truth, full_answers, early)
     rated: tuple[Metric, ...] = ("macro-f1", "mcc")
     scores = {metric: _scored(metric, truth, full_answers, early) for metric in rated}
     scores["worst-class"] = _worst(truth, full_answers, early)
     in_full, with_exits = _share(full_answers == truth), _share(early == truth)
-    return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), scores, classes)
+    return Evaluation(len(exits), agreement, depth, in_full, with_exits, _of_losses(lost), scores, classes)
 
 
 def evaluated_words(
@@ -112,7 +112,7 @@ def evaluated_words(
     if not counts.any():
         raise UserError("no text has a word that the network answers: there is nothing to compare")
     full_answers, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
-    depth = np.array([(each.exit_block + 1) / num_blocks for each in exits])
+    depth = _depth(exits, num_blocks)
 
     def of_texts(of_words: NDArray[Any]) -> NDArray[np.float64]:
         sums = np.bincount(np.repeat(np.arange(len(counts)), counts), weights=of_words, minlength=len(counts))
@@ -121,14 +121,14 @@ def evaluated_words(
 
     agreement = _of_losses(of_texts(full_answers == early))
     if truth is None or given is None:
-        return Evaluation(len(exits), agreement, _mean(depth))
+        return Evaluation(len(exits), agreement, depth)
     numbers = np.concatenate([np.array(each.words.numbers, np.int64) for each in full if each.words])
     right = of_words(truth, given, counts, numbers)
     lost = of_texts((full_answers == right).astype(float) - (early == right))
     in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (full_answers, early))
     classes = by_class(right, full_answers, early)
     entities = entity_f1(right, full_answers, early, counts, names)
-    return Evaluation(len(exits), agreement, _mean(depth), in_full, with_exits, _of_losses(lost), {}, classes, entities)
+    return Evaluation(len(exits), agreement, depth, in_full, with_exits, _of_losses(lost), {}, classes, entities)
 
 
 def evaluated_labels(
@@ -136,7 +136,7 @@ def evaluated_labels(
 ) -> Evaluation:
     """The same where inputs have several labels: shares of an input's labels that are rightly given or not given."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
-    depth = _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits]))
+    depth = _depth(exits, num_blocks)
     agreement = _of_losses((full_answers == early).mean(axis=1))
     if truth is None:
         return Evaluation(len(exits), agreement, depth)
@@ -164,7 +164,7 @@ def evaluated_scores(
 ) -> Evaluation:  # fmt: skip
     """The same where inputs have a score. `lists`: the number of each document's list, whose relevance is the truth."""
     in_full, early = (np.array([each.score for each in answers]) for answers in (full, exits))
-    depth = _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits]))
+    depth = _depth(exits, num_blocks)
     agreement = _share(np.abs(in_full - early) <= tolerance)
     if truth is None:
         return Evaluation(len(exits), agreement, depth)
@@ -184,7 +184,7 @@ def evaluated_pixels(
 ) -> Evaluation:
     """The same where pixels are labelled: shares of a picture's pixels, of those that have a label in `truth`."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
-    depth = _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits]))
+    depth = _depth(exits, num_blocks)
     agreement = _of_losses((full_answers == early).mean(axis=1))
     if truth is None:
         return Evaluation(len(exits), agreement, depth)
@@ -229,6 +229,11 @@ def _share(right: NDArray[np.bool_]) -> Interval:
     """The share of right answers. Its interval counts two more right and two more wrong ones, so it is never empty."""
     count, shrunk = len(right), (right.sum() + 2) / (len(right) + 4)
     return Interval(float(right.mean()), float(STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
+
+
+def _depth(answers: Sequence[PredictedAnswer], num_blocks: int) -> Interval:
+    """The share of the blocks that an input runs."""
+    return _mean(np.array([(each.exit_block + 1) / num_blocks for each in answers]))
 
 
 def _mean(values: NDArray[np.float64]) -> Interval:
