@@ -62,8 +62,8 @@ def measure(
 ) -> dict[str, float]:  # fmt: skip
     """`rounds` of a search for what each system sustains, in steps of so many `seconds`, for each precision.
 
-    All parts but `launches` and `live` take the first precision and a third of the rounds. `again=1`: measure also what
-    the same code has measured on this machine before.
+    Only the first precision takes all rounds; the others, and all parts but `launches` and `live`, take a third.
+    `again=1`: measure also what the same code has measured on this machine before.
     """
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
@@ -80,7 +80,8 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
         if "launches" in wanted and dtype != "int8":
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
-            yield RealPart(f"live {dtype}", f"_{dtype}", partial(_live, replace(case, dtype=dtype), rounds, seconds))
+            times = rounds if dtype == first.dtype else few
+            yield RealPart(f"live {dtype}", f"_{dtype}", partial(_live, replace(case, dtype=dtype), times, seconds))
     for name in OTHERS:
         if name in wanted:
             suffix = f"_{name}_{first.dtype}"
