@@ -54,6 +54,18 @@ class TimedLaunch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Deadline:
+    """The time at which something ends, by this clock."""
+
+    at_s: float
+    clock: Callable[[], float]
+
+    @property
+    def is_over(self) -> bool:
+        return self.clock() > self.at_s
+
+
+@dataclass(frozen=True)
 class FittedPrices:
     """Prices, and their errors for launches that they were not fitted to.
 
@@ -78,21 +90,26 @@ def measured(
     model: Any,
     workload: DecodingWorkload,
     seconds: float,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    stopwatch: Callable[[], float] | None = None,
     least: int = LEAST_LAUNCHES,
 ) -> FittedPrices:
-    """Time launches of texts like those of the workload, for about `seconds`, and `least` launches at least."""
-    clock = clock or host_clock_for(str(anatomy_of(model).weights.device))
+    """Time launches of texts like those of the workload, for about `seconds`, and `least` launches at least.
+
+    Launches are timed by `stopwatch`, which may count the processor time of the thread that computes; another thread
+    would read another time, so `clock` says when to end.
+    """
+    stopwatch = stopwatch or host_clock_for(str(anatomy_of(model).weights.device))
     launches: list[TimedLaunch] = []
-    until_s = clock() + seconds
+    until = Deadline(clock() + seconds, clock)
     # All settings take turns, so that other load on the machine disturbs all of them alike.
     for number, (residents, depth, exits) in enumerate(cycle(SETTINGS)):
-        if clock() > until_s and len(launches) >= least:
+        if until.is_over and len(launches) >= least:
             break
         if not launches and number == len(SETTINGS):
             raise UserError("texts are too short to time their launches: prepare with longer ones (--max-tokens)")
         texts = _texts(model, workload, residents, number)
-        launches += _launches(model, texts, residents, depth, exits, clock, until_s, number)
+        launches += _launches(model, texts, residents, depth, exits, stopwatch, until, number)
     return fitted(launches)
 
 
@@ -133,8 +150,8 @@ class _RandomExits:
 
 
 def _launches(
-    model: Any, texts: Sequence[TextRequest], residents: int, depth: float, exits: str, clock: Callable[[], float],
-    until_s: float, seed: int,
+    model: Any, texts: Sequence[TextRequest], residents: int, depth: float, exits: str,
+    stopwatch: Callable[[], float], until: Deadline, seed: int,
 ) -> list[TimedLaunch]:  # fmt: skip
     """The launches by which an engine writes these texts, with the network cut at a share of its depth.
 
@@ -146,7 +163,7 @@ def _launches(
     limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
     made = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
     network = _RandomExits(made.network, made.scheduler.splits, Random(seed))
-    engine = _TimedEngine(made.scheduler, network, clock, until_s)
+    engine = _TimedEngine(made.scheduler, network, stopwatch, until)
     loop = EngineLoop(engine)
     try:
         asyncio.run(_send_all(loop, texts, engine))
@@ -169,21 +186,22 @@ async def _send_all(loop: EngineLoop, texts: Iterable[TextRequest], engine: "_Ti
 class _TimedEngine(Engine):
     """Times its launches, until the time is over and some were timed."""
 
-    def __init__(self, scheduler: Scheduler, network: _RandomExits, clock: Callable[[], float], until_s: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, network: _RandomExits, stopwatch: Callable[[], float], until: Deadline
+    ) -> None:
         super().__init__(scheduler, network, time.perf_counter)
         self.launches: list[TimedLaunch] = []
-        self._sizes, self._timer, self._until_s = network.sizes, clock, until_s
+        self._sizes, self._stopwatch, self._until = network.sizes, stopwatch, until
 
     @property
     def enough(self) -> bool:
-        return len(self.launches) > LAST_LAUNCHES and self._ended_s > self._until_s
+        return len(self.launches) > LAST_LAUNCHES and self._until.is_over
 
     def step(self) -> list[NewTokens] | None:
-        begun_s = self._timer()
+        begun_s = self._stopwatch()
         news = super().step()
         if news is not None:
-            self._ended_s = self._timer()
-            self.launches.append(TimedLaunch(self._sizes[-1], self._ended_s - begun_s))
+            self.launches.append(TimedLaunch(self._sizes[-1], self._stopwatch() - begun_s))
         return news
 
 
