@@ -32,10 +32,10 @@ AT_ONCE = (exits.confidence, exits.entropy, exits.margin, exits.patience, exits.
 def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.float64]:
     """The thresholds worth trying, the strictest first: from one that never fires to one that always does.
 
-    >>> from isobatch.deployments import exits
-from isobatch.deployments.exits import patience
-    >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
-    [4.0, 3.0, 2.0, 1.0]
+        >>> from isobatch.deployments import exits
+    from isobatch.deployments.exits import patience
+        >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
+        [4.0, 3.0, 2.0, 1.0]
     """
     values = range_of(policy) or (COUNTS if memory_width(policy, num_labels) else SHARES_OF_ONE)
     low, high = values.low(num_labels), values.high(num_ramps)
@@ -76,7 +76,9 @@ def replay(
     if leaves[:, 0].sum() > leaves[:, -1].sum():  # the policy declares no range, and inputs leave below the threshold
         thresholds, leaves = thresholds[::-1], leaves[:, ::-1]
     if (leaves[:, :-1] & ~leaves[:, 1:]).any():
-        raise UserError(f"policy {_name(policy)}: an input that leaves at a threshold must leave at all less strict ones")
+        raise UserError(
+            f"policy {_name(policy)}: an input that leaves at a threshold must leave at all less strict ones"
+        )
     first = (~leaves).sum(axis=1, dtype=np.uint8)
     answered, truth = labels.numpy().astype(np.uint16), targets.argmax(dim=1).numpy()
     full = None if reference is None else reference.argmax(dim=1).numpy().astype(np.uint16)
@@ -90,7 +92,9 @@ def _decided(policy: Policy, logits: Tensor, thresholds: NDArray[np.float64], me
         return cast(Callable[[Tensor, Tensor, Tensor], Decision], policy)(logits, column, memory)
     decisions = [policy(logits, float(threshold), memory) for threshold in thresholds]
     if any(not torch.equal(decisions[0].memory, each.memory) for each in decisions[1:]):
-        raise UserError(f"policy {_name(policy)}: its memory depends on the threshold, so thresholds cannot be searched")
+        raise UserError(
+            f"policy {_name(policy)}: its memory depends on the threshold, so thresholds cannot be searched"
+        )
     return replace(decisions[0], leaves=torch.stack([decision.leaves for decision in decisions]))
 
 
