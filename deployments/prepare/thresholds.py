@@ -1,7 +1,9 @@
 """Asks the policy which inputs leave, for every ramp, candidate threshold and input, and makes an `ExitTable`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -10,7 +12,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 from torch import Tensor
 
-from isobatch.deployments.exits import Policy, Range, memory_width, range_of
+from isobatch.deployments import exits
+from isobatch.deployments.exits import Decision, Policy, Range, memory_width, range_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exit_table import ExitTable
 
@@ -21,14 +24,18 @@ BEYOND = 1e-3  # the distance of the threshold that no value reaches from the hi
 # The assumed range of a policy that declares none: a policy with memory counts ramps, any other compares a share.
 COUNTS = Range(low=lambda labels: 1.0, high=lambda ramps: float(ramps), whole=True)
 SHARES_OF_ONE = Range(low=lambda labels: 0.0, high=lambda ramps: 1.0)
+# Policies that also take a column of thresholds, and give a row of `leaves` for each: what they compare with thresholds
+# is computed once. One call for each of many thresholds takes 20 times as long.
+AT_ONCE = (exits.confidence, exits.entropy, exits.margin, exits.patience, exits.voting, exits.near, exits.near_number)
 
 
 def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.float64]:
     """The thresholds worth trying, the strictest first: from one that never fires to one that always does.
 
-    >>> from isobatch.deployments.exits import patience
-    >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
-    [4.0, 3.0, 2.0, 1.0]
+        >>> from isobatch.deployments import exits
+    from isobatch.deployments.exits import patience
+        >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
+        [4.0, 3.0, 2.0, 1.0]
     """
     values = range_of(policy) or (COUNTS if memory_width(policy, num_labels) else SHARES_OF_ONE)
     low, high = values.low(num_labels), values.high(num_ramps)
@@ -56,27 +63,43 @@ def replay(
     `only`: a single threshold in place of the candidates. `reference`: the logits of another network, against which
     losses are counted.
     """
-    (num_ramps, count, num_labels), name = logits.shape, getattr(policy, "__name__", str(policy))
+    num_ramps, count, num_labels = logits.shape
     thresholds = candidates(policy, num_labels, num_ramps) if only is None else np.array([only])
     leaves = np.zeros((num_ramps, len(thresholds), count), np.bool_)
     answers = [head] * (num_ramps + 1)
     memory = torch.zeros(count, memory_width(policy, num_labels))
     for ramp in range(num_ramps):
-        decisions = [policy(logits[ramp], float(threshold), memory) for threshold in thresholds]
-        if any(not torch.equal(decisions[0].memory, each.memory) for each in decisions[1:]):
-            raise UserError(f"policy {name}: its memory depends on the threshold, so thresholds cannot be searched")
-        leaves[ramp] = torch.stack([decision.leaves for decision in decisions]).numpy()
-        answers[ramp], memory = decisions[0].answer, decisions[0].memory
+        decided = _decided(policy, logits[ramp], thresholds, memory)
+        leaves[ramp], answers[ramp], memory = decided.leaves.numpy(), decided.answer, decided.memory
     labels = torch.stack([answer.argmax(dim=1) for answer in answers])
     right = targets.gather(1, labels.T).T
     if leaves[:, 0].sum() > leaves[:, -1].sum():  # the policy declares no range, and inputs leave below the threshold
         thresholds, leaves = thresholds[::-1], leaves[:, ::-1]
     if (leaves[:, :-1] & ~leaves[:, 1:]).any():
-        raise UserError(f"policy {name}: an input that leaves at a threshold must leave at all less strict ones")
+        raise UserError(
+            f"policy {_name(policy)}: an input that leaves at a threshold must leave at all less strict ones"
+        )
     first = (~leaves).sum(axis=1, dtype=np.uint8)
     answered, truth = labels.numpy().astype(np.uint16), targets.argmax(dim=1).numpy()
     full = None if reference is None else reference.argmax(dim=1).numpy().astype(np.uint16)
     return ExitTable(thresholds, first, right.numpy(), answered, truth, np.array([*costs, 1.0]), full)
+
+
+def _decided(policy: Policy, logits: Tensor, thresholds: NDArray[np.float64], memory: Tensor) -> Decision:
+    """The decision at one ramp, with a row of `leaves` for each threshold."""
+    if policy in AT_ONCE:
+        column = torch.from_numpy(thresholds.astype(np.float32)).to(logits.dtype)[:, None]
+        return cast(Callable[[Tensor, Tensor, Tensor], Decision], policy)(logits, column, memory)
+    decisions = [policy(logits, float(threshold), memory) for threshold in thresholds]
+    if any(not torch.equal(decisions[0].memory, each.memory) for each in decisions[1:]):
+        raise UserError(
+            f"policy {_name(policy)}: its memory depends on the threshold, so thresholds cannot be searched"
+        )
+    return replace(decisions[0], leaves=torch.stack([decision.leaves for decision in decisions]))
+
+
+def _name(policy: Policy) -> str:
+    return getattr(policy, "__name__", str(policy))
 
 
 # Bounds of the search for a temperature. Ramps beyond them are useless: sure of everything, or of nothing.

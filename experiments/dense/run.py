@@ -7,25 +7,32 @@ promise is that of other pictures at most 1 % of the pixels get another label th
 Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that pay at that batch size; the batch gets
 smaller where pictures leave. Goodput: what one device sustains within an SLO, with constant batches, by plans from the
 measured times; in full and with early exit in batches that shrink beside it. The promise is repeated on random parts
-of recorded pictures.
+of recorded pictures. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
 from itertools import chain, combinations
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from rich.console import Console
 
 from experiments.shared.scenes import NAMES, Scenes, drawn, scene_network
+from experiments.shared.version import code_of
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.profiling.block_times import images, timed
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.exits import confidence
+from isobatch.deployments.folders import cache_directory
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.ramps import Ramps
@@ -53,33 +60,65 @@ SLO_OVER_ONE = 8.0  # the SLO in times of one picture alone in full
 TRIAL_S, ROUNDS = 2.0, 3
 MOST_OPEN = 2  # exits with bridges that are tried together
 KIND, GAP = "host", 0.01
+console = Console(stderr=True, width=140)
 
 
-def measure(repeats: int = REPEATS) -> dict[str, float]:
-    threads = torch.get_num_threads()
+def measure(repeats: int = REPEATS, again: int = 0) -> dict[str, float]:
+    """`again=1`: measure also what the same code has measured on this machine before."""
+    code = sha256(json.dumps(code_of("dense")).encode()).hexdigest()[:16]
+    place, threads = cache_directory() / "bench-dense" / code, torch.get_num_threads()
+    if again and place.exists():
+        rmtree(place)
+    place.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     try:
-        with TemporaryDirectory() as place:
-            return dict(_figures(Path(place), repeats))
+        return _figures(place, repeats)
     finally:
         torch.set_num_threads(threads)
 
 
-def _figures(place: Path, repeats: int) -> Iterator[tuple[str, float]]:
-    plain, out = place / "plain", place / "prepared"
-    scene_network(plain, STEPS, DEPTHS, lambda steps: show(steps, "training the network"))
-    scenes = drawn(PREPARED_WITH, seed=1)
-    sample = Sample(list(scenes.pictures), None, Parts.of(PREPARED_WITH), task=task_at(plain))
-    options = PrepareOptions(f"{confidence.__module__}:confidence", metric="agreement", max_accuracy_loss=ALLOWED)
-    prepare(plain, sample, out, options)
-    model, fresh = load(out), drawn(FRESH, seed=2)
+def _figures(place: Path, repeats: int) -> dict[str, float]:
+    """The figures of all parts; the network and each part are kept when they end."""
+    out, networks = place / "prepared", cache(partial(_networks, place / "prepared"))
+    if not out.exists():
+        _prepare(out)
+    parts: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
+        "costs": lambda: ((f"exit_cost_{block}", share) for block, share in enumerate(networks().exit_costs)),
+        "latencies": lambda: networks().latencies(),
+        "goodput": lambda: networks().goodput(),
+        f"promise {repeats}": lambda: _promise(load(out), repeats),
+    }
+    return dict(chain.from_iterable(_kept(place, name, part).items() for name, part in parts.items()))
+
+
+def _kept(place: Path, name: str, part: Callable[[], Iterator[tuple[str, float]]]) -> dict[str, float]:
+    path = place / f"{name}.json"
+    if path.is_file():
+        console.print(f"{name}: measured before (again=1 measures it anew)")
+        found: dict[str, float] = json.loads(path.read_text())
+        return found
+    console.print(f"{name}: measuring")
+    began_s, figures = time.monotonic(), dict(part())
+    path.write_text(json.dumps(figures))
+    console.print(f"{name}: measured in {time.monotonic() - began_s:.0f} s")
+    return figures
+
+
+def _prepare(out: Path) -> None:
+    with TemporaryDirectory(dir=out.parent) as folder:
+        plain, made = Path(folder, "plain"), Path(folder, "prepared")
+        scene_network(plain, STEPS, DEPTHS, lambda steps: show(steps, "training the network"))
+        scenes = drawn(PREPARED_WITH, seed=1)
+        sample = Sample(list(scenes.pictures), None, Parts.of(PREPARED_WITH), task=task_at(plain))
+        options = PrepareOptions(f"{confidence.__module__}:confidence", metric="agreement", max_accuracy_loss=ALLOWED)
+        prepare(plain, sample, made, options)
+        made.rename(out)
+
+
+def _networks(out: Path) -> "Networks":
+    model = load(out)
     (measured,) = timed(model, [images(model, 32, 1)], KIND, "float32", PROFILE_S, LARGEST)
-    bench = Networks(model, Evidence.read(out / EVIDENCE), measured.table, fresh)
-    for block, share in enumerate(bench.exit_costs):
-        yield f"exit_cost_{block}", share
-    yield from bench.latencies()
-    yield from bench.goodput()
-    yield from _promise(model, repeats)
+    return Networks(model, Evidence.read(out / EVIDENCE), measured.table, drawn(FRESH, seed=2))
 
 
 @dataclass(frozen=True)
@@ -121,7 +160,7 @@ class Networks:
         """Sets of exits, and what pictures cost that leave at each exit or at the end, with these exits open."""
         block_s, ramp_s = self.table.block_times_s(float(size)), self.table.ramp_times_s(float(size))
         every = range(self.model.num_blocks - 1)
-        for opened in chain.from_iterable(combinations(every, count) for count in range(1, MOST_OPEN + 1)):
+        for opened in chain.from_iterable(combinations(every, count) for count in range(MOST_OPEN + 1)):
             spent = np.cumsum(block_s + np.where(np.isin(np.arange(len(ramp_s)), opened), ramp_s, 0.0))
             yield opened, spent / block_s.sum()
 
@@ -139,7 +178,7 @@ class Networks:
         inputs = [network.encode([picture]) for picture in self.fresh.pictures]
         watch, tuned_profile = stopwatch_for("cpu"), replace(profile, exits=self.evidence.exits(chosen))
         bench = Bench(network, tuned_profile, KIND, Source(inputs), watch, LARGEST)
-        rows = {row.system: row for row in bench.compare([1e3 * slo_s], TRIAL_S, ROUNDS)}
+        rows = {row.system: row for row in bench.compare([1e3 * slo_s], TRIAL_S, ROUNDS, console.print)}
         for system, name in ((STOCK, "full"), (NAIVE, "early_exit"), (CONSTANT, "constant")):
             yield f"goodput_{name}_per_s", rows[system].goodput_per_s
         yield "goodput_over_no_exits", rows[CONSTANT].goodput_per_s / rows[STOCK].goodput_per_s

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.deployments import exits
-from isobatch.deployments.exits import Decision
-from isobatch.deployments.prepare.thresholds import candidates, replay
+from isobatch.deployments.exits import Decision, memory_width
+from isobatch.deployments.prepare.thresholds import AT_ONCE, candidates, replay
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exit_table import ExitTable, outcome
 
@@ -43,6 +43,24 @@ def test_the_table_says_what_the_policy_does_step_by_step(policy: exits.Policy) 
         places[leaving], inside = ramp, inside & ~leaving
         memory = decision.memory
     np.testing.assert_array_equal(outcome(table, chosen, "accuracy").places, places)
+
+
+@pytest.mark.parametrize("policy", AT_ONCE)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 999), ramps=st.integers(1, 5), labels=st.integers(2, 6))
+def test_all_thresholds_at_once_are_what_one_after_the_other_is(
+    policy: exits.Policy, seed: int, ramps: int, labels: int
+) -> None:
+    logits, head, truth = recorded(seed, ramps, labels=labels)
+    logits[:, :20] = logits[:, :20].round()  # values that are as large as each other, and as large as thresholds
+    costs = [(ramp + 1) / (ramps + 1) for ramp in range(ramps)]
+    table, memory = replay(policy, logits, head, truth, costs), torch.zeros(len(truth), memory_width(policy, labels))
+    for ramp in range(ramps):
+        decisions = [policy(logits[ramp], float(threshold), memory) for threshold in table.candidates]
+        for candidate, decision in enumerate(decisions):
+            np.testing.assert_array_equal(table.first[ramp] <= candidate, decision.leaves.numpy())
+        np.testing.assert_array_equal(table.labels[ramp], decisions[0].answer.argmax(dim=1))
+        memory = decisions[0].memory
 
 
 @settings(max_examples=30, deadline=None)
