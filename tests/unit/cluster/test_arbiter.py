@@ -207,7 +207,7 @@ def test_no_plan_begins_to_use_a_device_that_left_the_budget_meanwhile() -> None
     events = run(app, loop, 240)
     assert taken, "a plan for all devices was chosen"
     assert FLEET not in [plan.devices() for _, plan in app.rolled]
-    assert any("the budget has shrunk meanwhile: 1 of 2 v100 are gone" in event.why for event in events)
+    assert any("the budget has shrunk meanwhile: " in event.why for event in events)
 
 
 def test_one_application_alone_changes_as_without_a_fleet() -> None:
