@@ -147,6 +147,7 @@ class ControlLoop:
         """Plan on other devices from the next look on, which is due at once."""
         async with self._deciding:
             self.controller.grant(grant.budget, grant.why, self._clock())
+            self.decided["granted"] += 1
         self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:

@@ -1,5 +1,6 @@
 """The arbiter of a fleet: who gets which devices, in which order, and what it never does."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.fleet.bruteforce import agrees
-from isobatch.cluster.controller.arbiter import Arbiter, Budget, Standing
+from isobatch.cluster.controller.arbiter import Arbiter, Budget, Grant, Standing
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.record import NextStep
@@ -182,12 +183,13 @@ def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
     events = run(app, loop, 30)
     assert [event.what for event in events] == ["rolled out"]
     assert app.running.devices() == {"v100": 1, "k80": 2}
-    loop.controller.grant(FLEET, "a gets 1 v100", app.now_s)
+    asyncio.run(loop.grant(Grant(FLEET, "a gets 1 v100")))
     app.rate = lambda at_s: 10_000.0
     run(app, loop, 240)
     assert app.running.devices() == FLEET
     granted = [event.why for event in loop.controller.record.events.all if event.what == "granted"]
     assert granted == ["a gives 1 v100: inputs of b are refused", "a gets 1 v100"]
+    assert loop.decided["granted"] == 1, "which is what Grafana counts"
 
 
 def test_no_plan_begins_to_use_a_device_that_left_the_budget_meanwhile() -> None:
