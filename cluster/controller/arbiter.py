@@ -13,7 +13,14 @@ from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.decide import is_refusing
 from isobatch.cluster.controller.snapshot import Snapshot
 from isobatch.optimizer import Objective, Problem
-from isobatch.optimizer.fleets.application import SOMETHING, FleetApplication, FleetGoal, KindCounts, PartPlans, value_of
+from isobatch.optimizer.fleets.application import (
+    SOMETHING,
+    FleetApplication,
+    FleetGoal,
+    KindCounts,
+    PartPlans,
+    value_of,
+)
 from isobatch.optimizer.fleets.division import best_division, part_plans
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
@@ -100,7 +107,7 @@ class Arbiter:
     _present: Budget = field(default_factory=dict)  # the devices of the last decision
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
-        """`standings` of the applications whose controllers answer; the others, and paused ones, keep what they have."""
+        """`standings` of the applications whose controllers answer. The others keep what they have, as paused ones do."""
         self.budgets |= {name: _both(max, self.config.nothing, each.budget) for name, each in standings.items()}
         self._uses |= {name: each.uses for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
