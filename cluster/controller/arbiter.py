@@ -13,7 +13,14 @@ from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.decide import is_refusing
 from isobatch.cluster.controller.snapshot import Snapshot
 from isobatch.optimizer import Objective, Problem
-from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, KindCounts, PartPlans, value_of
+from isobatch.optimizer.fleets.application import (
+    SOMETHING,
+    FleetApplication,
+    FleetGoal,
+    KindCounts,
+    PartPlans,
+    value_of,
+)
 from isobatch.optimizer.fleets.division import best_division, part_plans
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
@@ -42,6 +49,7 @@ class Standing:
     budget: Budget
     uses: Budget
     refuses: bool  # inputs, in the last look
+    paused: bool = False  # by a person, so that its plan stays
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -59,6 +67,7 @@ class Standing:
             budget=present.budget,
             uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
             refuses=window.latest is not None and is_refusing(window.latest),
+            paused=controller.record.paused,
         )
 
 
@@ -98,11 +107,12 @@ class Arbiter:
     _present: Budget = field(default_factory=dict)  # the devices of the last decision
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
-        """`standings` of the applications whose controllers answer; the others keep what they have."""
+        """`standings` of the applications whose controllers answer. The others keep what they have, as paused ones do."""
         self.budgets |= {name: _both(max, self.config.nothing, each.budget) for name, each in standings.items()}
         self._uses |= {name: each.uses for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
             return {}  # since the start some have not answered: it is unknown what they hold
+        standings = {name: each for name, each in standings.items() if not each.paused}
         if self._decided_s is None:
             self._decided_s, self._present, self._aims = now_s, dict(present), dict(self.budgets)
         if reason := self._reason(standings, present, now_s):
@@ -127,9 +137,7 @@ class Arbiter:
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""
 
     def _decide(self, reason: str, standings: Mapping[str, Standing], present: Budget, now_s: float) -> None:
-        held = {name: self._aims[name] if name in standings else has for name, has in self.budgets.items()}
-        absent = [_both(max, has, self._uses[name]) for name, has in held.items() if name not in standings]
-        asked = _Asked.of(self.config, standings, _without(present, absent))
+        held, asked = self._asked(standings, present)
         better = asked.better(held) if asked.plans else None
         self._aims = held
         if better is None:
@@ -140,6 +148,17 @@ class Arbiter:
             changes = [_change(name, held[name], budgets[name]) for name in budgets]
             decision = FleetDecision(now_s, "; ".join([self._why, *filter(None, changes)]), self._aims)
         self.decisions = [*self.decisions, decision][-KEEP:]
+
+    def _asked(self, standings: Mapping[str, Standing], present: Budget) -> tuple[dict[str, Budget], "_Asked"]:
+        """What each application holds, and what is divided. One for which no plan is possible keeps its devices.
+
+        Its controller could not free them.
+        """
+        held = {name: self._aims[name] if name in standings else has for name, has in self.budgets.items()}
+        absent = [_both(max, has, self._uses[name]) for name, has in held.items() if name not in standings]
+        asked = _Asked.of(self.config, standings, _without(present, absent))
+        able = {each.application.name: standings[each.application.name] for each in asked.plans}
+        return (held, asked) if len(able) == len(standings) else self._asked(able, present)
 
     def _grants(self, standings: Mapping[str, Standing], present: Budget) -> Iterator[tuple[str, Grant]]:
         """Budgets shrink at once, and grow by devices that no budget and no plan has any longer."""
@@ -201,17 +220,20 @@ class _Asked:
         if self.config.goal == "cost":
             yield "cost", 0
         goal = "goodput" if self.config.goal == "cost" else self.config.goal
-        yield from ((goal, relaxed) for relaxed in range(2 * len(self.plans) + 1))
+        yield from ((goal, relaxed) for relaxed in range(3 * len(self.plans) + 1))
 
     def _with_needs(self, own: Sequence[KindCounts], relaxed: int) -> list[PartPlans]:
-        """First each application needs what it asks of its own devices, and its least goodput; then only the latter."""
+        """First each application needs what it asks of its own devices, and its least goodput; then only the latter.
+
+        Then it needs some device, as long as there is one for each: a controller cannot do without any.
+        """
         order = sorted(range(len(self.plans)), key=lambda index: (self.plans[index].application.priority, -index))
         plans = []
         for index, (each, part) in enumerate(zip(self.plans, own, strict=True)):
             asks, place = each.application, order.index(index)
             lends = min(asks.rate_per_s or 0.0, each.goodput_per_s(part))
-            needed = [max(asks.least_per_s, lends), asks.least_per_s, 0.0]
-            given_up = (relaxed > place) + (relaxed > place + len(self.plans))
+            needed = [max(asks.least_per_s, lends), asks.least_per_s, SOMETHING, 0.0]
+            given_up = sum(relaxed > place + tier * len(self.plans) for tier in range(3))
             plans.append(replace(each, application=replace(asks, least_per_s=needed[given_up])))
         return plans
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from isobatch.cluster.controller.application import Application, RolloutError
 from isobatch.cluster.controller.arbiter import Grant, Standing
 from isobatch.cluster.controller.core import Controller
+from isobatch.cluster.controller.decide import lost_devices
 from isobatch.cluster.controller.record import Event, NextStep
 from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
@@ -146,6 +147,7 @@ class ControlLoop:
         """Plan on other devices from the next look on, which is due at once."""
         async with self._deciding:
             self.controller.grant(grant.budget, grant.why, self._clock())
+            self.decided["granted"] += 1
         self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:
@@ -180,9 +182,17 @@ class ControlLoop:
         self._report(step.event)
         if step.plan and self.controller.record.paused and step.event.what != "looked":
             self.controller.failed(step, "the controller was paused meanwhile", self._clock(), blameless=True)
+        elif step.plan and (taken := self._taken(step.plan)):
+            reason = f"the budget has shrunk meanwhile: {taken}"
+            self.controller.failed(step, reason, self._clock(), blameless=True)
         elif step.plan:
             await self._roll_out(step, step.plan)
         return self.controller.record.events.numbered(step.event.number) or step.event
+
+    def _taken(self, plan: Plan) -> str:
+        """Devices that left the budget after the plan was chosen, and that the running plan does not use."""
+        running, budget = self.controller.running.devices(), self.controller.present.budget
+        return lost_devices(plan, {kind: max(running.get(kind, 0), count) for kind, count in budget.items()})
 
     async def _roll_out(self, step: NextStep, plan: Plan) -> None:
         begun_s, self._rolled_out = self._clock(), plan.devices()

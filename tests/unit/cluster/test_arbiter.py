@@ -1,7 +1,9 @@
 """The arbiter of a fleet: who gets which devices, in which order, and what it never does."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.fleet.bruteforce import agrees
-from isobatch.cluster.controller.arbiter import Arbiter, Budget, Standing
+from isobatch.cluster.controller.arbiter import Arbiter, Budget, Grant, Standing
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
 from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.record import NextStep
 from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.simulation import World
 from isobatch.optimizer.fleets.application import FleetGoal
+from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
 from tests.helpers.fluid_application import MEDIUM, Fluid, control_loop, first_plan, moves, question, run
 
@@ -106,6 +110,40 @@ def test_an_application_that_does_not_answer_keeps_its_devices() -> None:
     assert fleet.budgets["a"] == OWN["a"]
 
 
+def test_an_application_whose_controller_is_paused_keeps_its_devices() -> None:
+    fleet = arbiter()
+    paused = replace(standing(0.1, OWN["a"]), paused=True)
+    standings = {"a": paused, "b": standing(1.9, OWN["b"], refuses=True)}
+    for at_s in (0.0, 5.0, WINDOW_S):
+        assert fleet.look(standings, FLEET, at_s) == {}
+    assert fleet.budgets["a"] == OWN["a"]
+    assert list(fleet.look(standings | {"a": replace(paused, paused=False)}, FLEET, 2 * WINDOW_S)) == ["a"]
+
+
+def test_the_devices_of_an_application_without_any_plan_are_promised_to_nobody() -> None:
+    """Its controller keeps the plan that runs, so that another one would wait for its devices for ever."""
+    fleet = arbiter()
+    slow = standing(1.0, OWN["a"])
+    slow = replace(slow, objective=replace(slow.objective, slo_s=1e-4))
+    standings = {"a": slow, "b": standing(1.9, OWN["b"], refuses=True)}
+    assert fleet.look(standings, FLEET, 0.0) == {}
+    assert fleet.look(standings, FLEET, 5.0) == {}
+    assert fleet.look_again_s == fleet.config.look_every_s, "nothing is being moved"
+
+
+def test_each_keeps_a_device_while_there_is_one_for_each() -> None:
+    """Even if the least goodput of another one is not reached: no controller can do without any device."""
+    fleet = arbiter(a={"priority": 1, "least_per_s": EACH_PER_S})
+    standings = {name: standing(1.0, OWN[name]) for name in OWN}
+    fleet.look(standings, FLEET, 0.0)
+    fleet.look(standings, {"v100": 1, "k80": 1}, 5.0)
+    aims = fleet.decisions[-1].budgets
+    assert aims
+    assert aims["a"]["v100"] == 1
+    assert sum(aims["b"].values()) == 1
+    assert "a may get less than agreed" in fleet.decisions[-1].why
+
+
 @pytest.mark.parametrize("seed", [0, 3, 8])
 def test_no_division_of_a_small_fleet_is_better(seed: int) -> None:
     assert agrees(seed)
@@ -145,12 +183,33 @@ def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
     events = run(app, loop, 30)
     assert [event.what for event in events] == ["rolled out"]
     assert app.running.devices() == {"v100": 1, "k80": 2}
-    loop.controller.grant(FLEET, "a gets 1 v100", app.now_s)
+    asyncio.run(loop.grant(Grant(FLEET, "a gets 1 v100")))
     app.rate = lambda at_s: 10_000.0
     run(app, loop, 240)
     assert app.running.devices() == FLEET
     granted = [event.why for event in loop.controller.record.events.all if event.what == "granted"]
     assert granted == ["a gives 1 v100: inputs of b are refused", "a gets 1 v100"]
+    assert loop.decided["granted"] == 1, "which is what Grafana counts"
+
+
+def test_no_plan_begins_to_use_a_device_that_left_the_budget_meanwhile() -> None:
+    """The grant arrives between the decision and its roll-out."""
+    app = Fluid(ASKED, ASKED.best(MEDIUM, Corrections(), OWN["a"]))
+    app.rate = lambda at_s: 10_000.0
+    taken = list[Plan]()
+
+    async def decided(function: Callable[..., Any], /, *arguments: Any) -> Any:
+        step = function(*arguments)
+        if not taken and isinstance(step, NextStep) and step.plan and step.plan.devices() == FLEET:
+            taken.append(step.plan)
+            loop.controller.grant(OWN["a"], "a gives 1 v100, 1 k80", app.now_s)
+        return step
+
+    loop = control_loop(app, offload=decided)
+    events = run(app, loop, 240)
+    assert taken, "a plan for all devices was chosen"
+    assert FLEET not in [plan.devices() for _, plan in app.rolled]
+    assert any("the budget has shrunk meanwhile: " in event.why for event in events)
 
 
 def test_one_application_alone_changes_as_without_a_fleet() -> None:

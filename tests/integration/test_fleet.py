@@ -1,0 +1,102 @@
+"""Two applications of a fleet and its arbiter, live on virtual devices: a flood of one moves a device."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.serve.fleet import profile
+from isobatch.cluster.cli import app
+from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
+from isobatch.cluster.load.workloads import arrivals
+from isobatch.profiles.files import save
+from tests.helpers.asking import ask, eventually
+from tests.integration.conftest import Put
+
+KIND, DEVICES = "v100", 4
+PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
+LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
+HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20}
+
+
+@pytest.fixture
+def base(deployed: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The Serve file that `isobatch plan` writes, with shorter windows."""
+    monkeypatch.chdir(tmp_path)
+    save(profile(PASS_S), tmp_path / "virtual.json")
+    virtual = {"backend": "virtual", "cpus_per_replica": 0.1, "audit_share": 0.0}
+    entry = {"profile": "virtual.json", "slo_ms": 1e3 * SLO_S, "rate_per_s": 60.0, "args": virtual}
+    applications = [entry | {"name": "calm", "least_per_s": LEAST_PER_S}, entry | {"name": "flooded"}]
+    fleet = {"devices": {KIND: DEVICES}, "goal": "fairness", "applications": applications}
+    Path("fleet.yaml").write_text(yaml.safe_dump(fleet))
+    options = ("plan", "fleet.yaml", "--believed", "--gap", "0.02", "--out", "serve.yaml")
+    result = CliRunner().invoke(app, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    served = yaml.safe_load(Path("serve.yaml").read_text())["applications"]
+    for each in served:
+        if each["name"].endswith("-controller"):
+            each["args"] |= HASTY | {"memory": str(tmp_path / each["name"])}
+        elif each["name"] == "fleet":
+            each["args"] |= {"replan_every_s": 8.0, "look_every_s": 1.0}
+        else:
+            each["deployments"] = [{"name": "front", "ray_actor_options": {"num_cpus": 0.1}}]
+    base = deployed(*served)
+    assert eventually(lambda: budgets(base) == {"calm": {KIND: 2}, "flooded": {KIND: 2}})
+    return base
+
+
+def status(base: str, name: str) -> dict[str, Any]:
+    code, reply = ask(base, "GET", f"/{name}/status")
+    return dict(reply) if code == 200 else {}
+
+
+def budgets(base: str) -> dict[str, dict[str, int]]:
+    return dict(status(base, "fleet").get("budgets", {}))
+
+
+def load(base: str, name: str, per_s: float, seconds: float) -> LoadRecord:
+    bodies = [json.dumps({"inputs": [{"exit_block": block}]}).encode() for block in (3, 7)]
+    generator = LoadGenerator(f"{base}/{name}/predict", bodies)
+    return asyncio.run(generator.at(arrivals("poisson", per_s, seconds, seed=1), patience_s=2 * SLO_S))
+
+
+def event(base: str, name: str, what: str, after_s: float = 0.0) -> dict[str, Any]:
+    """The first decision of this kind of the application's controller, from a time on."""
+    events = status(base, f"{name}/controller")["events"]
+    return next(each for each in events if each["what"] == what and each["at_s"] >= after_s)
+
+
+def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
+    base: str, record_property: Callable[[str, object], None]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(load, base, "calm", CALM_PER_S, 35.0)
+        began_s = time.time()
+        flood = load(base, "flooded", FLOOD_PER_S, 25.0)
+        calm = asked.result()
+    assert budgets(base) == {"calm": {KIND: 1}, "flooded": {KIND: 3}}
+    decision = next(each for each in status(base, "fleet")["decisions"] if each["budgets"])
+    given, taken = event(base, "calm", "granted"), event(base, "flooded", "granted")
+    assert given["why"].startswith(f"calm gives 1 {KIND}: "), "the reason is where people look"
+    assert taken["why"].startswith(f"flooded gets 1 {KIND}: ")
+    freed = event(base, "calm", "rolled out", given["at_s"])
+    assert freed["at_s"] <= taken["at_s"], "no two plans use one device"
+    moved = event(base, "flooded", "rolled out", taken["at_s"])
+    move_s = moved["at_s"] - decision["at_s"]
+    record_property("move_s", move_s)
+    print(f"move_s {move_s:.2f}")
+    assert move_s < 15.0, "about 4.5 s, and the rest for a machine that is busy"
+    assert status(base, "calm/controller")["plan"]["sustains_per_s"] >= LEAST_PER_S
+    assert set(np.unique(calm.status)) == {200}, "the flood costs the other application no request"
+    assert set(np.unique(flood.status)) <= {200, 503}, "none is lost: some are refused before the device has moved"
+    late = flood.due_s > moved["at_s"] - began_s + 2.0
+    assert late.any()
+    assert (flood.status[late] == 200).mean() > 0.9
