@@ -107,7 +107,7 @@ class Arbiter:
     _present: Budget = field(default_factory=dict)  # the devices of the last decision
 
     def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
-        """`standings` of the applications whose controllers answer. The others keep what they have, as paused ones do."""
+        """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
         self.budgets |= {name: _both(max, self.config.nothing, each.budget) for name, each in standings.items()}
         self._uses |= {name: each.uses for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
