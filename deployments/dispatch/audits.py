@@ -28,6 +28,7 @@ ROUNDING_S = 1e-12  # a launch that takes longer by less than this counts as tak
 class _Shadow(NamedTuple):
     since_s: float
     ticket: Ticket
+    lane: Lane
 
 
 class Audits:
@@ -36,7 +37,6 @@ class Audits:
     def __init__(self, limits: Limits, chance: Callable[[], float], num_blocks: int) -> None:
         self._limits, self._chance, self._num_blocks = limits, chance, num_blocks
         self._waiting: dict[Queue, deque[_Shadow]] = {}  # by the queue of other inputs that they wait beside
-        self._lanes: dict[Queue, Lane] = {}
         self._count = 0
         self._allowed_s = 0.0
         self._finished: list[Audit] = []
@@ -128,8 +128,7 @@ class Audits:
                 self._take(longest).place = NOWHERE
             ticket.origin = NOWHERE
             queue = lane.queue(ticket.cursor, ticket.kept_by)
-            self._waiting.setdefault(queue, deque()).append(_Shadow(now_s, ticket))
-            self._lanes[queue] = lane
+            self._waiting.setdefault(queue, deque()).append(_Shadow(now_s, ticket, lane))
             self._count += 1
 
     def take_joining(self, queue: Queue, weight: int) -> list[Ticket]:
@@ -163,7 +162,7 @@ class Audits:
                 continue
             if 0.0 < (cost_s := queue.stage.seconds(weight)) <= self._allowed_s:
                 self.pay(cost_s)
-                yield self._lanes[queue], queue, replica, [self._take(queue) for _ in range(count)]
+                yield waiting[0].lane, queue, replica, [self._take(queue) for _ in range(count)]
 
     def forget(self, lost: Callable[[Queue], bool] = lambda queue: True) -> None:
         """Give up the shadows of these queues."""
@@ -180,7 +179,7 @@ class Audits:
         waiting = self._waiting[queue]
         ticket = waiting.popleft().ticket
         if not waiting:
-            del self._waiting[queue], self._lanes[queue]
+            del self._waiting[queue]
         self._count -= 1
         return ticket
 

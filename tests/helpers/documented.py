@@ -89,6 +89,26 @@ def ask_examples(client: DocumentedClient, **parameters: str) -> int:
     return asked
 
 
+def check_interface(client: DocumentedClient, name: str, *schemas: str) -> None:
+    """The document of a served network is complete, has these schemas, and its examples are answered."""
+    document = client.app.openapi()  # type: ignore[attr-defined]
+    check_document(document)
+    assert set(schemas) <= set(document["components"]["schemas"])
+    ask_examples(client, name=name, version="1")
+
+
+def tensors(client: DocumentedClient, model: str, **request: Any) -> dict[str, Any]:
+    """The output tensors of an inference, which are as the model's metadata says."""
+    reply = client.post(f"/v2/models/{model}/infer", json=request)
+    assert reply.status_code == 200, reply.text
+    found = {each["name"]: each for each in reply.json()["outputs"]}
+    about = {each["name"]: each for each in client.get(f"/v2/models/{model}").json()["outputs"]}
+    for name, each in found.items():
+        assert about[name]["datatype"] == each["datatype"]
+        assert len(about[name]["shape"]) == len(each["shape"])
+    return found
+
+
 def _headers(operation: Operation) -> list[dict[str, Any]]:
     return [each for each in operation.get("parameters", []) if each["in"] == "header"]
 

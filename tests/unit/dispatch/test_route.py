@@ -7,17 +7,23 @@ import pytest
 from isobatch.deployments.dispatch.route import route_of
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Placement, Plan, Split
-from isobatch.optimizer.problem import problem
+from isobatch.optimizer.problem import Problem, problem
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
+from isobatch.profiles.latency import LatencyTable
 from tests.helpers.virtual_device import SURVIVAL, table
+
+
+def facts_of(named: str, measured: LatencyTable | None = None) -> Problem:
+    devices = fleet(named)
+    profile = Profile("made up", (measured or table(),), ExitProfile(SURVIVAL))
+    return problem(profile, devices, links_between(devices))
 
 
 def test_stages_follow_the_plan_and_its_cost_model() -> None:
     plan = Plan((Placement("v100", 2, (Split(0, 2, 8, ramps=(1,)),)), Placement("v100", 1, (Split(2, 4, 4),))))
-    devices = fleet("v100=3")
-    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    facts = facts_of("v100=3")
     route = route_of(plan, facts, ["front", "back"])
     front, back = route.stages
     assert (front.start, front.stop, front.batch, front.group, front.ramps) == (0, 2, 8, "front", {1})
@@ -30,8 +36,7 @@ def test_stages_follow_the_plan_and_its_cost_model() -> None:
 
 def test_a_stage_s_exit_points_have_the_planned_times() -> None:
     plan = Plan((Placement("v100", 2, (Split(0, 4, 8, ramps=(1,)),)),))
-    devices = fleet("v100=2")
-    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    facts = facts_of("v100=2")
     (stage,) = route_of(plan, facts, ["all"]).stages
     assert [(point.block, point.survival) for point in stage.exits] == [(1, SURVIVAL[2]), (3, 0.0)]
     (score,) = evaluate(plan, facts).splits
@@ -47,9 +52,7 @@ def test_a_short_text_takes_less_until_each_exit_point() -> None:
     one, many = table().block_s
     few, ramp = tuple(each / 10 for each in one), table().ramp_s[0]
     texts = replace(table(), length=100, batch_sizes=(0.1, 1, 8), block_s=(few, one, many), ramp_s=(ramp,) * 3)
-    devices = fleet("v100=2")
-    facts = problem(Profile("texts", (texts,), ExitProfile(SURVIVAL)), devices, links_between(devices))
-    facts = replace(facts, length=100)
+    facts = replace(facts_of("v100=2", texts), length=100)
     (stage,) = route_of(Plan((Placement("v100", 2, (Split(0, 4, 8, ramps=(1,)),)),)), facts, ["all"]).stages
     short, long = stage.until_s(10), stage.until_s(100)
     assert all(0.2 < less / more < 0.4 for less, more in zip(short, long, strict=True))
@@ -57,16 +60,14 @@ def test_a_short_text_takes_less_until_each_exit_point() -> None:
 
 def test_pipelines_side_by_side_are_routes_side_by_side_with_groups_of_their_own() -> None:
     lane = Plan((Placement("v100", 1, (Split(0, 4, 4),)),))
-    devices = fleet("v100=2")
-    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    facts = facts_of("v100=2")
     route = route_of(Plan(lane.placements, beside=(lane,)), facts, ["left", "right"])
     assert [[stage.group for stage in each.stages] for each in route.pipelines] == [["left"], ["right"]]
 
 
 def test_a_local_placement_transfers_nothing_to_itself() -> None:
     splits = (Split(0, 2, 8, ramps=(1,)), Split(2, 4, 4))
-    devices = fleet("v100=1")
-    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    facts = facts_of("v100=1")
     local, sent = (
         route_of(Plan((Placement("v100", 1, splits, local=local),)), facts, ["all"]) for local in (True, False)
     )
@@ -78,8 +79,7 @@ def test_a_local_placement_transfers_nothing_to_itself() -> None:
 
 def test_a_plan_s_thresholds_go_with_the_ramps_of_all_pipelines() -> None:
     lane = Plan((Placement("v100", 1, (Split(0, 2, 4, (1,)), Split(2, 4, 4, (2,)))),))
-    devices = fleet("v100=2")
-    facts = problem(Profile("made up", (table(),), ExitProfile(SURVIVAL)), devices, links_between(devices))
+    facts = facts_of("v100=2")
     plan = Plan(lane.placements, beside=(lane,), thresholds=((0, 0.1), (1, 0.2)))
     assert Plan.from_json(plan.to_json()) == plan
     route = route_of(plan, facts, ["left", "right"])

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,25 +16,20 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
-from isobatch.deployments.replica import split
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, pack, unpack
+from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.model import Batch, Exits, Launched
 from tests.helpers.toy_model import RAMPS, Toy, left_at
 
 REPLICAS = {"front": ["f0", "f1"], "back": ["b0"]}
 
 
-def route(batch: int = 4, launch_s: float = 0.001) -> Route:
-    times = (launch_s,) * batch
-    return Route((Stage(0, 2, batch, "front", times, ramps=frozenset({0})), Stage(2, 4, batch, "back", times)))
-
-
-def all_ramps(route: Route) -> Route:
-    first, second = route.stages
-    return Route((first, Stage(2, 4, second.batch, "back", second.launch_s, ramps=frozenset({2}))))
+TIMES = (0.001,) * 4
+ROUTE = Route(
+    (Stage(0, 2, 4, "front", TIMES, ramps=frozenset({0})), Stage(2, 4, 4, "back", TIMES, ramps=frozenset({2})))
+)
 
 
 class Rig:
@@ -43,8 +38,9 @@ class Rig:
     def __init__(self, pause_s: float = 0.0, limits: Limits | None = None, workers: Any = None) -> None:
         self.toys = {name: Toy(pause_s) for names in REPLICAS.values() for name in names}
         self.threads = LocalWorkers({name: SplitReplica(toy) for name, toy in self.toys.items()})
-        dispatcher = Dispatcher(all_ramps(route()), REPLICAS, limits)
-        self.driver = Driver(dispatcher, workers(self.threads) if workers else self.threads, time.perf_counter)
+        dispatcher = Dispatcher(ROUTE, REPLICAS, limits)
+        self.workers = workers(self.threads) if workers else self.threads
+        self.driver = Driver(dispatcher, self.workers, time.perf_counter)
 
     async def ask(self, *inputs: list[int], within_s: float = 60.0) -> list[Answer]:
         return await self.driver.answer(pack(Toy().encode(list(inputs))), within_s)
@@ -151,32 +147,6 @@ async def test_a_driver_that_is_closed_leaves_no_launch_behind(monkeypatch: pyte
         end.set()
 
 
-class Flaky:
-    """Workers of which one breaks every launch."""
-
-    def __init__(self, workers: LocalWorkers, *broken: str) -> None:
-        self._workers = workers
-        self.broken = broken
-
-    async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        if replica in self.broken:
-            raise ConnectionError("the replica is gone")
-        async for reply in self._workers.run(replica, order):
-            yield reply
-
-    def drop(self, address: str, key: str) -> None:
-        self._workers.drop(address, key)
-
-    async def close(self) -> None:
-        await self._workers.close()
-
-
-async def test_a_broken_replica_costs_a_retry_not_an_answer() -> None:
-    async with rigged(workers=lambda threads: Flaky(threads, "f1")) as rig:
-        answers = await asyncio.gather(*(rig.ask([3, label % 10]) for label in range(60)))
-    assert [answer.label for (answer,) in answers] == [label % 10 for label in range(60)]
-
-
 async def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     async with rigged() as rig:
         with pytest.raises(RefusedError, match="the network failed: RuntimeError; the replica's log") as failed:
@@ -187,93 +157,29 @@ async def test_an_input_that_fails_on_every_replica_names_the_reason(caplog: pyt
         assert answer.label == 1
 
 
-async def test_splits_that_take_turns_on_one_device_keep_their_survivors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = (0.001,) * 4
-    first, second = Stage(0, 2, 4, "one", times), Stage(2, 4, 4, "one", times, ramps=frozenset({2}), local=True)
-    unpacked: list[int] = []
-
-    def noted(parts: Sequence[Packed]) -> Batch:
-        unpacked.append(parts[0].cursor)
-        return unpack(parts)
-
-    def refused(_: Batch) -> Packed:
-        raise AssertionError("survivors were brought to the host")
-
-    replica = SplitReplica(Toy())
-    workers = LocalWorkers({"device": replica})
-    driver = Driver(Dispatcher(Route((first, second)), {"one": ["device"]}), workers, time.perf_counter)
-    wanted = [[block, label] for label in range(10) for block in range(4)]
-    inputs = [pack(Toy().encode([pair])) for pair in wanted]
-    monkeypatch.setattr(split, "unpack", noted)
-    monkeypatch.setattr(split, "pack", refused)
-    answers = await asyncio.gather(*(driver.answer(each, 20.0) for each in inputs))
-    assert [answer.label for (answer,) in answers] == [label for _, label in wanted]
-    assert all([step.block for step in answer.steps] == [0, 2] for (answer,) in answers)
-    assert set(unpacked) == {0}, "only what comes in is on the host"
-    await driver.close()
-    until_s = time.monotonic() + 60
-    while len(replica.holdings) and time.monotonic() < until_s:  # what a launch names goes when the launch has ended
-        await asyncio.sleep(0.01)
-    assert len(replica.holdings) == 0
-
-
-class Watched:
-    """Workers of which some launches may never come back."""
+class HangsOnce:
+    """Workers of which the first launch on one of two replicas never comes back."""
 
     def __init__(self, threads: LocalWorkers) -> None:
         self._threads = threads
         self.suspected: list[str] = []
+        self.drop, self.close = threads.drop, threads.close
 
     async def run(self, replica: str, order: Order) -> AsyncIterator[Departed | Stayed]:
-        if self.hangs(replica):
+        if replica == "f0" and not self.suspected:
             await asyncio.Event().wait()
         async for reply in self._threads.run(replica, order):
             yield reply
 
-    def hangs(self, replica: str) -> bool:
-        return False
-
     def suspect(self, replica: str) -> None:
         self.suspected.append(replica)
 
-    def drop(self, address: str, key: str) -> None:
-        self._threads.drop(address, key)
-
-    async def close(self) -> None:
-        await self._threads.close()
-
-
-class HangsOnce(Watched):
-    """The first launch on one of two replicas never comes back."""
-
-    def hangs(self, replica: str) -> bool:
-        return replica == "f0" and not self.suspected
-
-
-class HangsLong(Watched):
-    """The only replica of the second split hangs for five launches."""
-
-    def hangs(self, replica: str) -> bool:
-        return replica == "b0" and len(self.suspected) < 5
-
-
-async def test_no_input_fails_while_the_only_replica_of_a_split_hangs() -> None:
-    async with rigged(limits=Limits(stuck_after_s=0.05, first_launch_s=0.0), workers=HangsLong) as rig:
-        (answer,) = await rig.ask([3, 7], within_s=20.0)
-        assert answer.label == 7
-
 
 async def test_a_launch_that_hangs_is_tried_on_another_replica_and_its_own_is_checked() -> None:
-    hanging: list[HangsOnce] = []
-
-    def workers(threads: LocalWorkers) -> HangsOnce:
-        hanging.append(HangsOnce(threads))
-        return hanging[0]
-
-    async with rigged(limits=Limits(stuck_after_s=1.0, first_launch_s=0.0), workers=workers) as rig:
+    async with rigged(limits=Limits(stuck_after_s=1.0, first_launch_s=0.0), workers=HangsOnce) as rig:
         answers = await asyncio.gather(*(rig.ask([3, label], within_s=20.0) for label in range(10)))
         assert [answer.label for (answer,) in answers] == list(range(10))
-        assert hanging[0].suspected == ["f0"]
+        assert rig.workers.suspected == ["f0"]
 
 
 class Fickle(Toy):
@@ -292,7 +198,7 @@ def test_audits_tell_whether_the_full_network_agrees_and_change_no_answer(toy: t
     async def scene() -> Counter[int]:
         threads = LocalWorkers({name: SplitReplica(toy()) for names in REPLICAS.values() for name in names})
         limits = Limits(audit_share=1.0, audit_cost=0.5)
-        driver = Driver(Dispatcher(all_ramps(route()), REPLICAS, limits), threads, time.perf_counter)
+        driver = Driver(Dispatcher(ROUTE, REPLICAS, limits), threads, time.perf_counter)
         pairs = [[block, label] for block in range(3) for label in range(10)]
         answers = await driver.answer(pack(toy().encode(pairs)), 5.0)
         assert [(each.label, each.exit_block) for each in answers] == [

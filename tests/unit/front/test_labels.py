@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
-from tests.helpers.grpc_client import play
+from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
+from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_labels import NAMES, label_network, reference_logits
 
 TEXTS = ["ball tax the", "the of", "film song was price"]
@@ -49,8 +49,7 @@ def test_predict_lists_the_labels_of_each_input_the_most_probable_first(client: 
 def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3, 1], "data": TEXTS}
     names = ["labels", "label", "name", "score", "scores", "exit_block"]
-    request = {"inputs": [tensor], "outputs": [{"name": name} for name in names]}
-    found = {each["name"]: each for each in client.post("/v2/models/labels/infer", json=request).json()["outputs"]}
+    found = tensors(client, "labels", inputs=[tensor], outputs=[{"name": name} for name in names])
     has = expected() > 0.5
     most = int(has.sum(axis=1).max())
     assert found["labels"]["data"] == has.sum(axis=1).tolist()
@@ -61,24 +60,12 @@ def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     assert found["scores"]["data"] == pytest.approx(expected().ravel().tolist(), abs=1e-5)
     about = {each["name"]: each for each in client.get("/v2/models/labels").json()["outputs"]}
     assert about["scores"]["shape"] == [-1, 4]
-    for name, each in found.items():
-        assert about[name]["datatype"] == each["datatype"]
-        assert len(about[name]["shape"]) == len(each["shape"])
 
 
 def test_grpc_says_the_same() -> None:
-    tensor = {
-        "name": "inputs",
-        "datatype": "BYTES",
-        "shape": [2, 1],
-        "contents": {"bytes_contents": [b"the of", b"film"]},
-    }
-    config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
-    sent = {"model_name": "toy", "inputs": [tensor]}
-    reply = play(lambda client: client.ask("ModelInfer", **sent), model=str(label_network()), **config)
-    at = {each.name: place for place, each in enumerate(reply.outputs)}
-    assert np.frombuffer(reply.raw_output_contents[at["labels"]], "<i8").tolist() == [0, 1]
-    assert reply.raw_output_contents[at["name"]] == b"\0\0\0\0\x03\0\0\0art"
+    _, raw = inferred(label_network(), [2, 1], [b"the of", b"film"])
+    assert np.frombuffer(raw["labels"], "<i8").tolist() == [0, 1]
+    assert raw["name"] == b"\0\0\0\0\x03\0\0\0art"
 
 
 def test_vllms_classify_gives_sigmoids_and_the_most_probable_label(client: DocumentedClient) -> None:
@@ -103,7 +90,4 @@ def test_teis_predict_gives_logits_and_refuses_its_softmax_in_one_sentence() -> 
 
 
 def test_the_document_describes_labels(client: DocumentedClient) -> None:
-    document = client.app.openapi()  # type: ignore[attr-defined]
-    check_document(document)
-    assert {"LabelsOutput", "LabelScore"} <= set(document["components"]["schemas"])
-    ask_examples(client, name="labels", version="1")
+    check_interface(client, "labels", "LabelsOutput", "LabelScore")

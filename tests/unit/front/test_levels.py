@@ -12,7 +12,7 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.dispatch.route import Route, Stage
-from isobatch.deployments.front.answers import Answer, RefusedError
+from isobatch.deployments.front.answers import Answer
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.service import Content, Service
 from isobatch.deployments.front.stats import state_of, stats_of
@@ -81,14 +81,6 @@ def test_an_input_without_time_for_the_next_level_gets_the_known_answer(local: b
     assert stats["levels"][0] == {"blocks": [0, 2], "answered": 0, "degraded": 3, "share": 1.0}
     assert made.counts.observed(4).unfinished == (0, 0, 3, 0), "they had survived the first level"
     assert time.perf_counter() - began_s < NEVER_S / 2
-
-
-def test_without_degrading_such_inputs_are_refused() -> None:
-    answers, stats = asked(driver(degrades=False), HARD, HARD, HARD, within_s=0.15)
-    refused = [one for one in answers if isinstance(one, RefusedError)]
-    assert [one.status for one in refused] == [504] * len(refused)
-    assert refused
-    assert [level["degraded"] for level in stats["levels"]] == [0, 0]
 
 
 def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:

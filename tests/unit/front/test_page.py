@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.page import FILES, files
+from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, files
 from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
 
@@ -23,12 +23,14 @@ def client() -> TestClient:
 
 
 def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
-    page = client.get("/")
-    assert page.headers["content-type"].startswith("text/html")
-    asked = re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)
-    assert len(asked) == 4
-    for path in asked:
-        assert client.get(f"/{path}").status_code == 200
+    asked = dict[str, set[str]]()
+    for path in ("/", DOCS):
+        page = client.get(path)
+        assert page.headers["content-type"].startswith("text/html")
+        asked[path] = {f"/{file}" for file in re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)}
+        assert {client.get(file).status_code for file in asked[path]} == {200}
+    assert len(asked["/"]) == 4
+    assert asked[DOCS] | {DOCS} == EXPLAINING
 
 
 def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None:
@@ -36,8 +38,9 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
         policy = client.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-    script = (FILES / "page.js").read_text()
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+    for name in ("index.html", "page.js", "page.css", "docs.html", "docs.js", "docs.css"):
+        unsafe = r"//cdn|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\("
+        assert not re.search(unsafe, (FILES / name).read_text())
 
 
 def test_the_page_tells_the_kind_of_inputs(client: TestClient) -> None:

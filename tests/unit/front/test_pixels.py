@@ -1,7 +1,6 @@
 """A served network that labels pixels: maps in every form and at any size are those of transformers."""
 
 import base64
-import time
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
@@ -11,12 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.schemas import MapPredictions
-from isobatch.deployments.front.service import Service
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
-from tests.helpers.grpc_client import play
+from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
+from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits
 
 PICTURES = drawn(2, seed=9).pictures
@@ -30,8 +26,7 @@ def png(picture: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[DocumentedClient]:
-    config = AppConfig(model=str(pixel_network()), name="scenes", device="cpu", slo_ms=60_000, max_inputs=4)
-    with DocumentedClient(create_api(Service(config, time.perf_counter))) as client:
+    with served(model=str(pixel_network()), name="scenes", device="cpu", max_inputs=4) as client:
         yield client
 
 
@@ -94,33 +89,19 @@ def test_pictures_come_as_bytes_and_in_forms(client: DocumentedClient) -> None:
 def test_tensors_hold_maps(client: DocumentedClient) -> None:
     pixels = PICTURES[..., None].astype(np.float32)
     tensor = {"name": "inputs", "datatype": "FP32", "shape": list(pixels.shape), "data": pixels.ravel().tolist()}
-    request = {"inputs": [tensor], "outputs": [{"name": name} for name in ("label", "score", "scores", "exit_block")]}
-    found = {each["name"]: each for each in client.post("/v2/models/scenes/infer", json=request).json()["outputs"]}
+    names = "label", "score", "scores", "exit_block"
+    found = tensors(client, "scenes", inputs=[tensor], outputs=[{"name": name} for name in names])
     assert found["label"]["shape"] == [2, GRID, GRID]
     assert found["label"]["data"] == maps().ravel().tolist()
     expected = reference_logits(PICTURES).softmax(dim=1).permute(0, 2, 3, 1)
     assert found["scores"]["shape"] == list(expected.shape)
     assert found["scores"]["data"] == pytest.approx(expected.ravel().tolist(), abs=1e-5)
     assert found["score"]["data"] == pytest.approx(expected.amax(dim=3).ravel().tolist(), abs=1e-5)
-    about = {each["name"]: each for each in client.get("/v2/models/scenes").json()["outputs"]}
-    for name, each in found.items():
-        assert about[name]["datatype"] == each["datatype"]
-        assert len(about[name]["shape"]) == len(each["shape"])
 
 
 def test_grpc_says_the_same() -> None:
-    sent = {
-        "name": "inputs",
-        "datatype": "BYTES",
-        "shape": [2],
-        "contents": {"bytes_contents": list(map(png, PICTURES))},
-    }
-    config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
-    reply = play(
-        lambda client: client.ask("ModelInfer", model_name="toy", inputs=[sent]), model=str(pixel_network()), **config
-    )
-    at = {each.name: place for place, each in enumerate(reply.outputs)}
-    assert np.frombuffer(reply.raw_output_contents[at["label"]], "<i8").tolist() == maps().ravel().tolist()
+    _, raw = inferred(pixel_network(), [2], list(map(png, PICTURES)))
+    assert np.frombuffer(raw["label"], "<i8").tolist() == maps().ravel().tolist()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +119,4 @@ def test_wrong_forms_and_sizes_are_refused(client: DocumentedClient, options: di
 
 
 def test_the_document_describes_maps(client: DocumentedClient) -> None:
-    document = client.app.openapi()  # type: ignore[attr-defined]
-    check_document(document)
-    assert {"MapOutput", "LabelShare"} <= set(document["components"]["schemas"])
-    ask_examples(client, name="scenes", version="1")
+    check_interface(client, "scenes", "MapOutput", "LabelShare")

@@ -1,6 +1,5 @@
 """A served network with one output: scores with exits, in the interfaces of rerankers, and numbers."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,7 @@ import numpy as np
 import pytest
 
 from isobatch import load
-from isobatch.deployments.config import AppConfig
-from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.service import Service
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document
+from tests.helpers.documented import DocumentedClient, check_interface, served
 from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_scores import (
     in_lists,
@@ -28,8 +24,7 @@ QUERY, DOCUMENTS = "the 1", ["ball in tax", "film of", "goal team was", "the ban
 
 
 def serving(folder: Path, **fields: Any) -> DocumentedClient:
-    config = AppConfig(model=str(folder), name="scores", device="cpu", slo_ms=60_000, max_inputs=64, **fields)
-    return DocumentedClient(create_api(Service(config, time.perf_counter)))
+    return served(model=str(folder), name="scores", device="cpu", max_inputs=64, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -120,5 +115,4 @@ def _check_numbers(numbers: DocumentedClient) -> None:
 
 
 def test_the_document_describes_every_response(client: DocumentedClient) -> None:
-    check_document(client.app.openapi())  # type: ignore[attr-defined]
-    ask_examples(client, name="scores", version="1")
+    check_interface(client, "scores")

@@ -224,6 +224,6 @@ def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch: pytest.Mon
         ({"OTEL_TRACES_SAMPLER_ARG": "two"}, "'two': it must be a share, from 0 to 1"),
     ],
 )
-def test_errors_of_the_v2_protocol_are_one_sentence(wrong: dict[str, str], sentence: str) -> None:
+def test_a_wrong_variable_is_one_sentence(wrong: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         tracing_here(time.perf_counter, {"OTEL_TRACES_EXPORTER": "console"} | wrong)

@@ -8,8 +8,8 @@ import pytest
 
 from isobatch import load
 from isobatch.deployments.tasks import TOKENS
-from tests.helpers.documented import DocumentedClient, ask_examples, check_document, served
-from tests.helpers.grpc_client import play
+from tests.helpers.documented import DocumentedClient, check_interface, served, tensors
+from tests.helpers.grpc_client import inferred
 from tests.helpers.tiny_words import word_network
 
 TEXTS = ["ada bee saw romes.", "oslo", ""]
@@ -55,8 +55,7 @@ def test_inputs_that_are_neither_are_refused_in_one_sentence(client: DocumentedC
 
 def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     tensor = {"name": "inputs", "datatype": "BYTES", "shape": [3, 1], "data": TEXTS}
-    reply = client.post("/v2/models/words/infer", json={"inputs": [tensor]}).json()
-    found = {each["name"]: each for each in reply["outputs"]}
+    found = tensors(client, "words", inputs=[tensor])
     own = expected()
     assert found["words"]["data"] == [5, 1, 0]
     assert found["label"]["shape"] == found["name"]["shape"] == found["start"]["shape"] == [3, 5]
@@ -65,28 +64,15 @@ def test_tensors_have_a_row_for_each_text(client: DocumentedClient) -> None:
     assert found["name"]["data"][5:] == ["B-LOC", *[""] * 9]
     assert found["end"]["data"][:5] == [each["end"] for each in own[0]["tokens"]]
     assert found["exit_block"]["shape"] == [3]
-    about = {each["name"]: each for each in client.get("/v2/models/words").json()["outputs"]}
-    for name, each in found.items():
-        assert about[name]["datatype"] == each["datatype"]
-        assert len(about[name]["shape"]) == len(each["shape"])
 
 
 def test_grpc_says_the_same() -> None:
-    texts = {"bytes_contents": [b"oslo", b"ada saw"]}
-    tensor = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1], "contents": texts}
-    sent = {"model_name": "toy", "inputs": [tensor]}
-    config = {"loader": "isobatch.deployments.models:load_served", "name": "toy", "device": "cpu", "slo_ms": 60_000}
-    reply = play(lambda client: client.ask("ModelInfer", **sent), model=str(word_network()), **config)
-    at = {each.name: place for place, each in enumerate(reply.outputs)}
-    assert list(reply.outputs[at["label"]].shape) == [2, 2]
-    assert np.frombuffer(reply.raw_output_contents[at["label"]], "<i8").tolist() == [3, -1, 1, 0]
-    assert np.frombuffer(reply.raw_output_contents[at["words"]], "<i8").tolist() == [1, 2]
-    names = reply.raw_output_contents[at["name"]]
-    assert names == b"\x05\0\0\0B-LOC\0\0\0\0\x05\0\0\0B-PER\x01\0\0\0O"
+    outputs, raw = inferred(word_network(), [2, 1], [b"oslo", b"ada saw"])
+    assert list(outputs["label"].shape) == [2, 2]
+    assert np.frombuffer(raw["label"], "<i8").tolist() == [3, -1, 1, 0]
+    assert np.frombuffer(raw["words"], "<i8").tolist() == [1, 2]
+    assert raw["name"] == b"\x05\0\0\0B-LOC\0\0\0\0\x05\0\0\0B-PER\x01\0\0\0O"
 
 
 def test_the_document_describes_words(client: DocumentedClient) -> None:
-    document = client.app.openapi()  # type: ignore[attr-defined]
-    check_document(document)
-    assert {"Token", "Entity", "WordsOutput"} <= set(document["components"]["schemas"])
-    ask_examples(client, name="words", version="1")
+    check_interface(client, "words", "Token", "Entity", "WordsOutput")

@@ -23,9 +23,14 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds + self.overslept_s
 
-    def device(self, slower: float = 1.0) -> VirtualModel:
+    def device(self, length: int | None = None) -> VirtualModel:
         return VirtualModel(
-            table(), ExitProfile(SURVIVAL), sleep=self.sleep, clock=lambda: self.now_s, slower=lambda: slower
+            table(),
+            ExitProfile(SURVIVAL),
+            sleep=self.sleep,
+            clock=lambda: self.now_s,
+            slower=lambda: 1.0,
+            length=length,
         )
 
 
@@ -85,14 +90,9 @@ def test_wrong_inputs_and_tables_are_reported() -> None:
         VirtualModel(table(), ExitProfile((1.0, 0.5)))
 
 
-def reader(machine: Machine) -> VirtualModel:
-    """A virtual network for texts, with a table for 10 tokens."""
-    return VirtualModel(table(), ExitProfile(SURVIVAL), sleep=machine.sleep, clock=lambda: machine.now_s, length=10)
-
-
 def test_texts_take_the_time_for_their_tokens() -> None:
     machine = Machine()
-    model = reader(machine)
+    model = machine.device(length=10)
     batch = model.encode(["a text of five words", {"exit_block": 3, "tokens": 23}, None])
     assert batch.lengths is not None
     assert batch.lengths.tolist() == [7, 23, 10]
@@ -104,7 +104,7 @@ def test_texts_take_the_time_for_their_tokens() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=8), st.data())
 def test_texts_keep_their_tokens_when_selected_and_merged(texts: list[tuple[int, int]], data: st.DataObject) -> None:
-    model = reader(Machine())
+    model = Machine().device(length=10)
     parts = [model.encode([{"exit_block": block, "tokens": tokens}]) for block, tokens in texts]
     merged = model.merge([unpack([pack(part)]) for part in parts])
     launched = model.run(merged, 2, ramps=(0, 1))

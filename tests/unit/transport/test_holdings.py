@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isobatch.deployments.transport.holdings import Claim, Holdings, LostError
+from isobatch.deployments.transport.holdings import Holdings, LostError
 from isobatch.deployments.transport.packed import Packed, pack
 from isobatch.profiles.model import Batch
 
@@ -24,22 +24,6 @@ def test_a_claim_contains_all_that_a_fetch_needs() -> None:
     held = holdings.hold(batch(), for_s=1.0)
     assert (held.cursor, held.address, len(held)) == (2, holdings.address, 3)
     assert holdings.packed(held.key, np.array([2, 0])).arrays["hidden"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-
-
-def test_a_key_cannot_be_guessed_from_another() -> None:
-    holdings = Holdings()
-    keys = {holdings.hold(batch(), for_s=1.0).key for _ in range(100)}
-    assert len(keys) == 100
-    assert all(len(key) == 32 for key in keys)
-
-
-def test_dropped_survivors_are_lost() -> None:
-    holdings = Holdings()
-    held = holdings.hold(batch(), for_s=1.0)
-    holdings.drop([held.key, "never heard of"])
-    assert len(holdings) == 0
-    with pytest.raises(LostError, match="no longer holds"):
-        holdings.get(held.key)
 
 
 def test_survivors_expire_without_a_drop() -> None:
@@ -70,10 +54,3 @@ def test_a_request_does_not_restore_survivors_that_are_dropped_meanwhile(monkeyp
     monkeypatch.setattr("isobatch.deployments.transport.holdings.pack", slow)
     assert len(holdings.packed(held.key, np.array([1]))) == 1
     assert len(holdings) == 0
-
-
-def test_only_the_holder_has_the_survivors() -> None:
-    holdings = Holdings()
-    held = holdings.hold(batch(), for_s=1.0)
-    assert holdings.has(held)
-    assert not holdings.has(Claim(2, "10.0.0.7:4242", held.key, 3))
