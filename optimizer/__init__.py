@@ -16,7 +16,7 @@ The package, in the order in which a plan comes about:
     search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local_placements: its other kind of plans
     pipelines/                   several side by side, the baselines, and upper bounds (ceiling, shortfalls)
     fleets/                      the devices of several applications
-    plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs
+    plan, infeasible                 the answer, and why there is none
     effort                           the constants of the search
     early_answers                    an input is answered at a ramp but runs to the end
     tuning                           which inputs leave with a plan's own ramps, and thresholds for these ramps
