@@ -67,7 +67,6 @@ class ClassifierPlanOptions(_CommonOptions):
     ] = None
     believed: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
     evaluate: Annotated[Path | None, "Score this plan instead of searching for one."] = None
-    shortfalls: Annotated[bool, "Report why the plan is below the goodput that no system exceeds."] = False
     picture: Annotated[
         Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
     ] = None
@@ -99,7 +98,7 @@ PANELS = {
         "in_time", "budget", "alpha", "slack", "no_later", "margin", "cut", "one_machine", "one_pipeline",
     ),
     "Search": ("gap", "seconds", "polish", "believed"),
-    "Reports": ("evaluate", "shortfalls"),
+    "Reports": ("evaluate",),
     "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes", "observed"),
 }  # fmt: skip
 
@@ -163,7 +162,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
         print(json.dumps(result.as_json(), indent=2))
         return
     console = Console()
-    for table in plan_report.tables(result, objective, options.shortfalls):
+    for table in plan_report.tables(result, objective):
         console.print(table)
     files = [f"written to {out}"] if out else []
     files += [f"the picture is {picture}"] if picture.name else []

@@ -71,8 +71,7 @@ class PlanResult:
         }
 
 
-def tables(result: PlanResult, objective: Objective, shortfalls: bool) -> Iterator[Table | str]:
-    """`shortfalls`: whether the table of what keeps the plan from the bound is shown too."""
+def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
     yield _splits(result)
     yield _promise(result)
     yield _baselines(result)
@@ -81,8 +80,6 @@ def tables(result: PlanResult, objective: Objective, shortfalls: bool) -> Iterat
     yield from _fronts(result, objective)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
-    if shortfalls:
-        yield _losses(result, objective)
 
 
 def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
@@ -190,15 +187,3 @@ def _gain(result: PlanResult, other: Score) -> str:
         each = (score.goodput_per_s / score.cost_per_hour) / (other.goodput_per_s / other.cost_per_hour)
         gain += f", {each:.2f}x per dollar"
     return gain
-
-
-def _losses(result: PlanResult, objective: Objective) -> Table:
-    from isobatch.optimizer.pipelines import shortfalls
-
-    known = result.simulated.after_per_s if result.simulated else None
-    losses = shortfalls.shortfalls(result.plan, result.facts, objective, known)
-    table = Table("", "of the bound", title="what keeps it from the goodput that no system exceeds")
-    table.add_row("the plan keeps", f"{1 - sum(each.share for each in losses):.1%}")
-    for each in losses:
-        table.add_row(each.why, f"{each.share:.1%}")
-    return table

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
