@@ -48,7 +48,6 @@ class ClassifierPlanOptions(_CommonOptions):
 
     slo_ms: Annotated[float | None, "The deadline of every answer; if not given, there is none."] = None
     budget: Annotated[float | None, "The most dollars per hour."] = None
-    alpha: Annotated[float | None, "No less goodput than without exits, at no more than ALPHA times its cost."] = None
     slack: Annotated[float, "The share of the SLO that is reserved for bursts."] = 0.2
     backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
     dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
@@ -95,7 +94,7 @@ class DecoderPlanOptions(_CommonOptions):
 
 PANELS = {
     "Further limits": (
-        "in_time", "budget", "alpha", "slack", "no_later", "margin", "cut", "one_machine", "one_pipeline",
+        "in_time", "budget", "slack", "no_later", "margin", "cut", "one_machine", "one_pipeline",
     ),
     "Search": ("gap", "seconds", "polish", "believed"),
     "Reports": ("evaluate",),
@@ -119,7 +118,7 @@ def plan(given: GivenOptions) -> None:
     Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """
     for name in (
-        "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "alpha", "ttft_ms", "tpot_ms",
+        "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "ttft_ms", "tpot_ms",
     ):  # fmt: skip
         above_0(flag(name), given.values[name])
     target = given.values["model"]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # The options of one application's plan that a fleet's file says, or that its division does not know.
 OF_ONE = (
-    "profile", "devices", "rate", "goal", "min_cost", "per_dollar", "slo_ms", "budget", "alpha", "no_later", "cut",
+    "profile", "devices", "rate", "goal", "min_cost", "per_dollar", "slo_ms", "budget", "no_later", "cut",
     "one_pipeline", "polish", "evaluate", "picture",
 )  # fmt: skip
 DIVISIONS = 3  # of which each counts on what the plans of the one before sustain

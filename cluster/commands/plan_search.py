@@ -27,7 +27,7 @@ from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read
 from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.infeasible import reason
-from isobatch.optimizer.pipelines.baselines import baselines, constrained, no_later
+from isobatch.optimizer.pipelines.baselines import baselines, no_later
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
@@ -282,8 +282,6 @@ def plan_result(
     others = baselines(facts, objective)
     if simple := best_of([each.plan for each in others], facts, objective):
         live.estimated(simple, evaluate(simple, facts).goodput_per_s)
-    if options.alpha is not None:
-        objective = constrained(objective, others[0], options.alpha)
     effort = replace(EFFORT, out_of_time=live.is_over)
 
     def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:

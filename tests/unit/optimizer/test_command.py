@@ -114,7 +114,7 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
     [
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
         (["--polish", "3"], "--polish simulates plans, --believed simulates none"),
-        (["--alpha", "0"], "--alpha 0 must be above 0"),
+        (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
         (["--picture", "nowhere/plan.png"], "cannot write nowhere/plan.png: No such file or directory"),
     ],
@@ -211,7 +211,6 @@ def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile
         (("--cut", "6"), "--cut 6: the network has 6 blocks: cut before 1 to 5"),
         (("--margin", "2"), "--margin 2"),
         (("--devices", "v100=0"), "holds no device"),
-        (("--alpha", "0.01", "--devices", "v100=1"), "per hour"),
     ],
 )
 def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sentence: str) -> None:
