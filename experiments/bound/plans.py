@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
-from experiments.bound.shortfalls import shortfalls
 from experiments.shared.gains import PaperFigure
+from experiments.shared.shortfalls import shortfalls
 from isobatch.cluster.simulator.plan_choice import (
     CANDIDATE_GAP,
     HOPE,

@@ -5,10 +5,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from experiments.bound import shortfalls
 from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
-from experiments.shared import gains
+from experiments.shared import gains, shortfalls
 from experiments.shared.gains import DOCS
 from isobatch.optimizer.objective import Objective
 
