@@ -14,9 +14,9 @@ The package, in the order in which a plan comes about:
     objective, goals/, problem   the question: the goal (one file each), the limits, the network and its devices
     model/                       what a plan costs: split_costs has every assumption about hardware
     search/options -> bounds -> labels -> sweeps -> exact    one pipeline; local_placements: its other kind of plans
-    pipelines/                   several side by side, the baselines, and upper bounds (ceiling, shortfalls)
+    pipelines/                   several side by side, the baselines, and upper bounds (ceiling, oracle)
     fleets/                      the devices of several applications
-    plan, infeasible, sensitivity    the answer, why there is none, and what a wrong forecast costs
+    plan, infeasible                 the answer, and why there is none
     effort                           the constants of the search
     early_answers                    an input is answered at a ramp but runs to the end
     tuning                           which inputs leave with a plan's own ramps, and thresholds for these ramps

@@ -12,7 +12,7 @@ from isobatch.deployments.dispatch.route import Route, route_of
 from isobatch.optimizer import Objective, evaluate, optimize, problem
 from isobatch.optimizer.pipelines.baselines import baselines
 from isobatch.optimizer.pipelines.batch_gain import BatchGain, batch_gains
-from isobatch.optimizer.pipelines.shortfalls import oracle_per_s
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.devices import Device, Link

@@ -48,7 +48,6 @@ class ClassifierPlanOptions(_CommonOptions):
 
     slo_ms: Annotated[float | None, "The deadline of every answer; if not given, there is none."] = None
     budget: Annotated[float | None, "The most dollars per hour."] = None
-    alpha: Annotated[float | None, "No less goodput than without exits, at no more than ALPHA times its cost."] = None
     slack: Annotated[float, "The share of the SLO that is reserved for bursts."] = 0.2
     backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
     dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
@@ -56,9 +55,6 @@ class ClassifierPlanOptions(_CommonOptions):
     margin: Annotated[float, "Hold also if this share fewer inputs leave early than expected."] = 0.0
     max_batch: Annotated[int, "The largest batch."] = 64
     cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
-    max_splits: Annotated[
-        int | None, typer.Option(min=1, help="No more splits than this, cut alike in all pipelines.")
-    ] = None
     one_machine: Annotated[bool, "Devices share a host, not a network."] = False
     one_pipeline: Annotated[bool, "Chain all kinds of devices: no pipelines side by side."] = False
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0
@@ -70,8 +66,6 @@ class ClassifierPlanOptions(_CommonOptions):
     ] = None
     believed: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
     evaluate: Annotated[Path | None, "Score this plan instead of searching for one."] = None
-    surprises: Annotated[bool, "Report the cost of a wrong forecast."] = False
-    shortfalls: Annotated[bool, "Report why the plan is below the goodput that no system exceeds."] = False
     picture: Annotated[
         Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
     ] = None
@@ -100,10 +94,10 @@ class DecoderPlanOptions(_CommonOptions):
 
 PANELS = {
     "Further limits": (
-        "in_time", "budget", "alpha", "slack", "no_later", "margin", "cut", "max_splits", "one_machine", "one_pipeline",
+        "in_time", "budget", "slack", "no_later", "margin", "cut", "one_machine", "one_pipeline",
     ),
     "Search": ("gap", "seconds", "polish", "believed"),
-    "Reports": ("evaluate", "surprises", "shortfalls"),
+    "Reports": ("evaluate",),
     "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes", "observed"),
 }  # fmt: skip
 
@@ -124,7 +118,7 @@ def plan(given: GivenOptions) -> None:
     Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """
     for name in (
-        "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "alpha", "ttft_ms", "tpot_ms",
+        "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "ttft_ms", "tpot_ms",
     ):  # fmt: skip
         above_0(flag(name), given.values[name])
     target = given.values["model"]
@@ -167,7 +161,7 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
         print(json.dumps(result.as_json(), indent=2))
         return
     console = Console()
-    for table in plan_report.tables(result, objective, options.surprises, options.shortfalls):
+    for table in plan_report.tables(result, objective):
         console.print(table)
     files = [f"written to {out}"] if out else []
     files += [f"the picture is {picture}"] if picture.name else []

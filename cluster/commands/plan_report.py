@@ -71,8 +71,7 @@ class PlanResult:
         }
 
 
-def tables(result: PlanResult, objective: Objective, surprises: bool, shortfalls: bool) -> Iterator[Table | str]:
-    """`surprises`, `shortfalls`: whether these tables are shown too."""
+def tables(result: PlanResult, objective: Objective) -> Iterator[Table | str]:
     yield _splits(result)
     yield _promise(result)
     yield _baselines(result)
@@ -81,10 +80,6 @@ def tables(result: PlanResult, objective: Objective, surprises: bool, shortfalls
     yield from _fronts(result, objective)
     for line in result.score.broken:
         yield f"[bold red]broken:[/] {line}"
-    if surprises:
-        yield _surprises(result)
-    if shortfalls:
-        yield _losses(result, objective)
 
 
 def _fronts(result: PlanResult, objective: Objective) -> Iterator[str]:
@@ -192,27 +187,3 @@ def _gain(result: PlanResult, other: Score) -> str:
         each = (score.goodput_per_s / score.cost_per_hour) / (other.goodput_per_s / other.cost_per_hour)
         gain += f", {each:.2f}x per dollar"
     return gain
-
-
-def _surprises(result: PlanResult) -> Table:
-    from isobatch.optimizer.sensitivity import sensitivity
-
-    table = Table("leavers", "goodput", "best possible", "lost", "full launches", title="if the forecast is wrong")
-    for row in sensitivity(result.plan, result.facts, result.objective):
-        change = f"{-row.error:+.0%}" if row.error else "as forecast"
-        latency = f"{row.latency_s * 1e3:.1f} ms" + ("" if row.within_slo else " (late)")
-        lost = f"{max(row.lost, 0.0):.1%}"
-        table.add_row(change, f"{row.goodput_per_s:,.0f}", f"{row.best_per_s:,.0f}", lost, latency)
-    return table
-
-
-def _losses(result: PlanResult, objective: Objective) -> Table:
-    from isobatch.optimizer.pipelines import shortfalls
-
-    known = result.simulated.after_per_s if result.simulated else None
-    losses = shortfalls.shortfalls(result.plan, result.facts, objective, known)
-    table = Table("", "of the bound", title="what keeps it from the goodput that no system exceeds")
-    table.add_row("the plan keeps", f"{1 - sum(each.share for each in losses):.1%}")
-    for each in losses:
-        table.add_row(each.why, f"{each.share:.1%}")
-    return table

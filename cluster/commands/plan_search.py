@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,12 +27,11 @@ from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read
 from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.infeasible import reason
-from isobatch.optimizer.pipelines.baselines import baselines, constrained, no_later
+from isobatch.optimizer.pipelines.baselines import baselines, no_later
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
-from isobatch.optimizer.pipelines.side_by_side import few_splits, side_by_side
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
 from isobatch.optimizer.search.exact import search
-from isobatch.optimizer.sensitivity import surprised
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
@@ -177,8 +175,6 @@ def objective_of(options: "ClassifierPlanOptions") -> Objective:
     goal = options.goal_name or "goodput"
     if options.rate is None and goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"the goal {goal} needs --rate: how many inputs per second must the plan sustain?")
-    if options.cut and options.max_splits:
-        raise UserError("--cut and --max-splits are two ways to say where to cut: choose one")
     cuts = numbers_in("--cut", options.cut, int, "numbers of blocks above 0, as in 2,4") if options.cut else ()
     return Objective(
         goal,
@@ -207,7 +203,8 @@ def problems(
     links = links_between(kinds, one_machine=options.one_machine)
 
     def problem_for(survival: tuple[float, ...]) -> Problem:
-        worse = surprised(survival, options.margin) if measured.exits and options.margin else None
+        fewer_leave = tuple(1 - (1 - options.margin) * (1 - share) for share in survival)
+        worse = fewer_leave if measured.exits and options.margin else None
         return problem(measured, kinds, links, survival, worse, length)
 
     return measured.exits_of(length), problem_for
@@ -223,7 +220,7 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
     if polish and options.believed:
         raise UserError("--polish simulates plans, --believed simulates none: choose one")
-    slow_or_given = options.evaluate or options.max_splits or options.one_pipeline
+    slow_or_given = options.evaluate or options.one_pipeline
     if not polish and (options.believed or slow_or_given):
         live.allow(1.0)
         return None
@@ -267,7 +264,7 @@ def _reason_not_simulated(result: PlanResult, options: "ClassifierPlanOptions", 
         return ""
     if simulate:
         return choice.why_not_simulated(result.facts, result.objective)
-    unusual = "with --evaluate, --max-splits or --one-pipeline, only --polish SECONDS simulates"
+    unusual = "with --evaluate or --one-pipeline, only --polish SECONDS simulates"
     return "--believed" if options.believed else unusual
 
 
@@ -285,13 +282,10 @@ def plan_result(
     others = baselines(facts, objective)
     if simple := best_of([each.plan for each in others], facts, objective):
         live.estimated(simple, evaluate(simple, facts).goodput_per_s)
-    if options.alpha is not None:
-        objective = constrained(objective, others[0], options.alpha)
-    effort, most = replace(EFFORT, out_of_time=live.is_over), options.max_splits
-    one = partial(search if options.one_pipeline else side_by_side, effort=effort)
+    effort = replace(EFFORT, out_of_time=live.is_over)
 
     def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:
-        return few_splits(facts, objective, gap, most, one) if most else one(facts, objective, gap)
+        return (search if options.one_pipeline else side_by_side)(facts, objective, gap, effort=effort)
 
     chosen = read_plan(options.evaluate) if options.evaluate else find(facts, objective, options.gap)
     first = chosen or (find(facts, replace(objective, slack=0.0), options.gap) if simulate else None)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
 from experiments.shared.gains import PaperFigure
+from experiments.shared.shortfalls import shortfalls
 from isobatch.cluster.simulator.plan_choice import (
     CANDIDATE_GAP,
     HOPE,
@@ -25,7 +26,7 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
-from isobatch.optimizer.pipelines.shortfalls import oracle_per_s, shortfalls
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem

@@ -7,10 +7,9 @@ from typing import Any
 
 from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
-from experiments.shared import gains
+from experiments.shared import gains, shortfalls
 from experiments.shared.gains import DOCS
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines import shortfalls
 
 PAGE = DOCS / "e3.md"
 COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}
@@ -47,8 +46,7 @@ TABLES_HEAD = """# The values behind docs/e3.md
 "Over" is how many times better isobatch is. Where isobatch keeps less than 95 % of the bound, "lost" says why, in
 shares of the bound: *waiting*, since inputs come in bursts; *few devices*, what a hundred times as many could do better
 each; *launches*, what launches and hand-overs cost; *ramps*, what open ramps take, and inputs that run on behind closed
-ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could share. `isobatch plan --shortfalls` says
-the same of any plan.
+ones; *SLO*, what no limit of time would add; *kinds*, what several kinds could share.
 """
 
 

@@ -16,7 +16,7 @@ from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
-from isobatch.optimizer.pipelines.shortfalls import oracle_per_s
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem

@@ -48,18 +48,6 @@ def baseline(name: str, facts: Problem, objective: Objective) -> Baseline:
     return Baseline(name, plan, evaluate(plan, facts, objective) if plan else None)
 
 
-def constrained(objective: Objective, stock: Baseline, alpha: float) -> Objective:
-    """E3's constraints: at least the goodput of the network without exits, at no more than `alpha` times its cost."""
-    if stock.score is None:
-        raise UserError("--alpha: without exits these devices cannot keep the limits: there is no cost to compare with")
-    goodput_per_s, dollars = objective.goodput_per_s, alpha * stock.score.cost_per_hour
-    if not objective.aim.at_given_goodput:
-        goodput_per_s = max(goodput_per_s, stock.score.goodput_per_s)
-    if objective.cost_per_hour is not None:
-        dollars = min(dollars, objective.cost_per_hour)
-    return replace(objective, goodput_per_s=goodput_per_s, cost_per_hour=dollars)
-
-
 def no_later(facts: Problem, objective: Objective) -> Objective:
     """The same objective with an SLO at which no answer takes longer than without exits (PAME, 2024)."""
     stock = baseline(NO_EXITS, facts, objective).score

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, baseline
-from isobatch.optimizer.pipelines.shortfalls import MANY, without_hand_overs
+from isobatch.optimizer.pipelines.oracle import MANY, without_hand_overs
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.sweep import rate_per_s

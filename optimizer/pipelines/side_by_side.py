@@ -11,11 +11,10 @@ A ceiling (pipelines/ceiling.py) bounds the sum for any number of pipelines, als
 sets need not be planned at all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from math import comb
 
 import numpy as np
 
@@ -30,11 +29,8 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
-from isobatch.profiles.errors import UserError
 
 Kinds = frozenset[int]
-Find = Callable[[Problem, Objective, float], Plan | None]
-MOST_CHOICES = 600  # the most choices of cuts that `few_splits` plans for, each with a search of its own
 
 
 @dataclass(frozen=True)
@@ -180,24 +176,3 @@ def _joined(pipelines: Pipelines, facts: Problem, ceiling: float) -> Plan:
     score = evaluate(plan, facts)
     gap = min(max(0.0, float(ceiling) / score.goodput_per_s - 1), MOST_GAP)
     return replace(plan, promise=score.promise(gap if gap > SAME else 0.0))
-
-
-def few_splits(facts: Problem, objective: Objective, gap: float, most: int, find: Find) -> Plan | None:
-    """The best plan by `find` whose pipelines have at most `most` splits each.
-
-    Where the best plan of all has more, it is the best of the plans whose pipelines are all cut at the same blocks.
-    """
-    plan = find(facts, objective, gap)
-    if plan is None or all(len(pipeline.splits) <= most for pipeline in plan.pipelines):
-        return plan
-    inside = range(1, facts.num_blocks)
-    choices = sum(comb(len(inside), count) for count in range(most))
-    if choices > MOST_CHOICES:
-        raise UserError(
-            f"{facts.num_blocks} blocks are cut into at most {most} splits in {choices:,} ways, and {MOST_CHOICES} "
-            "can be tried: ask for fewer splits, or name the cuts"
-        )
-    plans = [
-        find(facts, replace(objective, cuts=cuts), gap) for count in range(most) for cuts in combinations(inside, count)
-    ]
-    return best_of(plans, facts, objective)

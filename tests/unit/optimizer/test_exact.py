@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from experiments.planner.random_problems import SIZES, random_objective, random_
 from isobatch.optimizer.effort import MOST_GAP, Effort
 from isobatch.optimizer.model.evaluate import Score, evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.side_by_side import few_splits, side_by_side
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
@@ -170,18 +169,6 @@ def test_levels_that_do_not_fit_beside_each_other_get_devices_of_their_own(seed:
         blocks = {block for split in placement.splits for block in range(split.start, split.stop)}
         if {*range(edge)} <= blocks or {*range(edge, facts.num_blocks)} <= blocks:
             assert len({block < edge for block in blocks}) == 1
-
-
-@few
-@given(SEEDS, st.integers(1, 2))
-def test_the_best_of_a_few_splits(seed: int, most: int) -> None:
-    facts = random_problem(seed)
-    objective = random_objective(seed, facts)
-    plan = few_splits(facts, objective, 0.0, most, search)
-    ways = [cuts for count in range(most) for cuts in combinations(range(1, facts.num_blocks), count)]
-    best = min(best_value(facts, replace(objective, cuts=cuts)) for cuts in ways)
-    assert (worth(evaluate(plan, facts, objective), objective) if plan else np.inf) == pytest.approx(best, rel=1e-8)
-    assert plan is None or len(plan.splits) <= most
 
 
 @few

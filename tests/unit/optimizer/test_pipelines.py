@@ -1,4 +1,4 @@
-"""Pipelines side by side, and what a wrong forecast costs."""
+"""Pipelines side by side: no worse than one pipeline, below their ceiling, and the best of brute force."""
 
 from dataclasses import replace
 from math import inf

@@ -125,12 +125,6 @@ def test_notes_do_not_outlive_what_they_speak_of() -> None:
     assert set(joined.notes) == {"v100, 32 tokens: steady", "v100, 128 tokens: fine"}
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        read_text(tmp_path / "absent.json")
-    assert str(caught.value) == f"cannot read {tmp_path / 'absent.json'}: No such file or directory"
-
-
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"\x89\xff\x00weights")

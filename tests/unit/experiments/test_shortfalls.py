@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from experiments.bound.problems import playable
+from experiments.shared.shortfalls import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, shortfalls
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.shortfalls import APART, FEW, LATENCY, LAUNCHES, RAMPS, WAITING, shortfalls
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.problem import Problem
 from isobatch.profiles.devices import Device, Link
