@@ -166,10 +166,20 @@ def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("path", "options", "state", "sentence"),
     [
-        ("", ["--prompts", "missing.txt"], {}, "cannot read missing.txt: No such file or directory: --prompts is a file"),
+        (
+            "",
+            ["--prompts", "missing.txt"],
+            {},
+            "cannot read missing.txt: No such file or directory: --prompts is a file",
+        ),
         ("/v1/predict", [], {}, "takes texts or images (status 404): --bodies FILE sends"),
         ("", [], {"decodes": True}, "writes texts: --prompts FILE"),
-        ("", ["--data", "reviews.csv"], {"ready": False}, "is not ready (status 503): wait until 'isobatch serve' says"),
+        (
+            "",
+            ["--data", "reviews.csv"],
+            {"ready": False},
+            "is not ready (status 503): wait until 'isobatch serve' says",
+        ),
         ("", ["--slo-ms", "-5"], {}, "--slo-ms -5 must be above 0"),
     ],
 )
