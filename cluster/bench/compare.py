@@ -24,7 +24,7 @@ from isobatch.profiles.model import SplitModel
 STOCK = "no exits"
 NAIVE = "early exit"
 CONSTANT = "constant batch"
-SYSTEMS = {STOCK: "#999999", NAIVE: "#d98c3f", CONSTANT: "#1b6ca8"}
+SYSTEMS = (STOCK, NAIVE, CONSTANT)
 MOST = 1.3  # times the promise of a plan: the highest rate that is tried
 STEPS = 6  # halvings of the searched interval
 BETTER = 1.03  # times the rate of the best plan so far: a plan that does not sustain it is tried no further

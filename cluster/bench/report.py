@@ -1,4 +1,4 @@
-"""The report of a comparison on one device: a table, a picture, and JSON."""
+"""The report of a comparison on one device: a table and JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,9 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.table import Table
 
-from isobatch.cluster.bench.compare import STOCK, SYSTEMS, ComparedSystem
+from isobatch.cluster.bench.compare import STOCK, ComparedSystem
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.profiles.latency import LatencyTable
-from isobatch.profiles.picture import plain
 from isobatch.profiles.sweep import whole_s
 
 SPAN = 4  # a trial should last at least this many times the SLO
@@ -101,24 +100,3 @@ def write(
         "batch_gains": [{"slo_ms": slo_ms, **asdict(gain)} for slo_ms, gain in gains.items()],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def draw(rows: Sequence[ComparedSystem], title: str, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    slos = list(dict.fromkeys(row.slo_ms for row in rows))
-    figure = Figure(figsize=(max(5, 1.6 * len(slos) + 2), 4))
-    axes = figure.subplots()
-    for offset, (system, colour) in enumerate(SYSTEMS.items()):
-        heights = [row.goodput_per_s for row in rows if row.system == system]
-        axes.bar([at + 0.27 * (offset - 1) for at in range(len(slos))], heights, 0.25, color=colour, label=system)
-    for at, slo in enumerate(slos):
-        bound = next(row.bound_per_s for row in rows if row.slo_ms == slo)
-        axes.plot([at - 0.42, at + 0.42], [bound, bound], color="#333333", lw=1, label="" if at else "bound")
-    axes.set_xticks(range(len(slos)), [f"{slo:g} ms" for slo in slos])
-    axes.set(ylabel="inputs per second that are sustained", xlabel="SLO", ylim=(0, None))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_title(title, loc="left", fontsize=10, pad=22)
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    plain(axes)
-    figure.savefig(path, dpi=120, bbox_inches="tight")

@@ -36,7 +36,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Host threads of a launch.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="The most inputs of --data; more are sampled.")] = 1000,
     as_json: Annotated[bool, "Print only the result, as JSON."] = False,
-    out: Annotated[Path, "File for the same result; a picture is written beside it."] = Path("bench.json"),
+    out: Annotated[Path, "File for the same result."] = Path("bench.json"),
 ) -> None:
     """Compare the full network, plain early exit, and constant batches: the rate that each sustains within an SLO.
 
@@ -65,7 +65,6 @@ def bench(
     title = f"{made.bench.profile.model}: {made.table.source}"
     gains = made.bench.gains(slos)
     report.write(rows, made.bench.profile.model, made.table, out, gains)
-    report.draw(rows, title, out.with_suffix(".png"))
     if as_json:
         print(out.read_text(), end="")
         return
@@ -73,4 +72,4 @@ def bench(
     notes = (*made.notes, *report.unkept(rows, made.table), *report.too_short(slos, seconds))
     for note in (*report.plan_lines(rows), *report.gain_lines(gains), *notes):
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    console.print(f"written to {out}")

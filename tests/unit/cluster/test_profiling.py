@@ -178,9 +178,22 @@ def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_place_where_nothing_can_be_written_is_found_first(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write .*nodir.*: No such file or directory"):
-        profiled(checkpoint, tmp_path / "nodir" / "p.json")
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--out", "nodir/p.json"), "cannot write nodir/p.json: No such file or directory"),
+        (("--devices", "v1000"), "unknown device kind 'v1000'"),
+        (("--data", "empty.jsonl"), "holds no inputs"),
+        *((("--lengths", wrong), "must be numbers of tokens") for wrong in ("0", "many", "32,,64")),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_timed(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match=sentence):
+        profiled(checkpoint, tmp_path / "p.json", *more)
 
 
 @pytest.mark.usefixtures("no_clock")
@@ -189,28 +202,9 @@ def test_another_networks_file_is_refused_first(measured: tuple[Path, str], prep
         profiled(prepared, measured[0])
 
 
-@pytest.mark.usefixtures("no_clock")
-def test_a_kind_without_datasheet_is_refused_first(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown device kind 'v1000'"):
-        profiled(checkpoint, tmp_path / "p.json", "--devices", "v1000")
-
-
 def test_a_device_that_no_plan_can_use_is_told() -> None:
     assert uncatalogued("a100") is None
     assert "no plan can use a geforce-rtx-4090" in str(uncatalogued(kind_of("NVIDIA GeForce RTX 4090")))
-
-
-@pytest.mark.usefixtures("no_clock")
-def test_a_file_without_inputs_is_found_before_anything_is_timed(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UserError, match="holds no inputs"):
-        profiled(checkpoint, tmp_path / "profile.json", "--data", str(tmp_path / "empty.jsonl"))
-
-
-@pytest.mark.parametrize("lengths", ["0", "many", "32,,64"])
-def test_lengths_that_are_no_lengths_are_refused(checkpoint: Path, lengths: str) -> None:
-    with pytest.raises(UserError, match="must be numbers of tokens"):
-        RUNNER.invoke(app, ["profile", str(checkpoint), "--lengths", lengths], catch_exceptions=False)
 
 
 def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> None:

@@ -124,12 +124,6 @@ def test_made_up_images_have_the_size_that_the_server_names(
     assert {np.shape(each) for each in served.seen} == {(8, 8) if -1 in shape else shape}
 
 
-def test_a_missing_file_of_prompts_is_reported(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load("http://127.0.0.1:1", "--prompts", "missing.txt") == 2
-    said = "cannot read missing.txt: No such file or directory: --prompts is a file of texts, a prompt in each line"
-    assert said in capsys.readouterr().err.replace("\n", " ")
-
-
 def test_own_inputs_are_sent(serve: Serve, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     served = serve("BYTES")
     (tmp_path / "reviews.csv").write_text("text,label\ngood,1\nbad,0\n")
@@ -169,37 +163,41 @@ def test_other_statuses_are_failures(serve: Serve, load: Load, tmp_path: Path) -
     assert load(served.url, "--bodies", tmp_path / "bodies.jsonl") == 1
 
 
-def test_a_server_without_input_kind_is_reported(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    served = serve("BYTES")
-    assert load(f"{served.url}/v1/predict") == 2
-    said = capsys.readouterr().err.replace("\n", " ")
-    assert "does not say whether its network takes texts or images (status 404): --bodies FILE sends" in said
-
-
-def test_a_decoder_needs_prompts(serve: Serve, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    served = serve("BYTES")
-    served.decodes = True
-    assert load(served.url) == 2
-    assert "writes texts: --prompts FILE" in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_a_server_that_still_starts_is_reported(
-    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    served = serve("BYTES")
-    served.ready = False
+@pytest.mark.parametrize(
+    ("path", "options", "state", "sentence"),
+    [
+        (
+            "",
+            ["--prompts", "missing.txt"],
+            {},
+            "cannot read missing.txt: No such file or directory: --prompts is a file",
+        ),
+        ("/v1/predict", [], {}, "takes texts or images (status 404): --bodies FILE sends"),
+        ("", [], {"decodes": True}, "writes texts: --prompts FILE"),
+        (
+            "",
+            ["--data", "reviews.csv"],
+            {"ready": False},
+            "is not ready (status 503): wait until 'isobatch serve' says",
+        ),
+        ("", ["--slo-ms", "-5"], {}, "--slo-ms -5 must be above 0"),
+    ],
+)
+def test_what_cannot_be_sent_is_one_sentence(
+    serve: Serve, load: Load, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    path: str, options: list[str], state: dict[str, bool], sentence: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text("text\ngood\n")
-    assert load(served.url, "--data", tmp_path / "reviews.csv") == 2
-    assert "is not ready (status 503): wait until 'isobatch serve' says so" in capsys.readouterr().err.replace(
-        "\n", " "
-    )
+    served = serve("BYTES")
+    vars(served).update(state)
+    assert load(f"{served.url}{path}", *options) == 2
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_nobody_there_is_one_sentence(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     assert load("http://127.0.0.1:1") == 2
     assert "nobody answers at http://127.0.0.1:1" in capsys.readouterr().err
-    assert load("http://127.0.0.1:1", "--slo-ms", "-5") == 2
-    assert "--slo-ms -5 must be above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1:8000", "reviews.csv", "http://"])
