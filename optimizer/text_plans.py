@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil
 
 from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split
@@ -11,11 +12,11 @@ from isobatch.optimizer.text_paces import MEGABYTE, OFF, PAGE, DecodingFacts, De
 def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas: int) -> Plan:
     """The plan by which replicas write in this way; it promises nothing yet."""
     profile = facts.profile
-    splits: tuple[Split, ...] = (Split(0, profile.num_blocks, way.residents),)
+    cuts, waits = tuple[int, ...](), way.residents
     if way.cut < profile.num_blocks:
-        survival = profile.workload.after(way.cut - 1)
+        survival, cuts = profile.workload.after(way.cut - 1), (way.cut,)
         waits = min(way.residents, max(1, round(way.residents * (1 - (1 - survival) ** way.launches))))
-        splits = (Split(0, way.cut, way.residents, (way.cut - 1,)), Split(way.cut, profile.num_blocks, waits))
+    splits = splits_at(cuts, profile.num_blocks, way.residents, waits)
     prompt, output = profile.workload.longest
     position_bytes = facts.position_bytes * (1 + profile.has_encoder)  # with an encoder, of its source and of the text
     longest_bytes = profile.reads * position_bytes + PAGE * facts.position_bytes
@@ -40,6 +41,15 @@ def plan_of(way: DecodingWay, facts: DecodingFacts, goal: DecodingGoal, replicas
         dtype=table.dtype,
         origin="estimated" if table.estimated else "measured",
         decoding=terms,
+    )
+
+
+def splits_at(cuts: Sequence[int], num_blocks: int, residents: int, deep: int) -> tuple[Split, ...]:
+    """The splits of a network that is cut behind the ramps before these blocks; `deep`: the batch of all but the first
+    split."""
+    return tuple(
+        Split(start, stop, deep if start else residents, (stop - 1,) if stop < num_blocks else ())
+        for start, stop in pairwise((0, *cuts, num_blocks))
     )
 
 

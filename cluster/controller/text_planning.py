@@ -3,20 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.simulator.text_choice import plan_on_all, sustains
 from isobatch.deployments.config import ServedConfig
-from isobatch.deployments.decoding.config import OFF, DecoderConfig
+from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.scheduler import DEEP_SHARE
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.planning import device
 from isobatch.optimizer import Objective, Plan, Problem, Score
 from isobatch.optimizer.goals import GOALS
-from isobatch.optimizer.plan import DecodingTerms, Split
-from isobatch.optimizer.text_paces import DecodingGoal
-from isobatch.optimizer.text_plans import exits_of, on_terms, terms_of, with_terms
+from isobatch.optimizer.plan import DecodingTerms
+from isobatch.optimizer.text_paces import OFF, DecodingGoal
+from isobatch.optimizer.text_plans import exits_of, on_terms, splits_at, terms_of, with_terms
 from isobatch.profiles.devices import Device
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.text_profile import LEAST_OBSERVED, DecoderProfile, load_text_profile
@@ -53,11 +52,7 @@ class DecoderCosts:
         (placement,), splits = plan.placements, plan.splits
         residents = splits[0].batch_size
         deep = splits[-1].batch_size if len(splits) > 1 else max(1, round(DEEP_SHARE * residents))
-        edges = [0, *(block + 1 for block in self.ramp_blocks), plan.num_blocks]
-        cut = tuple(
-            Split(start, stop, deep if start else residents, (stop - 1,) if stop < plan.num_blocks else ())
-            for start, stop in pairwise(edges)
-        )
+        cut = splits_at([block + 1 for block in self.ramp_blocks], plan.num_blocks, residents, deep)
         placements = (replace(placement, splits=cut, local=len(cut) > 1),)
         return with_terms(replace(plan, placements=placements), replace(terms_of(plan), exits=self.goal.exits))
 

@@ -138,18 +138,14 @@ def build(config: DecoderConfig) -> Application:
 def _decoders(config: DecoderConfig, name: str, kind: str) -> Any:
     """The deployment of the replicas of one pipeline; `kind`: of its devices; `name`: the same, if there are several
     kinds."""
+    options = config.replica_options(kind, labelled() if kind else False)
+    if kind:
+        options |= {"resources": declared(kind, nodes())}
     return serve.deployment(
         name=f"{DECODER}-{name}" if name else DECODER,
         num_replicas=config.replicas,
         max_ongoing_requests=4
         * (config.max_residents + config.max_waiting),  # more than a replica admits, which refuses with a reason
-        ray_actor_options=_options(config, kind),
+        ray_actor_options=options,
         **process_options(config.log_format, config.drain_s),
     )(DecoderReplica)
-
-
-def _options(config: DecoderConfig, kind: str) -> dict[str, Any]:
-    """The resources of a replica."""
-    if not kind:
-        return config.replica_options()
-    return config.replica_options(kind, labelled()) | {"resources": declared(kind, nodes())}

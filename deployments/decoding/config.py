@@ -1,7 +1,6 @@
 """The fields of `args:` of a decoder's Serve application."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,12 +12,13 @@ from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import cache_directory, content_of
 from isobatch.deployments.resources import Resources, gpu_options
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, Split, read_plan
+from isobatch.optimizer.plan import DecodingTerms, Placement, Plan, read_plan
+from isobatch.optimizer.text_paces import OFF
+from isobatch.optimizer.text_plans import splits_at
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES
 
-OFF = "off"
 # The default of `max_pending`. Positions that are pending when a text ends never run deep: this is more than most texts
 # have whose tokens all leave early.
 MAX_PENDING = 64
@@ -126,10 +126,7 @@ class DecoderConfig(ServedConfig):
     def as_plan(self, cut: Splits, limits: DecodingLimits, kind: str) -> Plan:
         """The plan that is equivalent to this configuration, with these splits and limits, on this kind of device."""
         deep = max(1, round(limits.deep_share * limits.max_residents))
-        splits = tuple(
-            Split(start, stop, deep if start else limits.max_residents, (stop - 1,) if stop < cut.num_blocks else ())
-            for start, stop in pairwise((0, *cut.ends))
-        )
+        splits = splits_at(cut.ends[:-1], cut.num_blocks, limits.max_residents, deep)
         terms = DecodingTerms(
             exits=self.exits if len(splits) > 1 else OFF,
             prompt_rows=self.prompt_rows,

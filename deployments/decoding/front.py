@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -49,30 +49,25 @@ class TextPiece:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+@dataclass(eq=False)
 class DecoderFront:
     """Writes texts with one decoder, for any protocol.
 
     `write_tokens` has any replica write a sequence; `state` returns the state of all replicas.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        name: str,
-        shape: DecoderShape,
-        texts: TextTokens,
-        stop: frozenset[int],
-        write_tokens: WriteTokens,
-        meter: ClientMeter,
-        state: Callable[[], Awaitable[dict[str, Any]]],
-        key: bytes | None = None,
-        tracing: Tracing | None = None,
-        defaults: GenerationDefaults | None = None,
-    ) -> None:
-        self.config, self.name, self.texts, self.meter = config, name, texts, meter
-        self.key, self.tracing, self.defaults = key, tracing, defaults or GenerationDefaults()
-        self._shape, self._stop, self._write_tokens, self._state = shape, stop, write_tokens, state
-        self._retries = RetryTimes()
+    config: DecoderConfig
+    name: str
+    shape: DecoderShape
+    texts: TextTokens
+    stop: frozenset[int]
+    write_tokens: WriteTokens
+    meter: ClientMeter
+    state: Callable[[], Awaitable[dict[str, Any]]]
+    key: bytes | None = None
+    tracing: Tracing | None = None
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    _retries: RetryTimes = field(default_factory=RetryTimes)
 
     @property
     def most_calls(self) -> int:
@@ -88,12 +83,12 @@ class DecoderFront:
 
     async def missing(self) -> list[str]:
         """The parts of the network that have no replica now."""
-        return [] if (await self._state())["replicas"] else [DECODER]
+        return [] if (await self.state())["replicas"] else [DECODER]
 
     async def stats(self) -> dict[str, Any]:
         """The counts since the start, and the present state of all replicas."""
         about = {"schema_version": 1, "model": self.name, "requests": self.meter.counted()}
-        return {**about, **await self._state(), "workload": self.meter.workload()}
+        return {**about, **await self.state(), "workload": self.meter.workload()}
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -115,13 +110,13 @@ class DecoderFront:
 
     def request(self, prompt: Sequence[int], terms: TextTerms) -> TextRequest:
         """The request for a text, with checked lengths."""
-        vocabulary = self._shape.vocabulary
+        vocabulary = self.shape.vocabulary
         if not prompt:
             raise RefusedError(400, "the prompt is empty: give at least one token")
-        for field, tokens in (("prompt", prompt), ("logit_bias", [token for token, _ in terms.sampling.bias])):
+        for name, tokens in (("prompt", prompt), ("logit_bias", [token for token, _ in terms.sampling.bias])):
             if max(tokens, default=0) >= vocabulary:
-                raise RefusedError(400, f"{field} has token {max(tokens)}: the model knows {vocabulary} tokens")
-        room = self._shape.room(len(prompt), self.texts.context)
+                raise RefusedError(400, f"{name} has token {max(tokens)}: the model knows {vocabulary} tokens")
+        room = self.shape.room(len(prompt), self.texts.context)
         most, max_tokens = self.config.max_tokens, terms.max_tokens
         if max_tokens is None:
             max_tokens = min(most, self.defaults.max_new_tokens or most, max(1, room))
@@ -129,8 +124,8 @@ class DecoderFront:
             raise RefusedError(400, f"max_tokens = {max_tokens}: {most} are allowed")
         if terms.min_tokens > max_tokens:
             raise RefusedError(400, f"min_tokens = {terms.min_tokens}: max_tokens is only {max_tokens}")
-        stop = frozenset[int]() if terms.ignore_eos else self._stop
-        request = self._shape.request(prompt, max_tokens, stop, terms.sampling)
+        stop = frozenset[int]() if terms.ignore_eos else self.stop
+        request = self.shape.request(prompt, max_tokens, stop, terms.sampling)
         self._check_lengths(request, room)
         return replace(request, min_tokens=terms.min_tokens)
 
@@ -150,7 +145,7 @@ class DecoderFront:
         front at `begun_s` by the meter's clock (None: now)."""
         age_s = 0.0 if begun_s is None else self.meter.clock() - begun_s
         request = replace(request, requested_s=time.time() - age_s)
-        text = self.texts.growing_text(stops, self._stop, request.min_tokens)
+        text = self.texts.growing_text(stops, self.stop, request.min_tokens)
         meter = self.meter.sequence(request.given, share, age_s)
         try:
             async with aclosing(self._by_replicas(request)) as groups:
@@ -208,7 +203,7 @@ class DecoderFront:
         until_s = self.meter.clock() + (MAX_WAIT_S if begun else 0.0)
         while True:
             full: ReplicaFull | None = None
-            async with aclosing(self._write_tokens(request)) as groups:
+            async with aclosing(self.write_tokens(request)) as groups:
                 async for group in groups:
                     if isinstance(group, ReplicaFull):  # comes before any token
                         full = group

@@ -24,7 +24,7 @@ from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_NAMED
 from isobatch.deployments.front.open_inference.messages import message
 from isobatch.deployments.front.open_inference.protocol import DescribedModel
 from isobatch.deployments.front.open_inference.schemas import BYTES
-from isobatch.deployments.front.open_inference.tensors import from_bytes
+from isobatch.deployments.front.open_inference.tensors import from_bytes, from_contents
 from isobatch.deployments.tracing import span_of_request
 
 MAX_STREAM_REQUESTS = 64  # requests of one stream that are answered at the same time
@@ -193,10 +193,7 @@ def _tensors(request: Any) -> grpc_server.Fields:
 def _single_value(tensor: Any, kind: str, raw: bytes | None) -> Any:
     """The one value of a tensor."""
     try:
-        if raw is None:
-            (value,) = tensor.contents.bytes_contents if kind == BYTES else tensor.contents.bool_contents
-            return value.decode() if kind == BYTES else value
-        (value,) = from_bytes(raw, kind, 1)
+        (value,) = from_contents(tensor.contents, kind, 1) if raw is None else from_bytes(raw, kind, 1)
         return value if kind == BYTES else bool(value)
     except (ValueError, struct.error) as error:
         raise RefusedError(400, f"tensor {tensor.name} does not hold one {kind}: {error}") from error

@@ -21,17 +21,15 @@ from starlette.types import Message, Receive, Scope, Send
 from isobatch.deployments.decoding.client_meter import RequestEnd
 from isobatch.deployments.decoding.front import DecoderFront, TextPiece
 from isobatch.deployments.decoding.grpc_texts import serving
-from isobatch.deployments.decoding.openai_requests import (
+from isobatch.deployments.decoding.openai_answers import (
     CHAT,
     COMPLETION,
-    ChatRequest,
-    CompletionRequest,
     DecoderStats,
     ModelAbout,
     ModelList,
-    request_of,
     route_options,
 )
+from isobatch.deployments.decoding.openai_requests import ChatRequest, CompletionRequest, request_of
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.front.answers import RefusedError

@@ -1,5 +1,6 @@
 """A decoder's front beside one engine, without Ray."""
 
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,13 @@ from tests.helpers.tiny_decoders import engine, plainly
 CONFIG = DecoderConfig(model="/models/tiny", max_tokens=40, max_prompts=3, max_body_bytes=500)
 RAMPS = {0: 0.3, 2: 0.3}
 STOP = frozenset([0])
+
+
+def events(body: str) -> list[Any]:
+    """The events of a stream before its end."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
 
 
 class World:

@@ -9,7 +9,6 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import grpc
-import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.deployments.front import grpc_server
@@ -18,8 +17,8 @@ from isobatch.deployments.front.bodies import LONGEST_NAME, MOST_DIMENSIONS, MOS
 from isobatch.deployments.front.headers import CLIENT, STARTED, TIMEOUT, timeout_s_by, waited_s_by
 from isobatch.deployments.front.open_inference import protocol
 from isobatch.deployments.front.open_inference.messages import message
-from isobatch.deployments.front.open_inference.schemas import BYTES, InputTensor, dtype_of
-from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, rows, timeout_s
+from isobatch.deployments.front.open_inference.schemas import InputTensor
+from isobatch.deployments.front.open_inference.tensors import MOST_TEXTS, from_bytes, from_contents, rows, timeout_s
 from isobatch.deployments.front.service import Content, Service
 
 # Requests of one stream that run at once.
@@ -34,7 +33,6 @@ LOAD_WHILE_REFUSING = 0.4
 MANY_REFUSED = 0.05
 # The least number of places, however few requests were answered recently.
 LEAST_PACED = 8
-_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
 
 
 def serving(service: Service) -> AbstractAsyncContextManager[None]:
@@ -154,26 +152,13 @@ class _Inferences:
         texts = not self._service.reads_pictures
 
         def load(kind: str, count: int) -> NDArray[Any]:
-            return from_bytes(raw[0], kind, count, texts) if raw else _contents(sent.contents, kind, count, texts)
+            return from_bytes(raw[0], kind, count, texts) if raw else from_contents(sent.contents, kind, count, texts)
 
         return rows(tensor, self._service.sizes, load)
 
 
 def _is_answer(done: asyncio.Task[Any]) -> bool:
     return not done.cancelled() and not done.exception() and not done.result().error_message
-
-
-def _contents(contents: Any, kind: str, count: int, texts: bool) -> NDArray[Any]:
-    """The values from the field for their kind: small integers are sent as 32 bits, and FP16 is only sent raw."""
-    if kind == "FP16":
-        raise ValueError("FP16 travels in raw_input_contents only")
-    field = "bytes" if kind == BYTES else _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
-    values = getattr(contents, f"{field}_contents")
-    if len(values) != count:
-        raise ValueError(f"{field}_contents holds {len(values)} values")
-    if kind == BYTES:
-        return np.array([text.decode() for text in values] if texts else list(values), dtype=object)
-    return np.array(values, dtype=dtype_of(kind))
 
 
 class Places:

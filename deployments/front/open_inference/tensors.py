@@ -26,6 +26,8 @@ Values = Sequence[Any] | NDArray[Any]  # texts, or numbers
 MOST_TEXTS = 2
 # The header with the number of bytes of JSON; the binary tensors follow.
 JSON_BYTES_HEADER = "inference-header-content-length"
+# The fields of a message for values of these kinds, without "_contents".
+_FIELDS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,19 @@ def from_bytes(raw: bytes, kind: str, count: int, texts: bool = True) -> NDArray
         return np.frombuffer(raw, dtype_of(kind))
     items = _items(raw, count)
     return np.array([item.decode() for item in items] if texts else items, dtype=object)
+
+
+def from_contents(contents: Any, kind: str, count: int, texts: bool = True) -> NDArray[Any]:
+    """The values of a message, from the field for their kind: small integers are sent as 32 bits, and FP16 only raw."""
+    if kind == "FP16":
+        raise ValueError("FP16 travels in raw_input_contents only")
+    field = "bytes" if kind == BYTES else _FIELDS.get(kind) or ("uint" if kind.startswith("U") else "int")
+    values = getattr(contents, f"{field}_contents")
+    if len(values) != count:
+        raise ValueError(f"{field}_contents holds {len(values)} values")
+    if kind == BYTES:
+        return np.array([text.decode() for text in values] if texts else list(values), dtype=object)
+    return np.array(values, dtype=dtype_of(kind))
 
 
 def _items(raw: bytes, count: int) -> list[bytes]:

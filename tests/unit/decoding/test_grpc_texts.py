@@ -4,30 +4,25 @@ import asyncio
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments.demos.sums import tokenizer
 from experiments.shared.ports import free_port
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.front.open_inference.messages import message
 from tests.helpers.decoder_world import CONFIG, World
 from tests.helpers.grpc_proxy import STREAM, frame, headers
-from tests.helpers.tiny_decoders import decoder
 
 triton = pytest.importorskip("tritonclient.grpc")
 NINE = {"max_tokens": 9}
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World(decoder(), tokenizer())
-    made.front.config = CONFIG.model_copy(update={"grpc_port": free_port()})
-    yield made
-    made.loop.end()
+@pytest.fixture(autouse=True)
+def served(world: World) -> None:
+    world.front.config = CONFIG.model_copy(update={"grpc_port": free_port()})
 
 
 def play(world: World, scene: Callable[[Any], Any], key: bytes | None = None) -> Any:
@@ -184,7 +179,7 @@ def test_a_client_that_goes_away_frees_its_pages(world: World) -> None:
 
 
 def test_a_stream_whose_client_does_not_read_is_read_no_further(world: World) -> None:
-    world.singly = True  # a response for each token
+    world.grouped = 1  # a response for each token
     count, port = 1600, int(world.front.config.grpc_port or 0)  # some hundreds fit into the buffers on the way
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"1+1="]}}
     most = {"key": "max_tokens", "value": {"int64_param": 40}}

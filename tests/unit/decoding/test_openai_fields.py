@@ -1,0 +1,250 @@
+"""The fields of OpenAI's requests over HTTP, without Ray: what is refused, and what changes texts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, check_decoder, generation_defaults
+from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.profiles.errors import UserError
+from tests.helpers.decoder_world import RAMPS, STOP, World, events
+from tests.helpers.tiny_decoders import plain_logprobs, plainly
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        ([], 400, "must be a JSON object"),
+        ({}, 400, "prompt is missing"),
+        ({"prompt": "1+1=", "max_token": 4}, 400, "max_token is not served; there are: model,"),
+        ({"prompt": ["1+1=", "2+2="], "n": 2}, 400, "n = 2: 4 texts in all: 3 are allowed"),
+        ({"prompt": "1+1=", "n": 0}, 400, "n = 0: Input should be greater than or equal to 1"),
+        ({"prompt": "1+1=", "min_p": 1.5}, 400, "min_p = 1.5: Input should be less than or equal to 1"),
+        ({"prompt": "1+1=", "presence_penalty": 3}, 400, "presence_penalty = 3: Input should be less than or equal to"),
+        ({"prompt": "1+1=", "logit_bias": {"23": 1}}, 400, "logit_bias has token 23: the model knows 23 tokens"),
+        ({"prompt": "1+1=", "logit_bias": {"x": 1}}, 400, "logit_bias = an object: Input should be a valid integer"),
+        ({"prompt": "1+1=", "logit_bias": {"1": 101}}, 400, "Input should be less than or equal to 100"),
+        ({"prompt": "1+1=", "logprobs": 21}, 400, "logprobs = 21: Input should be less than or equal to 20"),
+        ({"prompt": "1+1=", "logprobs": 1, "echo": True}, 400, "logprobs = 1: with echo, they would be missing for"),
+        ({"prompt": "1+1=", "temperature": -1}, 400, "temperature = -1: "),
+        ({"prompt": "1+1=", "top_p": 0}, 400, "top_p = 0: "),
+        ({"prompt": "1+1=", "max_tokens": 0}, 400, "max_tokens = 0: "),
+        ({"prompt": "1+1=", "max_tokens": 41}, 400, "max_tokens = 41: 40 are allowed"),
+        ({"prompt": "1" * 30, "max_tokens": 35}, 400, "30 tokens and max_tokens is 35: the model reads 64"),
+        ({"prompt": ""}, 400, "the prompt is empty"),
+        ({"prompt": []}, 400, "prompt has 0 texts"),
+        ({"prompt": ["1"] * 4}, 400, "prompt has 4 texts: 1 to 3 are allowed"),
+        ({"prompt": [1, 99]}, 400, "prompt has token 99: the model knows 23 tokens"),
+        ({"prompt": [True, False]}, 400, "prompt = [True, False]: a prompt is a text, a list of texts, a list of tok"),
+        ({"prompt": [1, "1"]}, 400, "prompt = [1, '1']: a prompt is"),
+        ({"prompt": [-1]}, 400, "prompt = [-1]: a prompt is"),
+        ({"prompt": [[]]}, 400, "the prompt is empty"),
+        ({"prompt": 5}, 400, "prompt = 5: a prompt is"),
+        ({"prompt": "1+1=", "max_tokens": True}, 400, "max_tokens = True: must be a number, not true or false"),
+        ({"prompt": "1+1=", "temperature": True}, 400, "temperature = True: must be a number"),
+        ({"prompt": "1+1=", "repetition_penalty": 0}, 400, "repetition_penalty = 0: Input should be greater than 0"),
+        ({"prompt": "1+1=", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens = 5: max_tokens is only 4"),
+        ({"prompt": "1", "stop": ["a"] * 5}, 400, "stop = ['a', 'a', 'a', 'a', 'a']: List should have at most 4 items"),
+        ({"prompt": "1", "stop": ["a" * 257]}, 400, "at most 256 characters"),
+        ({"prompt": "1", "stop": ""}, 400, "stop = "),
+        ({"prompt": "1", "model": "other"}, 404, "model = 'other': this server has tiny"),
+        (b" " * 501, 413, "501 bytes: 500 are allowed"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_sentence(world: World, body: Any, status: int, sentence: str) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = world.client().post("/v1/completions", content=content)
+    assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
+    assert world.asked == 0
+
+
+def test_null_is_what_nobody_has_set(world: World) -> None:
+    nulls: list[dict[str, Any]] = [{name: None} for name in ("temperature", "top_p", "stream")]
+    for unset in (*nulls, {"stream": True, "stream_options": {"include_usage": None}}):
+        reply = world.client().post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | unset)
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"response_format": {"type": "text"}},
+        {"store": False},
+        {"repetition_penalty": 1.0},
+        {"presence_penalty": 0.0, "frequency_penalty": 0, "n": 1, "logit_bias": {}},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"top_logprobs": 0},
+    ],
+)
+def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[str, Any]) -> None:
+    client, said = world.client(), {"role": "user", "content": "1+1"}
+    told = [said, {"role": "assistant", "content": "2", "refusal": None, "tool_calls": None, "audio": None}, said]
+    reply = client.post("/v1/chat/completions", json={"messages": told, "max_tokens": 2} | neutral)
+    assert reply.status_code == 200, reply.text
+    if not neutral.keys() & {"tools", "tool_choice", "top_logprobs"}:
+        reply = client.post("/v1/completions", json={"prompt": "1+1=", "max_tokens": 2} | neutral)
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "auto"},
+        {"store": True},
+        {"top_logprobs": 3},
+    ],
+)
+def test_a_field_that_would_change_something_is_refused_by_its_name(world: World, field: dict[str, Any]) -> None:
+    reply = world.client().post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "1"}]} | field)
+    assert (reply.status_code, reply.json()["error"]["message"].split(" = ")[0]) == (400, *field), reply.text
+
+
+def test_each_text_for_a_prompt_is_drawn_with_the_next_seed(world: World) -> None:
+    fields = {"prompt": "47+85=", "max_tokens": 12, "temperature": 2.0, "ignore_eos": True, "seed": 5}
+    reply = world.client().post("/v1/completions", json=fields | {"n": 3}).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert [choice["text"] for choice in reply["choices"]] == [drawn(world, seed=5 + number) for number in range(3)]
+    assert reply["usage"] == {"prompt_tokens": 6, "completion_tokens": 36, "total_tokens": 42}
+    del fields["seed"]
+    several = world.client().post("/v1/completions", json=fields | {"n": 3}).json()["choices"]
+    assert len({choice["text"] for choice in several}) > 1
+
+
+def test_texts_may_begin_with_their_prompts(world: World) -> None:
+    text = world.plain("47+85=", 9)[0]
+    tokens = world.words("47+85=")["input_ids"]
+    for prompt in ("47+85=", tokens):
+        asked = {"prompt": prompt, "max_tokens": 9, "echo": True, "n": 2}
+        whole = world.client().post("/v1/completions", json=asked).json()
+        assert [choice["text"] for choice in whole["choices"]] == ["47+85=" + text] * 2
+        streamed = ["", ""]
+        for event in events(world.client().post("/v1/completions", json=asked | {"stream": True}).text):
+            for choice in event["choices"]:
+                streamed[choice["index"]] += choice["text"]
+        assert streamed == ["47+85=" + text] * 2
+
+
+def expected_logprobs(world: World, count: int) -> tuple[list[int], list[int], list[list[float]]]:
+    """The tokens after a prompt, their depths, and the log probabilities of all tokens at the place of each."""
+    asked = TextRequest(tuple(world.words("47+85=")["input_ids"]), count, STOP)
+    tokens, depths = plainly(world.model, asked, RAMPS)
+    return tokens, depths, plain_logprobs(world.model, asked, tokens, depths)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_a_completion_are_those_where_its_tokens_were_known(world: World, stream: bool) -> None:
+    tokens, depths, known = expected_logprobs(world, 9)
+    assert len(set(depths)) > 1
+    asked = {"prompt": "47+85=", "max_tokens": 9, "logprobs": 2, "stream": stream, "logit_bias": {}}
+    reply = world.client().post("/v1/completions", json=asked)
+    choices = [event["choices"][0] for event in (events(reply.text) if stream else [reply.json()])]
+    told = {name: [each for choice in choices for each in choice["logprobs"][name]] for name in choices[0]["logprobs"]}
+    texts = [world.texts.token_text(token) for token in tokens]
+    assert told["tokens"] == texts
+    assert told["blocks"] == depths
+    assert told["text_offset"] == [len("".join(texts[:place])) for place in range(len(texts))]
+    assert told["token_logprobs"] == pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
+    for top, row, token in zip(told["top_logprobs"], known, tokens, strict=True):
+        best = {*sorted(range(len(row)), key=lambda each: -row[each])[:2], token}
+        assert top == pytest.approx({world.texts.token_text(each): row[each] for each in best})
+
+
+def test_log_probabilities_of_a_chat(world: World) -> None:
+    tokens, depths, known = expected_logprobs(world, 6)
+    asked = {"messages": [{"role": "user", "content": "47 + 85"}], "max_tokens": 6, "logprobs": True}
+    for count in (0, 3):
+        said = world.client().post("/v1/chat/completions", json=asked | {"top_logprobs": count}).json()
+        content = said["choices"][0]["logprobs"]["content"]
+        assert [each["block"] for each in content] == depths
+        for each, row, token in zip(content, known, tokens, strict=True):
+            text = world.texts.token_text(token)
+            assert (each["token"], each["bytes"]) == (text, list(text.encode()))
+            assert each["logprob"] == pytest.approx(row[token])
+            assert [other["logprob"] for other in each["top_logprobs"]] == pytest.approx(sorted(row)[::-1][:count])
+
+
+def test_openais_client_reads_log_probabilities_and_several_texts(world: World) -> None:
+    with OpenAI(base_url="http://testserver/v1", api_key="none", http_client=world.client()) as client:
+        told = client.completions.create(model="tiny", prompt="47+85=", max_tokens=5, logprobs=2, n=2)
+        said = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "47+85"}], max_tokens=5, logprobs=True, top_logprobs=2
+        )
+    tokens, _, known = expected_logprobs(world, 5)
+    wanted = pytest.approx([row[token] for row, token in zip(known, tokens, strict=True)])
+    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in told.choices] == [wanted] * 2
+    logprobs = said.choices[0].logprobs
+    assert logprobs
+    assert logprobs.content
+    assert [each.logprob for each in logprobs.content] == wanted
+    assert [len(each.top_logprobs) for each in logprobs.content] == [2] * len(tokens)
+
+
+def test_what_changes_logits_changes_the_text(world: World) -> None:
+    text, _, _ = world.plain("47+85=", 12)
+    (first,) = world.words(text[0])["input_ids"]
+
+    def written(**fields: Any) -> str:
+        asked = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True} | fields
+        return str(world.client().post("/v1/completions", json=asked).json()["choices"][0]["text"])
+
+    assert text[0] not in written(logit_bias={str(first): -100})
+    assert set(written(logit_bias={str(first): 100})) == {text[0]}
+    assert len(set(written(presence_penalty=2, frequency_penalty=2))) > len(set(written()))
+    assert written(repetition_penalty=1.0) == written() != written(repetition_penalty=2.0)
+    world.front.defaults = GenerationDefaults(repetition_penalty=2.0)
+    assert written() == written(repetition_penalty=2.0)
+
+
+def drawn(world: World, **fields: Any) -> str:
+    asked = {"prompt": "47+85=", "max_tokens": 12, "ignore_eos": True, "temperature": 2.0} | fields
+    reply = world.client().post("/v1/completions", json=asked)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
+
+
+def test_without_a_seed_each_request_draws_anew_and_with_one_the_same_again(world: World) -> None:
+    assert len({drawn(world) for _ in range(8)}) > 1
+    assert len({drawn(world, seed=3) for _ in range(4)}) == 1
+    three = {"prompt": ["1+1="] * 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": True}
+    texts = world.client().post("/v1/completions", json=three)
+    assert len({choice["text"] for choice in texts.json()["choices"]}) > 1
+
+
+def test_defaults_come_from_the_checkpoints_generation_config(world: World, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 2.0, "top_k": 0, "max_new_tokens": 5, "eos_token_id": 0, "pad_token_id": 0}'
+    )
+    greedy = drawn(world, temperature=0)
+    assert drawn(world, temperature=None) == greedy
+    world.front.defaults = generation_defaults(tmp_path)
+    assert len({drawn(world, temperature=None) for _ in range(8)}) > 1
+    assert {drawn(world, temperature=None, top_k=1) for _ in range(4)} == {greedy}
+    asked = {"prompt": "47+85=", "max_tokens": None, "ignore_eos": True}
+    assert world.client().post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_generation_config_that_is_wrong_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(UserError, match=r"generation_config.json: temperature: Input should be a valid number"):
+        check_decoder(tmp_path)
+
+
+def test_a_text_ends_neither_before_its_least_tokens_nor_where_its_end_is_ignored(world: World) -> None:
+    _, _, count = world.plain("3+4=", 40)
+    assert count < 40, "this prompt shows nothing: its text does not end by itself"
+
+    def usage(**fields: Any) -> tuple[int, str]:
+        said = world.client().post("/v1/completions", json={"prompt": "3+4=", "max_tokens": 40} | fields).json()
+        return said["usage"]["completion_tokens"], said["choices"][0]["finish_reason"]
+
+    assert usage() == (count, "stop")
+    assert usage(min_tokens=count)[0] > count
+    assert usage(ignore_eos=True) == (40, "length")
