@@ -27,6 +27,11 @@ A_NUMBER = "regression"
 Outputs = dict[str, Any]
 Tensors = Mapping[str, tuple[str, list[int]]]  # by name: the datatype, and the sizes after the number of inputs
 
+# What stands in a tensor where an input has fewer words or labels than another one, and the type in numpy.
+PADDING: Mapping[str, tuple[Any, Any]] = MappingProxyType(
+    {"INT64": (-1, np.int64), "FP32": (0.0, np.float32), "BYTES": ("", object)}
+)
+
 ALL, WINNER = "all", "winner"  # the values of `scores` that are no numbers
 SCORES = "it must be 'all', 'winner' or a number of labels"
 
@@ -174,7 +179,6 @@ class MultiLabelClassification(Task):
     name = "multi-label-classification"
     by_label = True
     metrics = (MICRO_F1, "accuracy", "agreement")
-    # Inputs with fewer labels than another input of the request are padded with -1, 0.0 and "".
     tensors: Tensors = MappingProxyType(
         {
             "labels": ("INT64", []),
@@ -205,18 +209,7 @@ class MultiLabelClassification(Task):
         return labels, named, tuple(by_label[label]["score"] if has else nan for label, has in enumerate(labels))
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
-        listed = [self.output(answer, names)["labels"] for answer in answers]
-        counts = np.array([len(labels) for labels in listed], np.int64)
-
-        def column(part: str, dtype: Any, padding: Any) -> NDArray[Any]:
-            return _padded(counts, [[each[part] for each in labels] for labels in listed], dtype, padding)
-
-        return {
-            "labels": counts,
-            "label": column("label", np.int64, -1),
-            "score": column("score", np.float32, 0.0),
-            "name": column("name", object, ""),
-        }
+        return _padded(self.tensors, [self.output(answer, names)["labels"] for answer in answers])
 
     def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
         return np.stack([probabilities_in(logits_of(answer))[:, 1] for answer in answers])
@@ -234,7 +227,6 @@ class TokenClassification(Task):
     metrics = ("accuracy", "agreement")
     answered = "words"
     loaders: Mapping[str, str] = MappingProxyType({"text": "AutoModelForTokenClassification"})
-    # Texts with fewer words than the longest of a request are padded with -1, 0.0 and "".
     tensors: Tensors = MappingProxyType(
         {
             "words": ("INT64", []),
@@ -263,19 +255,7 @@ class TokenClassification(Task):
         return labels, named, scores
 
     def columns(self, answers: Sequence[TaskAnswer], names: Sequence[str]) -> Outputs:
-        counts = np.array([len(_words_of(answer).starts) for answer in answers], np.int64)
-
-        def padded(rows: Sequence[Sequence[Any]], dtype: Any, padding: Any) -> NDArray[Any]:
-            return _padded(counts, rows, dtype, padding)
-
-        return {
-            "words": counts,
-            "label": padded([_parts_of(answer.label) for answer in answers], np.int64, -1),
-            "score": padded([_parts_of(answer.score) for answer in answers], np.float32, 0.0),
-            "name": padded([self.named(answer.label, names) for answer in answers], object, ""),
-            "start": padded([_words_of(answer).starts for answer in answers], np.int64, -1),
-            "end": padded([_words_of(answer).ends for answer in answers], np.int64, -1),
-        }
+        return _padded(self.tensors, [tokens_of(answer, names) for answer in answers])
 
     def probabilities(self, answers: Sequence[TaskAnswer]) -> NDArray[np.float32]:
         """The same for each word, padded with 0.0 where a text has fewer words than the longest one."""
@@ -364,12 +344,22 @@ def _scored(label: int, probabilities: NDArray[np.float32], names: Sequence[str]
     return {"label": label, "name": names[label], "score": float(probabilities[label])}
 
 
-def _padded(counts: NDArray[np.int64], rows: Sequence[Sequence[Any]], dtype: Any, padding: Any) -> NDArray[Any]:
-    """Rows of unlike lengths (`counts`) as one table."""
+def _padded(tensors: Tensors, rows: Sequence[Sequence[Outputs]]) -> Outputs:
+    """Lists of unlike lengths as tensors with one row for each list. A tensor without sizes holds the lengths.
+
+    >>> columns = _padded({"words": ("INT64", []), "start": ("INT64", [-1])}, [[{"start": 4}, {"start": 7}], []])
+    >>> columns["words"].tolist(), columns["start"].tolist()
+    ([2, 0], [[4, 7], [-1, -1]])
+    """
+    counts = np.array([len(row) for row in rows], np.int64)
     present = np.arange(counts.max(initial=0)) < counts[:, None]
-    table = np.full(present.shape, padding, dtype)
-    table[present] = [value for row in rows for value in row]
-    return table
+
+    def column(name: str, datatype: str) -> NDArray[Any]:
+        table = np.full(present.shape, *PADDING[datatype])
+        table[present] = [each[name] for row in rows for each in row]
+        return table
+
+    return {name: column(name, datatype) if sizes else counts for name, (datatype, sizes) in tensors.items()}
 
 
 def tokens_of(answer: TaskAnswer, names: Sequence[str]) -> list[Outputs]:

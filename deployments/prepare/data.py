@@ -1,6 +1,7 @@
 """Reads inputs from files, with or without labels: finds the columns that hold them, and reads row by row."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -276,10 +277,10 @@ def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
     named = f"{where}: {name!r}"
     pixels: NDArray[Any]
-    if isinstance(cell, dict) and cell.get("bytes"):  # the library `datasets` stores pictures in this way
-        pixels = _picture(where, BytesIO(cell["bytes"]), "in it")
-    elif isinstance(cell, str) and not cell.lstrip().startswith("["):
-        pixels = _picture(where, path.parent / cell, repr(cell))
+    if (isinstance(cell, dict) and cell.get("bytes")) or (
+        isinstance(cell, str) and not cell.lstrip().startswith("[")
+    ):
+        pixels = _picture(where, path, cell)
     else:
         nested = parsed(named, cell) if isinstance(cell, str) else cell
         try:
@@ -298,26 +299,28 @@ def _check_channels(where: str, shape: Sequence[int], channels: int | None) -> N
         raise UserError(f"{where} must be height x width or height x width x {channels}, got {tuple(shape)}")
 
 
-def _picture(where: str, source: Path | BytesIO, named: str) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    try:
-        with Image.open(source) as picture:
-            return np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # damaged, or huge
-        raise UserError(f"{where}: the picture {named} cannot be read: {error}") from error
+def _picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[np.uint8]:
+    with _opened(f"{where}: the picture", path, cell) as picture:
+        return np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
 
 
 def label_picture(where: str, path: Path, cell: str | dict[str, Any]) -> NDArray[Any]:
     """The labels in a picture whose pixels are labels: those of a palette, or grey values."""
+    with _opened(f"{where}: the picture of labels", path, cell) as picture:
+        return np.asarray(picture)
+
+
+@contextmanager
+def _opened(what: str, path: Path, cell: str | dict[str, Any]) -> Iterator[Any]:
+    """A picture that the file at `path` names, or that it holds as the library `datasets` stores it."""
     from PIL import Image
 
     try:
         with Image.open(path.parent / cell if isinstance(cell, str) else BytesIO(cell["bytes"])) as picture:
-            return np.asarray(picture)
+            yield picture
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, Image.DecompressionBombError) as error:
         named = repr(cell) if isinstance(cell, str) else "in it"
-        raise UserError(f"{where}: the picture of labels {named} cannot be read: {error}") from error
+        raise UserError(f"{what} {named} cannot be read: {error}") from error
 
 
 def _arrays(path: Path, channels: int | None) -> Iterator[Row]:

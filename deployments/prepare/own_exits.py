@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -77,7 +77,7 @@ class OwnExits(FilePart):
 
 def names_in(folder: Path) -> OwnExits:
     """The exits of a checkpoint, by the names of its weights."""
-    names, base_type = _names(folder), checkpoint_json(folder).get("model_type")
+    names, base_type = set(_weights_in(folder)), checkpoint_json(folder).get("model_type")
     matches = [match for each in _CLASSIFIERS for match in (re.fullmatch(each, name) for name in names) if match]
     base = next((name.partition(".")[0] for name in names if ".encoder." in name), "")
     exits = dict[int, OwnExit]()
@@ -105,12 +105,7 @@ def names_in(folder: Path) -> OwnExits:
 
 def without_exits(source: Path, own: OwnExits, to: Path) -> Weights:
     """Write the checkpoint that Hugging Face's own class reads, and return the weights of the exits."""
-    weights = dict[str, Tensor]()
-    for path in sorted(source.glob("*.safetensors")):
-        try:
-            weights |= load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: cannot be read: {error}") from error
+    weights = _weights_in(source)
     checkpoint.copy(source, to)
     for path in to.glob("*.safetensors*"):
         path.unlink()
@@ -168,12 +163,11 @@ def _layer(where: str, weights: Weights, name: str) -> tuple[Tensor, Tensor]:
     return weight, weights.get(f"{name}.bias", torch.zeros(len(weight)))
 
 
-def _names(folder: Path) -> set[str]:
-    names = set[str]()
-    for path in folder.glob("*.safetensors"):
+def _weights_in(folder: Path) -> Weights:
+    weights = dict[str, Tensor]()
+    for path in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(path, "pt") as file:
-                names |= set(file.keys())
+            weights |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
-    return names
+    return weights

@@ -1,11 +1,16 @@
-"""Runs the same batch on two backends, to compare their results."""
+"""Runs the same batch on two backends, or records it as CUDA does, to compare the results."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from isobatch.deployments.models import TorchModel
-from isobatch.deployments.models.served_model import BlockRange
-from isobatch.profiles.model import Batch, Launched
+from isobatch.deployments.models.cuda_graphs import RangeInputs, Recording
+from isobatch.deployments.models.served_model import BlockRange, RangeOutput
+from isobatch.profiles.model import Batch, Exits, Launched
 from tests.helpers.tiny_networks import random_inputs, with_memory
 
 
@@ -20,6 +25,25 @@ def cuts(model: TorchModel) -> list[BlockRange]:
     return [BlockRange(a, b, tuple(ramp for ramp in model.ramp_blocks if a <= ramp < b)) for a, b in ends]
 
 
+def assert_as_alone(
+    model: TorchModel, batch: Batch, inside: Sequence[int], alone: Sequence[Exits], stops: Iterable[int]
+) -> None:
+    """Every input leaves where it leaves alone, with the same logits. `inside`: the number of each one in the batch."""
+    rows, seen = np.array(inside), list[int]()
+    for stop in stops:
+        launched = model.run(batch, stop, model.ramp_blocks)
+        exits = launched.exits
+        for row, block, logits in zip(rows[exits.rows], exits.blocks, exits.logits_by_input, strict=True):
+            assert block == alone[row].blocks[0]
+            assert np.abs(logits - alone[row].logits).max(initial=0.0) < 1e-4
+            seen.append(int(row))
+        rows = np.delete(rows, exits.rows)
+        if launched.survivors is None:
+            break
+        batch = launched.survivors
+    assert sorted(seen) == sorted(inside)
+
+
 def assert_same(one: Launched, other: Launched, within: float = 1e-4) -> None:
     assert one.exits.rows.tolist() == other.exits.rows.tolist()
     assert one.exits.blocks.tolist() == other.exits.blocks.tolist()
@@ -29,3 +53,29 @@ def assert_same(one: Launched, other: Launched, within: float = 1e-4) -> None:
         here, there = one.survivors.arrays["hidden"], other.survivors.arrays["hidden"]
         assert float((here - there).abs().max()) < within
         assert torch.equal(torch.as_tensor(one.survivors.memory), torch.as_tensor(other.survivors.memory))
+
+
+@dataclass
+class Recorder:
+    """As CUDA does it: what is recorded reads and writes the same memory each time, whatever is passed."""
+
+    model: TorchModel
+    recorded: int = 0
+    replayed: int = 0
+
+    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording:
+        self.recorded += 1
+        reads = buffers()
+        run = partial(self.model.through, block_range, reads.arrays, reads.spans)
+        gives = run()
+
+        def again() -> None:
+            self.replayed += 1
+            for old, now in zip(tensors(gives), tensors(run()), strict=True):
+                old.copy_(now)
+
+        return Recording(reads, gives, again)
+
+
+def tensors(passed: RangeOutput) -> list[torch.Tensor]:
+    return [each for each in (passed.hidden, *passed.ramps.values(), passed.head) if each is not None]

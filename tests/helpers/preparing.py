@@ -5,10 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.deployments.prepare import pipeline
+
+
+def command(*arguments: object) -> Result:
+    """The result of a command of `isobatch` that succeeds. Raises the command's error."""
+    done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
 
 
 @contextmanager
@@ -17,7 +25,5 @@ def prepared_network(place: Path, network: Path, data: Path, most_lost: str, *mo
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(place / "cache"))
         patched.setattr(pipeline, "draw_exits", lambda _, path: path.touch())
-        arguments = ("prepare", network, "--data", data, "--out", place / "out", "--max-accuracy-loss", most_lost)
-        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu", *more])
-        assert done.exit_code == 0, done.output
-        yield done.output
+        arguments = ("--data", data, "--out", place / "out", "--max-accuracy-loss", most_lost)
+        yield command("prepare", network, *arguments, *more).output

@@ -3,9 +3,6 @@ torch by a fake recorder, ONNX Runtime from and into fixed memory as on a GPU.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,39 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.deployments.models import cuda_graphs as graphs
-from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
+from isobatch.deployments.models.cuda_graphs import GraphModel, Recording
 from isobatch.deployments.models.onnx_model import OnnxModel, OnnxRecorder
-from isobatch.deployments.models.served_model import BlockRange, RangeOutput
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.profiles.model import Batch
-from tests.helpers.backend_parity import assert_same, batch_for, cuts
+from tests.helpers.backend_parity import Recorder, assert_same, batch_for, cuts
 from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
-
-
-@dataclass
-class Recorder:
-    """As CUDA does it: what is recorded reads and writes the same memory each time, whatever is passed."""
-
-    model: TorchModel
-    recorded: int = 0
-    replayed: int = 0
-
-    def __call__(self, block_range: BlockRange, buffers: Callable[[], RangeInputs]) -> Recording:
-        self.recorded += 1
-        reads = buffers()
-        run = partial(self.model.through, block_range, reads.arrays, reads.spans)
-        gives = run()
-
-        def again() -> None:
-            self.replayed += 1
-            for old, now in zip(tensors(gives), tensors(run()), strict=True):
-                old.copy_(now)
-
-        return Recording(reads, gives, again)
-
-
-def tensors(passed: RangeOutput) -> list[torch.Tensor]:
-    return [each for each in (passed.hidden, *passed.ramps.values(), passed.head) if each is not None]
 
 
 @pytest.mark.parametrize("name", DISTINCT_FAMILIES)

@@ -1,6 +1,7 @@
 """Networks with several labels: probabilities are transformers' own, and an input leaves when every label is sure."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from isobatch.deployments.tasks import LABELS
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
+from tests.helpers.backend_parity import assert_as_alone
 from tests.helpers.tiny_labels import NAMES, flags, label_network, reference_logits, texts
+from tests.helpers.tiny_words import word_network
 
 POLICIES = {"confidence": (confidence, 0.8), "entropy": (entropy, 0.7), "margin": (margin, 0.6)}
 
@@ -84,19 +87,7 @@ def test_an_input_has_what_it_has_alone_whoever_is_beside_it(seed: int, data: st
     model, some = with_random_ramps(), inputs(6, seed)
     alone = [model.run(model.encode([each]), 4, model.ramp_blocks).exits for each in some]
     stops = [*sorted(data.draw(st.sets(st.integers(1, 3)))), 4]
-    batch, rows, seen = model.encode(some), np.arange(6), list[int]()
-    for stop in stops:
-        launched = model.run(batch, stop, model.ramp_blocks)
-        exits = launched.exits
-        for row, block, logits in zip(rows[exits.rows], exits.blocks, exits.logits_by_input, strict=True):
-            assert block == alone[row].blocks[0]
-            assert np.abs(logits - alone[row].logits).max() < 1e-4
-            seen.append(int(row))
-        rows = np.delete(rows, exits.rows)
-        if launched.survivors is None:
-            break
-        batch = launched.survivors
-    assert sorted(seen) == list(range(6))
+    assert_as_alone(model, model.encode(some), range(6), alone, stops)
 
 
 def test_a_replica_answers_and_audits_as_the_network_does() -> None:
@@ -136,11 +127,20 @@ def test_answers_as_json_and_back() -> None:
         )
 
 
-def test_what_remembers_or_needs_one_label_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(label_network(), tmp_path, dirs_exist_ok=True)
+@pytest.mark.parametrize(("network", "width"), [(label_network, 48), (word_network, 24)])
+def test_a_policy_that_remembers_is_refused_where_an_input_has_several_answers(
+    tmp_path: Path, network: Callable[[], Path], width: int
+) -> None:
+    shutil.copytree(network(), tmp_path, dirs_exist_ok=True)
+    heads = {0: make_head("light", width, 4)}
     rules = ExitRules(policy="isobatch.deployments.exits:patience", ramps=(RampRule(block=0, threshold=2),))
-    save_ramps(tmp_path, rules, {0: make_head("light", 48, 4)})
+    save_ramps(tmp_path, rules, heads)
     with pytest.raises(UserError, match="patience remembers earlier ramps of an input, but this network answers its"):
         load(tmp_path)
+    save_ramps(tmp_path, rules.model_copy(update={"policy": "isobatch.deployments.exits:margin"}), heads)
+    assert load(tmp_path).predict(["ada saw rome"])[0].exit_block in (0, 3)
+
+
+def test_a_level_of_a_cascade_gives_one_label() -> None:
     with pytest.raises(UserError, match="gives an input several labels: a cascade is made of networks that give one"):
         checkpoint.check_level(label_network())

@@ -20,6 +20,7 @@ from isobatch.deployments.models.spans import RecordingShape, Spans, in_bands, i
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.transport.packed import pack, take, unpack
 from isobatch.profiles.model import Batch, Exits
+from tests.helpers.backend_parity import Recorder
 from tests.helpers.tiny_networks import DISTINCT, TEXT, VOCABULARY, network, reference_logits, with_memory
 
 CPU = torch.device("cpu")
@@ -38,23 +39,6 @@ def texts(lengths: list[int], seed: int, model: TorchModel) -> Batch:
 def cheap_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of tests are so short that a second band would never pay."""
     monkeypatch.setattr(spans, "PAIRS_PER_BAND", 0)
-
-
-def again(model: TorchModel, block_range: BlockRange, buffers: "partial[RangeInputs]") -> Recording:
-    """A recorder as it is on a host: what is replayed reads and writes the memory that was recorded."""
-    reads = buffers()
-    run = partial(model.through, block_range, reads.arrays, reads.spans)
-    gives = run()
-
-    def replay() -> None:
-        now = run()
-        for old, new in zip(
-            (gives.hidden, *gives.ramps.values(), gives.head), (now.hidden, *now.ramps.values(), now.head), strict=True
-        ):
-            if old is not None and new is not None:
-                old.copy_(new)
-
-    return Recording(reads, gives, replay)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +62,7 @@ def exported(cache: Path) -> Exported:
 def served(exact: TorchModel, name: str, backend: str, exported: Exported) -> TorchModel:
     if backend == "onnx":
         return exported(name)
-    return GraphModel(exact, partial(again, exact)) if backend == "graphs" else exact
+    return GraphModel(exact, Recorder(exact)) if backend == "graphs" else exact
 
 
 @pytest.mark.usefixtures("cheap_bands")
@@ -210,6 +194,13 @@ def fake_kernel(
     return found
 
 
+def as_on_cuda(patch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor]) -> None:
+    """In half precision, for which torch has a fused kernel."""
+    patch.setattr(attention, "varlen", kernel)
+    for module in ("torch_model", "cuda_graphs"):
+        patch.setattr(f"isobatch.deployments.models.{module}.is_fused", lambda device, dtype: True)
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 @settings(deadline=None, max_examples=8)
 @given(some_lengths, st.integers(0, 99))
@@ -220,10 +211,8 @@ def test_with_a_fused_kernel_there_are_the_same_answers(recorded: bool, lengths:
         batch = texts(lengths, seed, exact)
         expected = exact.run(batch, exact.num_blocks, exact.ramp_blocks).exits
         calls: list[Spans] = []
-        patch.setattr(attention, "varlen", lambda *told: calls.append(told[0]) or fake_kernel(*told))
-        for module in ("torch_model", "cuda_graphs"):
-            patch.setattr(f"isobatch.deployments.models.{module}.is_fused", lambda device, dtype: True)
-        model = GraphModel(exact, partial(again, exact)) if recorded else exact
+        as_on_cuda(patch, lambda *given: calls.append(given[0]) or fake_kernel(*given))
+        model = GraphModel(exact, Recorder(exact)) if recorded else exact
         found = model.run(texts(lengths, seed, exact), exact.num_blocks, exact.ramp_blocks).exits
         assert calls
         assert found.blocks.tolist() == expected.blocks.tolist()
@@ -251,23 +240,17 @@ def test_the_mean_of_a_texts_own_rows_needs_no_padding(lengths: list[int], missi
     assert made.mean(hidden.half()).dtype == torch.half
 
 
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA in half precision."""
-    monkeypatch.setattr(attention, "varlen", fake_kernel)
-    for module in ("torch_model", "cuda_graphs"):
-        monkeypatch.setattr(f"isobatch.deployments.models.{module}.is_fused", lambda device, dtype: True)
-
-
-@pytest.mark.usefixtures("fused")
-def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come() -> None:
+def test_full_batches_of_a_split_share_a_recording_that_is_made_before_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_on_cuda(monkeypatch, fake_kernel)
     exact, recorded = network("distilbert"), list[tuple[BlockRange, RecordingShape]]()
 
     def record(block_range: BlockRange, buffers: "partial[RangeInputs]") -> Recording:
         made = buffers().spans
         assert made is not None
         recorded.append((block_range, made.shape))
-        return again(exact, block_range, buffers)
+        return Recorder(exact)(block_range, buffers)
 
     model = GraphModel(exact, record)
 

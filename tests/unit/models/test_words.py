@@ -18,7 +18,7 @@ from isobatch.deployments.models.encode import ANSWERED_TOKENS
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.loading import anatomy_of_task
 from isobatch.deployments.models.onnx_model import OnnxModel
-from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head, save_ramps
+from isobatch.deployments.models.ramps import ExitRules, RampRule, Ramps, make_head
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.tasks import TOKENS
@@ -26,6 +26,7 @@ from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import NOBODY, Batch, Exits
+from tests.helpers.backend_parity import assert_as_alone
 from tests.helpers.tiny_networks import NUM_LABELS, TEXT, VOCABULARY, _config, _NoEncoder, padded
 from tests.helpers.tiny_words import word_network
 
@@ -97,22 +98,8 @@ def test_a_text_has_what_it_has_alone_in_company(name: str, seed: int, data: st.
     alone = texts(6, seed)
     expected = [model.run(each, model.num_blocks, model.ramp_blocks).exits for each in alone]
     order: list[int] = data.draw(st.permutations(range(6)))
-    batch, rows = model.merge([alone[row] for row in order]), np.array(order)
-    seen = list[int]()
     stops = [*sorted(data.draw(st.sets(st.integers(1, model.num_blocks - 1)))), model.num_blocks]
-    for stop in stops:
-        launched = model.run(batch, stop, model.ramp_blocks)
-        for row, block, logits in zip(
-            rows[launched.exits.rows], launched.exits.blocks, parts_of(launched.exits), strict=True
-        ) if len(launched.exits) else ():  # fmt: skip
-            assert block == expected[row].blocks[0]
-            assert np.abs(logits - expected[row].logits).max(initial=0.0) < 1e-4
-            seen.append(int(row))
-        rows = np.delete(rows, launched.exits.rows)
-        if launched.survivors is None:
-            break
-        batch = launched.survivors
-    assert sorted(seen) == list(range(6))
+    assert_as_alone(model, model.merge([alone[row] for row in order]), order, expected, stops)
 
 
 @given(
@@ -219,22 +206,6 @@ def test_an_empty_text_has_no_words_and_an_answer() -> None:
 def test_what_is_no_text_and_no_list_of_words_is_refused(wrong: Any) -> None:
     with pytest.raises(UserError, match="an input must be a text or a list of words, got "):
         load(word_network()).encode([wrong])
-
-
-def test_a_policy_that_remembers_is_refused(tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(word_network(), tmp_path, dirs_exist_ok=True)
-    rules = ExitRules(policy="isobatch.deployments.exits:patience", ramps=(RampRule(block=0, threshold=2),))
-    save_ramps(tmp_path, rules, {0: make_head("light", 24, 4)})
-    with pytest.raises(UserError, match="patience remembers earlier ramps of an input, but this network answers its"):
-        load(tmp_path)
-    save_ramps(tmp_path, replace_policy(rules), {0: make_head("light", 24, 4)})
-    assert load(tmp_path).predict(["ada saw rome"])[0].exit_block in (0, 3)
-
-
-def replace_policy(rules: ExitRules) -> ExitRules:
-    return rules.model_copy(update={"policy": "isobatch.deployments.exits:margin"})
 
 
 def test_a_made_up_batch_knows_which_tokens_are_answered() -> None:

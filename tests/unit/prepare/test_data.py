@@ -27,9 +27,28 @@ def read(path: Path, columns: Columns | None = None) -> list[tuple[object, objec
     return [(row.value, row.label) for row in rows(path, requested, channels=channels)]
 
 
-def test_csv_with_quotes_newlines_and_odd_line_separators(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.csv", 'id,Text,Label\n1,"so, ""good""\nindeed",1\n2,one\u0085line\u2028still,0\n')
-    assert read(path) == [('so, "good"\nindeed', "1"), ("one\u0085line\u2028still", "0")]
+WITHOUT_HEADER = Columns(layout=Layout(("label", "text")))
+QUOTED = 'id,Text,Label\n1,"so, ""good""\nindeed",1\n2,one\u0085line\u2028still,0\n'
+NAMED_PAIR = "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "found"),
+    [
+        ("a.csv", QUOTED, PLAIN, [('so, "good"\nindeed', "1"), ("one\u0085line\u2028still", "0")]),
+        ("a.csv", 'text,label\n"",1\ngood,0\n', PLAIN, [("", "1"), ("good", "0")]),
+        ("a.csv", "sentence1,sentence2,label\na,b,0\n", PLAIN, [(("a", "b"), "0")]),
+        ("a.csv", "0,bad\n1,good\n", WITHOUT_HEADER, [("bad", "0"), ("good", "1")]),
+        ("a.tsv", 'sentence\tlabel\n"tis good\t1\nbad " film\t0\n', PLAIN, [('"tis good', "1"), ('bad " film', "0")]),
+        ("a.tsv", NAMED_PAIR, Columns(text="question", pair="sentence"), [(("who?", "he."), "entailment")]),
+        ("a.jsonl", '{"text": "a\\u0085b", "n": 1}\n\n{"text": "c"}\n', PLAIN, [("a\u0085b", None), ("c", None)]),
+        ("a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]', PLAIN, [("a", 1), ("b", 0)]),
+    ],
+)
+def test_texts_are_read_with_their_labels(
+    tmp_path: Path, name: str, content: str, columns: Columns, found: list[tuple[Any, Any]]
+) -> None:
+    assert read(written(tmp_path, name, content), columns) == found
 
 
 @pytest.mark.parametrize(
@@ -42,44 +61,12 @@ def test_a_quotation_mark_too_many_in_csv_swallows_no_rows(tmp_path: Path, rows_
         read(path)
 
 
-def test_a_lone_quotation_mark_in_tsv_is_text(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.tsv", 'sentence\tlabel\n"tis good\t1\nbad " film\t0\n')
-    assert read(path) == [('"tis good', "1"), ('bad " film', "0")]
-
-
-def test_pairs_are_found_and_may_be_named(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.tsv", "index\tquestion\tsentence\tlabel\n0\twho?\the.\tentailment\n")
-    assert read(path, Columns(text="question", pair="sentence")) == [(("who?", "he."), "entailment")]
-    path = written(tmp_path, "b.csv", "sentence1,sentence2,label\na,b,0\n")
-    assert read(path) == [(("a", "b"), "0")]
-
-
-def test_a_file_without_a_header_is_given_one(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.csv", "0,bad\n1,good\n")
-    assert read(path, Columns(layout=Layout(("label", "text")))) == [("bad", "0"), ("good", "1")]
-
-
-def test_json_lines_skip_blank_ones_and_may_have_no_label(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.jsonl", '{"text": "a\\u0085b", "n": 1}\n\n{"text": "c", "n": 2}\n')
-    assert read(path) == [("a\u0085b", None), ("c", None)]
-
-
-def test_an_empty_text_is_a_text(tmp_path: Path) -> None:
-    """It is answered when it is served, too."""
-    assert read(written(tmp_path, "a.csv", 'text,label\n"",1\ngood,0\n')) == [("", "1"), ("good", "0")]
-
-
 def test_other_delimiters_and_encodings_are_read_when_they_are_told(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("text;label\nKäse, gut;1\n".encode("cp1252"))
     assert read(path, Columns(layout=Layout(delimiter=";", encoding="cp1252"))) == [("Käse, gut", "1")]
     with pytest.raises(UserError, match=r"not UTF-8 text .* --encoding names another"):
         read(path, Columns(layout=Layout(delimiter=";")))
-
-
-def test_a_json_array(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.json", '[{"text": "a", "label": 1},\n {"text": "b", "label": 0}]')
-    assert read(path) == [("a", 1), ("b", 0)]
 
 
 def test_parquet_and_the_directories_that_datasets_writes(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
-from typer.testing import CliRunner
 
 from isobatch import load
 from isobatch.cluster import evaluation as evaluating
-from isobatch.cluster.cli import app
 from isobatch.deployments.prepare.data import Columns, rows, taken
 from isobatch.deployments.prepare.entities import of_texts
 from isobatch.deployments.prepare.report import by_class, warnings
@@ -26,7 +24,7 @@ from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import PooledF1
 from tests.helpers.exit_tables import CANDIDATES
-from tests.helpers.preparing import prepared_network
+from tests.helpers.preparing import command, prepared_network
 from tests.helpers.tiny_labels import NAMES, Text, flagged, flags, label_network, listed, texts
 
 FLAGS = Columns(flags=NAMES)
@@ -235,15 +233,13 @@ def test_evaluate_counts_labels(prepared: tuple[Path, list[Text]], tmp_path: Pat
     folder, _ = prepared
     fresh = texts(80, seed=9)
     arguments = ("evaluate", folder, "--data", listed(tmp_path / "b.csv", fresh, ";"), "--label-separator", ";")
-    done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu", "--json"])
-    assert done.exit_code == 0, done.output
-    evaluation, model = json.loads(done.stdout), load(folder)
+    evaluation, model = json.loads(command(*arguments, "--json").stdout), load(folder)
     answers, full = (model.predict([each for each, _ in fresh], exits) for exits in (True, False))
     assert evaluation["scores"]["micro-f1"]["exits"]["mean"] == pytest.approx(f1(answers, fresh))
     assert evaluation["scores"]["micro-f1"]["full"]["mean"] == pytest.approx(f1(full, fresh))
     early = np.array([each.label for each in answers])
     assert evaluation["accuracy"]["mean"] == pytest.approx((early == flags(fresh)).mean())
-    shown = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"]).output
+    shown = command(*arguments).output
     assert "micro-F1" in shown
     assert "macro-F1" not in shown
 
@@ -266,9 +262,7 @@ def test_predict_writes_labels_to_every_format(prepared: tuple[Path, list[Text]]
     data = listed(tmp_path / "a.csv", found[:20])
     own = load(folder).predict([each for each, _ in found[:20]])
     for name in ("b.csv", "b.jsonl", "b.parquet"):
-        arguments = ("predict", data, "--model", folder, "--out", tmp_path / name, "--scores", "all", "--device", "cpu")
-        done = CliRunner().invoke(app, [*map(str, arguments)])
-        assert done.exit_code == 0, done.output
+        command("predict", data, "--model", folder, "--out", tmp_path / name, "--scores", "all")
     with (tmp_path / "b.csv").open() as file:
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
@@ -283,27 +277,10 @@ def test_predict_writes_labels_to_every_format(prepared: tuple[Path, list[Text]]
 def test_without_labels_agreement_is_promised_label_by_label(tmp_path: Path) -> None:
     data = tmp_path / "a.csv"
     data.write_text("\n".join(["text", *(each for each, _ in texts(200, seed=3))]) + "\n")
-    arguments = ("prepare", label_network(), "--data", data, "--out", tmp_path / "out", "--max-accuracy-loss", "10%")
-    done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu", "--policy", "confidence"])
-    assert done.exit_code == 0, done.output
-    said = " ".join(done.output.split())
+    options = ("--data", data, "--out", tmp_path / "out", "--max-accuracy-loss", "10%", "--policy", "confidence")
+    said = " ".join(command("prepare", label_network(), *options).output.split())
     assert "and agreement with it is promised, label by label" in said
     assert "at most 10 % of agreement lost, 95 % sure" in said
     rules = json.loads((tmp_path / "out" / "exits.json").read_text())
     assert rules["promise"]["lost"] == pytest.approx(1 - rules["agreement"])
     assert rules["mean_depth_share"] < 1
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--metric", "mcc"), "--metric mcc is for networks that give an input one label; for this one: micro-f1, acc"),
-        (("--policy", "voting"), "--policy: policy voting remembers earlier ramps of an input"),
-        (("--label-separator", ""), "--label-separator '' is empty: give the sign between labels"),
-    ],
-)
-def test_what_several_labels_lack_is_refused_first(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    data = ("--data", str(tmp_path / "nowhere.csv"), "--out", str(tmp_path / "out"))
-    with pytest.raises(UserError) as error:
-        CliRunner().invoke(app, ["prepare", str(label_network()), *data, *options], catch_exceptions=False)
-    assert sentence in str(error.value)

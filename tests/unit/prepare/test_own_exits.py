@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from typer.testing import CliRunner
 
 from isobatch import load
-from isobatch.cluster.cli import app
 from isobatch.deployments.prepare.own_exits import OwnExit, OwnExits, heads_of, names_in, without_exits
 from isobatch.profiles.errors import UserError
+from tests.helpers.preparing import command
 from tests.helpers.tiny_networks import NUM_LABELS, hugging_face
 from tests.helpers.tiny_tokenizers import save_tokenizer
 from tests.unit.prepare.conftest import reviews, rules_in
@@ -218,9 +217,7 @@ def test_heads_that_are_no_ramps_are_refused_in_one_sentence(exits: Any, sentenc
 
 
 def prepared(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["prepare", *map(str, arguments), "--device", "cpu"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
+    return " ".join(command("prepare", *arguments).output.split())
 
 
 @pytest.mark.usefixtures("cache", "no_picture")

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from experiments.shared.scenes import scene_network
 from isobatch import load
-from isobatch.cluster.cli import app
 from isobatch.deployments.prepare.bridges import PixelSample
 from isobatch.deployments.prepare.data import Row, rows
 from isobatch.deployments.prepare.sample import LabelNames, draw, labels_of
@@ -21,7 +19,7 @@ from isobatch.deployments.tasks import PixelClassification
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
-from tests.helpers.preparing import prepared_network
+from tests.helpers.preparing import command, prepared_network
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
 
 TASK = PixelClassification((GRID, GRID))
@@ -100,10 +98,8 @@ def test_evaluate_compares_maps(prepared: Path, tmp_path: Path) -> None:
     labels = fresh.labels.copy()
     labels[:, :, :9] = 255  # pixels without a label
     np.savez(tmp_path / "b.npz", images=fresh.pictures, labels=labels)
-    arguments = ("evaluate", prepared, "--data", tmp_path / "b.npz", "--device", "cpu", "--json")
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    evaluation, model = json.loads(done.stdout), load(prepared)
+    found = command("evaluate", prepared, "--data", tmp_path / "b.npz", "--json").stdout
+    evaluation, model = json.loads(found), load(prepared)
     exits, full = (maps(model.predict(list(fresh.pictures), early)) for early in (True, False))
     truth = on_grid(labels)
     assert evaluation["agreement"]["mean"] == pytest.approx((exits == full).mean())
@@ -113,14 +109,13 @@ def test_evaluate_compares_maps(prepared: Path, tmp_path: Path) -> None:
 
 def test_predict_writes_runs(prepared: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", images=SCENES.pictures[:3])
-    arguments = ("predict", tmp_path / "b.npz", "--model", prepared, "--device", "cpu", "--out")
-    done = CliRunner().invoke(app, [*map(str, (*arguments, tmp_path / "b.jsonl"))])
-    assert done.exit_code == 0, done.output
+    arguments = ("predict", tmp_path / "b.npz", "--model", prepared, "--out")
+    command(*arguments, tmp_path / "b.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     answers = load(prepared).predict(list(SCENES.pictures[:3]))
     assert [TASK.parsed(line, NAMES)[0] for line in lines] == [each.label for each in answers]
     with pytest.raises(UserError, match=r"gives many labels to each row: write .jsonl or .parquet"):
-        CliRunner().invoke(app, [*map(str, (*arguments, tmp_path / "b.csv"))], catch_exceptions=False)
+        command(*arguments, tmp_path / "b.csv")
 
 
 AS_2_X_2 = LabelNames(NAMES), PixelClassification((2, 2))
@@ -176,21 +171,3 @@ def test_without_labels_bridges_learn_the_full_networks_map() -> None:
     (labelled,) = PixelSample(model, pictures, labels).seen(rows)
     places = [5, GRID * GRID]
     assert labelled.truth.nonzero().tolist() == labelled.targets.nonzero().tolist() == [[places[0], 4], [places[1], 1]]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--ramp", "pooler"), "--ramp and --own-exits are not for a network that labels pixels"),
-        (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
-        (
-            ("--metric", "mcc"),
-            "--metric mcc is for networks that give an input one label; for this one: agreement, acc",
-        ),
-    ],
-)
-def test_what_maps_do_not_have_is_refused(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    data = ("--data", str(tmp_path / "nowhere.npz"), "--out", str(tmp_path / "out"))
-    with pytest.raises(UserError) as error:
-        CliRunner().invoke(app, ["prepare", str(pixel_network()), *data, *options], catch_exceptions=False)
-    assert sentence in str(error.value)

@@ -1,6 +1,7 @@
 """`isobatch prepare` refuses what it cannot do in one sentence, and replaces nothing unasked."""
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from isobatch.deployments.prepare import pipeline
 from isobatch.deployments.prepare.features import features
+from tests.helpers.tiny_labels import label_network
+from tests.helpers.tiny_pixels import pixel_network
+from tests.helpers.tiny_words import word_network
 from tests.unit.prepare.conftest import Refusal, Run, reviews
 
 pytestmark = pytest.mark.usefixtures("cache", "no_picture")
@@ -97,3 +101,27 @@ def test_no_checkpoint_and_one_with_pickles_only(refusal: Refusal, checkpoint: P
     assert "it has no config.json" in refusal(tmp_path / "empty", *asked)
     (checkpoint / "model.safetensors").unlink()
     assert "has no *.safetensors weights" in refusal(checkpoint, *asked)
+
+
+ONE_LABEL = "--metric mcc is for networks that give an input one label; for this one: "
+REMEMBERS = "remembers earlier ramps of an input"
+
+
+@pytest.mark.parametrize(
+    ("network", "option", "value", "sentence"),
+    [
+        (word_network, "--metric", "mcc", f"{ONE_LABEL}accuracy"),
+        (label_network, "--metric", "mcc", f"{ONE_LABEL}micro-f1, acc"),
+        (pixel_network, "--metric", "mcc", f"{ONE_LABEL}agreement, acc"),
+        (word_network, "--policy", "patience", f"--policy: policy patience {REMEMBERS}"),
+        (label_network, "--policy", "voting", f"--policy: policy voting {REMEMBERS}"),
+        (pixel_network, "--policy", "patience", f"--policy: policy patience {REMEMBERS}"),
+        (label_network, "--label-separator", "", "--label-separator '' is empty: give the sign between labels"),
+        (pixel_network, "--ramp", "pooler", "--ramp and --own-exits are not for a network that labels pixels"),
+    ],
+)
+def test_options_for_another_kind_of_network_are_refused_before_data_is_read(
+    refusal: Refusal, tmp_path: Path, network: Callable[[], Path], option: str, value: str, sentence: str
+) -> None:
+    data = ("--data", tmp_path / "nowhere.csv", "--out", tmp_path / "out")
+    assert sentence in refusal(network(), *data, option, value)

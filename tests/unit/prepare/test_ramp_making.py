@@ -36,30 +36,20 @@ def test_ramps_learn_at_any_scale_of_features(kind: RampKind, features: tuple[li
     assert (right > 0.95).all()
 
 
-def test_a_light_ramps_loss_and_slope_are_those_that_torch_finds() -> None:
+@pytest.mark.parametrize("learned", ["labels", "each label"])
+def test_a_light_ramps_loss_and_slope_are_those_that_torch_finds(learned: Learned) -> None:
     random = np.random.default_rng(1)
     features, targets = random.normal(size=(20, 4)).astype(np.float32), random.dirichlet(np.ones(3), 20)
     weights = torch.tensor(random.normal(size=(3, 5)), requires_grad=True)
     logits = torch.from_numpy(features).double() @ weights[:, :-1].T + weights[:, -1]
-    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets))
+    if learned == "labels":
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets))
+    else:
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets)) * 3
     (loss + 0.1 * weights[:, :-1].square().sum()).backward()  # type: ignore[no-untyped-call]
-    found, slope = penalised_loss(weights.detach().numpy().ravel(), features, targets.astype(np.float32), penalty=0.1)
+    given = weights.detach().numpy().ravel(), features, targets.astype(np.float32)
+    found, slope = penalised_loss(*given, penalty=0.1, learned=learned)
     assert found == pytest.approx(loss.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
-    assert weights.grad is not None
-    np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
-
-
-def test_the_loss_of_labels_that_are_questions_of_their_own_is_torchs() -> None:
-    random = np.random.default_rng(1)
-    features, targets = random.normal(size=(20, 4)).astype(np.float32), random.random((20, 3)).astype(np.float32)
-    weights = torch.tensor(random.normal(size=(3, 5)), requires_grad=True)
-    logits = torch.from_numpy(features).double() @ weights[:, :-1].T + weights[:, -1]
-    summed = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(targets).double()) * 3
-    (summed + 0.1 * weights[:, :-1].square().sum()).backward()  # type: ignore[no-untyped-call]
-    found, slope = penalised_loss(
-        weights.detach().numpy().ravel(), features, targets, penalty=0.1, learned="each label"
-    )
-    assert found == pytest.approx(summed.item() + 0.1 * weights[:, :-1].square().sum().item(), rel=1e-5)
     assert weights.grad is not None
     np.testing.assert_allclose(slope, weights.grad.numpy().ravel(), atol=1e-5)
 

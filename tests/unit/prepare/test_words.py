@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from isobatch import load
-from isobatch.cluster.cli import app
 from isobatch.deployments.prepare.data import rows, taken
 from isobatch.deployments.prepare.entities import entity_f1, of_texts
 from isobatch.deployments.prepare.features import Features
@@ -24,7 +22,7 @@ from isobatch.deployments.tasks import TOKENS
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable
-from tests.helpers.preparing import prepared_network
+from tests.helpers.preparing import command, prepared_network
 from tests.helpers.tiny_words import NAMES, Sentence, conll, sentences, word_network
 
 CONLL_2003 = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\nPeter NNP B-NP B-PER\n"
@@ -171,10 +169,8 @@ def test_what_is_written_is_what_will_be_served(prepared: tuple[Path, list[Sente
 def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: Path) -> None:
     folder, _ = prepared
     fresh = sentences(80, seed=9)
-    arguments = ("evaluate", folder, "--data", conll(tmp_path / "b.conll", fresh), "--device", "cpu", "--json")
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    evaluation = json.loads(done.stdout)
+    found = command("evaluate", folder, "--data", conll(tmp_path / "b.conll", fresh), "--json").stdout
+    evaluation = json.loads(found)
     model = load(folder)
     answers, full = (model.predict([words for words, _ in fresh], exits) for exits in (True, False))
     right = [np.mean(np.array(each.name) == labels) for each, (_, labels) in zip(answers, fresh, strict=True)]
@@ -188,17 +184,3 @@ def test_evaluate_counts_words(prepared: tuple[Path, list[Sentence]], tmp_path: 
     assert expected
     assert evaluation["entities"] == asdict(expected)
     assert 0.9 < expected.exits.mean < expected.full.mean, "exits of these cost a little"
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--metric", "mcc"), "--metric mcc is for networks that give an input one label"),
-        (("--policy", "patience"), "--policy: policy patience remembers earlier ramps of an input"),
-    ],
-)
-def test_what_words_lack_is_refused_first(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    data = ("--data", str(tmp_path / "nowhere.conll"), "--out", str(tmp_path / "out"))
-    with pytest.raises(UserError) as error:
-        CliRunner().invoke(app, ["prepare", str(word_network()), *data, *options], catch_exceptions=False)
-    assert sentence in str(error.value)
