@@ -277,9 +277,7 @@ def _image(path: Path, where: str, cell: Any, name: str, channels: int | None) -
     """A nested array, as JSON or already parsed, or the path of a picture, relative to the file that names it."""
     named = f"{where}: {name!r}"
     pixels: NDArray[Any]
-    if (isinstance(cell, dict) and cell.get("bytes")) or (
-        isinstance(cell, str) and not cell.lstrip().startswith("[")
-    ):
+    if (isinstance(cell, dict) and cell.get("bytes")) or (isinstance(cell, str) and not cell.lstrip().startswith("[")):
         pixels = _picture(where, path, cell)
     else:
         nested = parsed(named, cell) if isinstance(cell, str) else cell

@@ -230,14 +230,10 @@ HEADLINES = {
     ),
     "What plans keep, with real compute (BERT-base's shape in bfloat16, SLO 1 s, unless a row says otherwise)": (
         Headline("real", "live_per_s_constant_bfloat16", "the chosen plan, live over HTTP (inputs/s)"),
-        Headline(
-            "real", "live_over_promise_constant_bfloat16", "real compute: the plan, live over promise", 0.95
-        ),
+        Headline("real", "live_over_promise_constant_bfloat16", "real compute: the plan, live over promise", 0.95),
         Headline("real", "live_over_promise_early_exit_bfloat16", "early exit in one split over its promise", 0.95),
         Headline("real", "live_over_promise_no_exits_bfloat16", "no exits over its promise", 0.95),
-        Headline(
-            "real", "chosen_over_best_simple_bfloat16", "real compute, live: over early exit alone", 0.98
-        ),
+        Headline("real", "chosen_over_best_simple_bfloat16", "real compute, live: over early exit alone", 0.98),
         Headline("real", "constant_over_no_exits_bfloat16", "the same over no exits"),
         Headline("real", "constant_over_ray_bfloat16", "the same over Ray Serve with the same exits inside a call"),
         Headline("real", "constant_over_litserve_bfloat16", "the same over LitServe with the same exits inside a call"),
