@@ -32,10 +32,8 @@ AT_ONCE = (exits.confidence, exits.entropy, exits.margin, exits.patience, exits.
 def candidates(policy: Policy, num_labels: int, num_ramps: int) -> NDArray[np.float64]:
     """The thresholds worth trying, the strictest first: from one that never fires to one that always does.
 
-        >>> from isobatch.deployments import exits
-    from isobatch.deployments.exits import patience
-        >>> candidates(patience, num_labels=2, num_ramps=3).tolist()
-        [4.0, 3.0, 2.0, 1.0]
+    >>> candidates(exits.patience, num_labels=2, num_ramps=3).tolist()
+    [4.0, 3.0, 2.0, 1.0]
     """
     values = range_of(policy) or (COUNTS if memory_width(policy, num_labels) else SHARES_OF_ONE)
     low, high = values.low(num_labels), values.high(num_ramps)
