@@ -317,11 +317,6 @@ class Dispatcher:
         """The number of replicas in each group. Inputs wait for a group that has none."""
         return {name: len(group.members) for name, group in self._groups.items()}
 
-    @property
-    def weight_per_s(self) -> float:
-        """The weight of the inputs that full launches answer per second, as fast as replicas are now."""
-        return sum(lane.weight_per_s for lane in self._open)
-
     def needed_s(self, now_s: float, left_s: float, weight: int = 1) -> float:
         """The time that inputs of this weight need to be admitted now, if they have about `left_s`.
 

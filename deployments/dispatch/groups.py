@@ -130,10 +130,6 @@ class Group:
         ahead_s = (self.owed_s + more_s) * self._busy_slowdown
         return (ahead_s + running_s if running_s > 0 else ahead_s) / self._devices
 
-    def shared_s(self, work_s: float) -> float:
-        """The time that the replicas together need for this planned work."""
-        return work_s * self._busy_slowdown / self._devices
-
     def free_s(self, now_s: float, launches: int, launch_s: float) -> float:
         """The time until a replica is free, after this number of further launches with this planned time each."""
         rounds, number = divmod(launches, self._devices)

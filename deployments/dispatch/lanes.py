@@ -14,7 +14,7 @@ the delay at that point is learned.
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 from typing import NamedTuple
 
 from isobatch.deployments.dispatch.batching import Queue, StageQueues, Ticket
@@ -211,12 +211,6 @@ class Lane:
         """
         fill = max([min(stage.fill, stage.group.used) for stage in self._first_of_groups])
         return max(0.0, FULL - max(fill, self.entry.weight / self.entry.stage.room))
-
-    @property
-    def weight_per_s(self) -> float:
-        """The weight of the inputs that full launches answer per second: the slowest group decides."""
-        slowest_s = max(group.shared_s(seconds) for group, seconds in self.entry.costs)
-        return 1.0 / slowest_s if slowest_s else inf
 
     def alone_s(self, weight: int) -> float:
         """The planned time until half of the inputs have their answers, in a lane without other inputs."""

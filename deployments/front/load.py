@@ -38,11 +38,6 @@ class Trend:
         self._first = first
         self._count = self._size = self._amount = self._size2 = self._both = 0.0
 
-    @property
-    def mean(self) -> float | None:
-        """The mean amount of recent requests; None: none was measured."""
-        return self._amount / self._count if self._count else None
-
     def learn(self, size: int, amount: float) -> None:
         self._count = _REMEMBERED * self._count + 1.0
         self._size = _REMEMBERED * self._size + size
@@ -156,14 +151,10 @@ class RequestQueue:
         """The time that a new request may have waited until the event loop turned to it."""
         return self._turn_s if self._clock() - self._ended_s <= self._turn_s else 0.0
 
-    @property
-    def pace(self) -> float:
-        """The seconds that a second of work took recently; above 1, since the loop does other work too."""
-        return max(1.0, self._took_s / self._passed_s) if self._passed_s else 1.0
-
     def expected_s(self, work_s: float) -> float:
         """The time until work that arrives now is done."""
-        return (self._ahead_s + work_s) * self.pace
+        pace = self._took_s / self._passed_s if self._passed_s else 1.0  # above 1: the loop does other work too
+        return (self._ahead_s + work_s) * max(1.0, pace)
 
     def check(self, work_s: float, latest_s: float) -> None:
         """Raise `RefusedError` if work that arrives now cannot be done by `latest_s`."""

@@ -4,9 +4,8 @@ Refusing a request costs this process a large part of the cost of an answer; HAP
 while the front has to refuse requests, it lowers its limit over HAProxy's socket, until it refuses almost none. HAProxy
 then answers 503 to requests that find no place within some milliseconds (cluster/serving/haproxy.py). While the front
 refuses nothing and many requests wait, each answer raises the limit a little. With few requests, the limit grows back
-over a minute, so that the front still knows its limit at the next flood. It grows back to what should be answered in
-time, by the plan, or to what was answered in time at the last flood. A thread does this, since the event loop may be
-late.
+over a minute, so that the front still knows its limit at the next flood. A thread does this, since the event loop may
+be late.
 """
 
 import csv
@@ -151,7 +150,6 @@ class Burden(NamedTuple):
     inside: int
     strained: int  # refused, late, or answered after a long wait, because of overload
     answered: int
-    expected: float = inf  # requests that, if they came at once, should all be answered in time
 
     @property
     def ended(self) -> int:
@@ -168,8 +166,6 @@ class Limit:
     def __init__(self) -> None:
         self.calm = True  # nothing has to be refused, and few requests wait
         self._value = float(MOST)
-        self._expected = inf  # requests that should be answered in time, ...
-        self._at_ease = 0.0  # ... and the limit up to which a crowd was answered without strain
         self._inside = FadingPeak()
         self._last = Burden(0, 0, 0)
         self._strained = self._ended = 0.0  # recent requests
@@ -178,16 +174,12 @@ class Limit:
 
     @property
     def value(self) -> int:
-        return int(self._places)
-
-    @property
-    def _places(self) -> float:
-        return min(self._value, max(LEAST, self._expected, self._at_ease))
+        return int(self._value)
 
     def step(self, now_s: float, burden: Burden) -> None:
         """Adapt the limit: below the recent peak while many requests are strained, then slowly higher."""
         since_s, last = max(0.0, now_s - self._stepped_s), self._last
-        self._stepped_s, self._last, self._expected = now_s, burden, burden.expected
+        self._stepped_s, self._last = now_s, burden
         self._inside.add(now_s, burden.inside)
         inside = self._inside.at(now_s)
         if not self._has_shown(now_s, burden):
@@ -196,20 +188,18 @@ class Limit:
         remembered = 0.5 ** (since_s / STRAINED_HALF_LIFE_S)
         self._strained = remembered * self._strained + strained
         self._ended = remembered * self._ended + strained + answered
-        crowded = 2 * inside > self._places
+        crowded = 2 * inside > self._value
         self.calm = not crowded and self._strained < TOLERATED_STRAINED
         if self._strained > max(TOLERATED_STRAINED, TOLERATED_STRAINED_SHARE * self._ended):
             self._lower(now_s, burden, inside)
         elif crowded:  # per answer, since a change of the limit shows later where requests take longer
-            self._raise(self._places + answered * min(MOST_ADDED, ADDED_PER_S * (now_s - self._lowered_s)))
-            self._at_ease = self._value
+            self._raise(self._value + answered * min(MOST_ADDED, ADDED_PER_S * (now_s - self._lowered_s)))
         else:
             self._raise(self._value * 2 ** (since_s / DOUBLES_S))
 
     def _lower(self, now_s: float, burden: Burden, inside: float) -> None:
         factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 - self._strained / self._ended))
-        self._value = max(float(LEAST), factor * min(self._places, inside))
-        self._at_ease = min(self._at_ease, self._value)
+        self._value = max(float(LEAST), factor * min(self._value, inside))
         self._lowered_s, self._shown_at = now_s, burden.ended + burden.inside
         self._strained = self._ended = 0.0
 

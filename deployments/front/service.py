@@ -306,20 +306,8 @@ class Service:
         return self._driver.proxies
 
     def burden(self) -> Burden:
-        """The load of this front, for the proxy's limit. Called from another thread."""
-        return Burden(self._inside, self._strained, self._answered, self._expected())
-
-    def _expected(self) -> float:
-        """The requests that, if they came at once, should all be answered within the SLO.
-
-        The network has the rate of its plan, the front that of its recent work. Of several kinds of requests, that with
-        the least work and that with the least weight count, since the next ones may be of any kind.
-        """
-        dispatcher, costs = self._driver.dispatcher, list(self._costs.values())
-        weights, works_s = [each.weight.mean for each in costs], [each.work_s.mean for each in costs]
-        weight = min((mean for mean in weights if mean), default=dispatcher.route.length or 1)
-        work_s = min((mean for mean in works_s if mean), default=_TYPICAL_S) * self._request_queue.pace
-        return min(dispatcher.weight_per_s / weight, 1.0 / work_s) * self.config.slo_ms / 1e3
+        """The load of this front, for the proxy's limit."""
+        return Burden(self._inside, self._strained, self._answered)
 
     async def all_fronts(self) -> list[FrontState]:
         """The states of all fronts, this one first."""

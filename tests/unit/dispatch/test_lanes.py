@@ -47,15 +47,6 @@ def test_near_their_joint_capacity_both_lanes_work_and_no_input_changes_lanes() 
     assert not world.refusals
 
 
-def test_the_rate_is_that_of_the_slowest_group_of_each_lane() -> None:
-    dispatcher = Dispatcher(BOTH, GROUPS)
-    assert dispatcher.weight_per_s == pytest.approx(FAST_PER_S + SLOW_PER_S)
-    dispatcher.reroute(BOTH, GROUPS | {"f1": ["f11"]})
-    assert dispatcher.weight_per_s == pytest.approx(FAST_PER_S / 2 + SLOW_PER_S)
-    dispatcher.reroute(BOTH, GROUPS | {"f2": []})
-    assert dispatcher.weight_per_s == pytest.approx(SLOW_PER_S)
-
-
 def test_a_lane_that_loses_a_whole_group_gives_its_inputs_to_the_other() -> None:
     world = World(BOTH, GROUPS)
     world.arrive(*(Input(i / 1000, (4, 12)[i % 2], 2.0) for i in range(600)))

@@ -5,14 +5,12 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.dispatch.route import Route
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Content, IncomingRequest, Service
@@ -139,21 +137,3 @@ async def test_late_and_long_waiting_requests_count_as_strained_and_hurried_ones
         with pytest.raises(RefusedError), service.counted():
             service.register("", 0, within(1e-9))
         assert service.burden().strained == 2
-
-
-async def test_the_proxy_hears_how_many_requests_should_be_in_time() -> None:
-    """By the slower of the network and the front, over the SLO; the least request that was seen decides."""
-    async with opened() as (service, _):
-        slo_s, dispatcher, costs = service.config.slo_ms / 1e3, service._driver.dispatcher, service._costs[""]
-        (stage,) = dispatcher.route.stages
-        timed = replace(stage, launch_s=(0.01,) * stage.batch, exits=())
-        dispatcher.reroute(Route((timed,)), {stage.group: list(dispatcher.replicas())})
-        for _ in range(3):
-            costs.weight.learn(100, 4.0)
-            costs.work_s.learn(100, 1e-9)
-        assert service.burden().expected == pytest.approx(slo_s * stage.batch / 0.01 / 4)
-        for _ in range(999):
-            costs.work_s.learn(100, 0.5)
-        assert service.burden().expected == pytest.approx(slo_s / 0.5, rel=0.01)
-        service._costs["other"].work_s.learn(100, 0.1)
-        assert service.burden().expected == pytest.approx(slo_s / 0.1)

@@ -1,13 +1,12 @@
 """The queue before decoding: one request after the other, and only those that can be in time."""
 
 import asyncio
-from math import inf
 
 import pytest
 
 from isobatch.deployments.front.answers import RefusedError
 from isobatch.deployments.front.load import LONGEST_RETRY_S, SLICE_S, RequestQueue, RetryTimes, Trend
-from isobatch.deployments.front.proxy import EVERY_S, LEAST, MOST, Burden, Limit
+from isobatch.deployments.front.proxy import EVERY_S, MOST, Burden, Limit
 
 
 class Clock:
@@ -118,44 +117,3 @@ def test_requests_that_take_long_are_refused_by_haproxy_as_well() -> None:
         ahead = strained if number == 100 else ahead
     assert strained - ahead < 0.1 * answered
     assert answered > 0.9 * 600
-
-
-def flooded(expected: float, seconds: float) -> tuple[Limit, int, int]:
-    """A front that answers 500 a second, before a crowd that comes after a calm minute, with an SLO of 1 s.
-
-    It refuses whoever would be later than the SLO. Returns its limit, and how many it answered and refused.
-    """
-    limit, inside, refused, answered = Limit(), 0, 0, 0
-    for number in range(600):
-        limit.step(0.1 * number, Burden(0, 0, 0, expected))
-    for number in range(round(seconds / EVERY_S)):
-        ended = min(inside, 10)  # in 20 ms
-        sent = limit.value - inside + ended
-        entered = min(sent, 500 - inside + ended)
-        inside, answered, refused = inside - ended + max(0, entered), answered + ended, refused + sent - entered
-        limit.step(60.0 + number * EVERY_S, Burden(inside, refused, answered, expected))
-    return limit, answered, refused
-
-
-def test_a_flood_finds_no_more_places_than_requests_should_be_in_time() -> None:
-    _, answered, refused = flooded(500.0, 1.0)
-    assert refused <= 50
-    assert answered >= 0.95 * 500
-    assert flooded(inf, 1.0)[2] > 1000, "without what is known, many come in vain"
-
-
-def test_a_crowd_that_is_answered_in_time_is_believed_more_than_what_was_expected() -> None:
-    limit, answered, refused = flooded(50.0, 5.0)
-    assert answered > 0.95 * 2500
-    assert refused < 0.01 * answered
-    reached = limit.value
-    assert reached > 300
-    limit.step(100.0, Burden(0, 0, answered, 50.0))  # the crowd has gone
-    assert limit.value >= reached
-
-
-@pytest.mark.parametrize("expected", [0.0, 0.5, 3.9])
-def test_a_front_that_expects_nothing_still_lets_some_in(expected: float) -> None:
-    limit = Limit()
-    limit.step(0.0, Burden(0, 0, 0, expected))
-    assert limit.value == LEAST
