@@ -96,7 +96,7 @@ def test_a_flood_moves_a_device_and_costs_the_other_application_nothing(
     assert move_s < 15.0, "about 4.5 s, and the rest for a machine that is busy"
     assert status(base, "calm/controller")["plan"]["sustains_per_s"] >= LEAST_PER_S
     assert set(np.unique(calm.status)) == {200}, "the flood costs the other application no request"
-    assert set(np.unique(flood.status)) <= {200, 503}, "none is lost: some are refused before the device has moved"
+    assert set(np.unique(flood.status)) <= {200, 503, 504}, "each is answered: before the move some are refused or late"
     late = flood.due_s > moved["at_s"] - began_s + 2.0
     assert late.any()
     assert (flood.status[late] == 200).mean() > 0.9
