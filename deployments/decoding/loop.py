@@ -80,6 +80,10 @@ class EngineLoop:
     def end(self) -> None:
         self._orders.put(None)
 
+    def join(self) -> None:
+        """Wait until the launch that runs has ended, after `end`."""
+        self._thread.join()
+
     async def write(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         """The tokens of a sequence, in groups. The sequence is cancelled when this generator is closed."""
         stream, loop = TokenStream(), asyncio.get_running_loop()
