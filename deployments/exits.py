@@ -81,6 +81,11 @@ def memory_width(policy: Policy, num_labels: int) -> int:
     return width(num_labels) if width else 0
 
 
+def name_of(policy: Policy) -> str:
+    """A policy's name, for messages: one may be an object without a name."""
+    return getattr(policy, "__name__", str(policy))
+
+
 def range_of(policy: Policy) -> Range | None:
     """The declared range; None: the policy declares none."""
     return cast(Range | None, getattr(policy, "values", None))

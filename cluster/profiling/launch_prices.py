@@ -54,18 +54,6 @@ class TimedLaunch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Deadline:
-    """The time at which something ends, by this clock."""
-
-    at_s: float
-    clock: Callable[[], float]
-
-    @property
-    def is_over(self) -> bool:
-        return self.clock() > self.at_s
-
-
-@dataclass(frozen=True)
 class FittedPrices:
     """Prices, and their errors for launches that they were not fitted to.
 
@@ -101,15 +89,19 @@ def measured(
     """
     stopwatch = stopwatch or host_clock_for(str(anatomy_of(model).weights.device))
     launches: list[TimedLaunch] = []
-    until = Deadline(clock() + seconds, clock)
+    until_s = clock() + seconds
+
+    def is_over() -> bool:
+        return clock() > until_s
+
     # All settings take turns, so that other load on the machine disturbs all of them alike.
     for number, (residents, depth, exits) in enumerate(cycle(SETTINGS)):
-        if until.is_over and len(launches) >= least:
+        if is_over() and len(launches) >= least:
             break
         if not launches and number == len(SETTINGS):
             raise UserError("texts are too short to time their launches: prepare with longer ones (--max-tokens)")
         texts = _texts(model, workload, residents, number)
-        launches += _launches(model, texts, residents, depth, exits, stopwatch, until, number)
+        launches += _launches(model, texts, residents, depth, exits, stopwatch, is_over, number)
     return fitted(launches)
 
 
@@ -151,7 +143,7 @@ class _RandomExits:
 
 def _launches(
     model: Any, texts: Sequence[TextRequest], residents: int, depth: float, exits: str,
-    stopwatch: Callable[[], float], until: Deadline, seed: int,
+    stopwatch: Callable[[], float], is_over: Callable[[], bool], seed: int,
 ) -> list[TimedLaunch]:  # fmt: skip
     """The launches by which an engine writes these texts, with the network cut at a share of its depth.
 
@@ -163,7 +155,7 @@ def _launches(
     limits = {"max_residents": residents, "max_waiting": 10**9, "ttft_ms": 1e12, "tpot_ms": 1e12}  # no text waits
     made = engine_of(model, rules, DecoderConfig.model_validate({"model": "", "exits": exits, **limits}))
     network = _RandomExits(made.network, made.scheduler.splits, Random(seed))
-    engine = _TimedEngine(made.scheduler, network, stopwatch, until)
+    engine = _TimedEngine(made.scheduler, network, stopwatch, is_over)
     loop = EngineLoop(engine)
     try:
         asyncio.run(_send_all(loop, texts, engine))
@@ -188,15 +180,15 @@ class _TimedEngine(Engine):
     """Times its launches, until the time is over and some were timed."""
 
     def __init__(
-        self, scheduler: Scheduler, network: _RandomExits, stopwatch: Callable[[], float], until: Deadline
+        self, scheduler: Scheduler, network: _RandomExits, stopwatch: Callable[[], float], is_over: Callable[[], bool]
     ) -> None:
         super().__init__(scheduler, network, time.perf_counter)
         self.launches: list[TimedLaunch] = []
-        self._sizes, self._stopwatch, self._until = network.sizes, stopwatch, until
+        self._sizes, self._stopwatch, self._is_over = network.sizes, stopwatch, is_over
 
     @property
     def enough(self) -> bool:
-        return len(self.launches) > LAST_LAUNCHES and self._until.is_over
+        return len(self.launches) > LAST_LAUNCHES and self._is_over()
 
     def step(self) -> list[NewTokens] | None:
         begun_s = self._stopwatch()

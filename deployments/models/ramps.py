@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from isobatch.deployments.exits import USUAL, Decision, Policy, memory_width, reach
+from isobatch.deployments.exits import USUAL, Decision, Policy, memory_width, name_of, reach
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
@@ -176,7 +176,7 @@ def check_forgets(policy: Policy, source: object, reason: str = "but this networ
     """Raise UserError for a policy with memory, which cannot decide on parts of an input. `source`: where it stands."""
     if memory_width(policy, num_labels=2):
         raise UserError(
-            f"{source}: policy {getattr(policy, '__name__', policy)} remembers earlier ramps of an input, {reason}: "
+            f"{source}: policy {name_of(policy)} remembers earlier ramps of an input, {reason}: "
             "use entropy, confidence, margin, or one of your own that remembers nothing"
         )
 
@@ -184,8 +184,9 @@ def check_forgets(policy: Policy, source: object, reason: str = "but this networ
 def check_scores(policy: Policy, where: str | Path) -> None:
     """Raise UserError unless the policy gives one score from the two numbers of a ramp (`near`)."""
     if policy(torch.zeros(1, 2), 0.5, torch.zeros(1, memory_width(policy, num_labels=2))).answer.shape != (1, 1):
-        name = getattr(policy, "__name__", str(policy))
-        raise UserError(f"{where}: policy {name} chooses among labels, but this network gives a score: use near")
+        raise UserError(
+            f"{where}: policy {name_of(policy)} chooses among labels, but this network gives a score: use near"
+        )
 
 
 def save_ramps(folder: Path, rules: ExitRules, heads: Mapping[int, nn.Module]) -> None:

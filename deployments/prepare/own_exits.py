@@ -9,14 +9,14 @@ it does not read are 0, and so are those of units that it does not have.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from isobatch.deployments.folders import checkpoint_json
@@ -26,6 +26,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import FilePart
 
 WEIGHTS = "model.safetensors"
+Read = TypeVar("Read")
 # Names of classifiers behind blocks: DeeBERT's, and those of PABEE and ElasticBERT.
 _CLASSIFIERS = (r"((?:\w+\.)+highway\.(\d+)\.)classifier\.weight", r"()classifiers\.(\d+)\.weight")
 # Names of the layer with a tanh before a classifier, in the order in which they are tried.
@@ -77,7 +78,7 @@ class OwnExits(FilePart):
 
 def names_in(folder: Path) -> OwnExits:
     """The exits of a checkpoint, by the names of its weights."""
-    names, base_type = set(_weights_in(folder)), checkpoint_json(folder).get("model_type")
+    names, base_type = set(_opened(folder, lambda file, name: None)), checkpoint_json(folder).get("model_type")
     matches = [match for each in _CLASSIFIERS for match in (re.fullmatch(each, name) for name in names) if match]
     base = next((name.partition(".")[0] for name in names if ".encoder." in name), "")
     exits = dict[int, OwnExit]()
@@ -105,7 +106,7 @@ def names_in(folder: Path) -> OwnExits:
 
 def without_exits(source: Path, own: OwnExits, to: Path) -> Weights:
     """Write the checkpoint that Hugging Face's own class reads, and return the weights of the exits."""
-    weights = _weights_in(source)
+    weights = _opened(source, lambda file, name: file.get_tensor(name))
     checkpoint.copy(source, to)
     for path in to.glob("*.safetensors*"):
         path.unlink()
@@ -163,11 +164,13 @@ def _layer(where: str, weights: Weights, name: str) -> tuple[Tensor, Tensor]:
     return weight, weights.get(f"{name}.bias", torch.zeros(len(weight)))
 
 
-def _weights_in(folder: Path) -> Weights:
-    weights = dict[str, Tensor]()
+def _opened(folder: Path, read: Callable[[Any, str], Read]) -> dict[str, Read]:
+    """What `read` reads of each weight, by its name: it gets the open file and the name."""
+    by_name = dict[str, Read]()
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            weights |= load_file(path)
+            with safe_open(path, "pt") as file:
+                by_name |= {name: read(file, name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
-    return weights
+    return by_name

@@ -13,7 +13,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from isobatch.deployments import exits
-from isobatch.deployments.exits import Decision, Policy, Range, memory_width, range_of
+from isobatch.deployments.exits import Decision, Policy, Range, memory_width, name_of, range_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exit_table import ExitTable
 
@@ -75,7 +75,7 @@ def replay(
         thresholds, leaves = thresholds[::-1], leaves[:, ::-1]
     if (leaves[:, :-1] & ~leaves[:, 1:]).any():
         raise UserError(
-            f"policy {_name(policy)}: an input that leaves at a threshold must leave at all less strict ones"
+            f"policy {name_of(policy)}: an input that leaves at a threshold must leave at all less strict ones"
         )
     first = (~leaves).sum(axis=1, dtype=np.uint8)
     answered, truth = labels.numpy().astype(np.uint16), targets.argmax(dim=1).numpy()
@@ -91,13 +91,9 @@ def _decided(policy: Policy, logits: Tensor, thresholds: NDArray[np.float64], me
     decisions = [policy(logits, float(threshold), memory) for threshold in thresholds]
     if any(not torch.equal(decisions[0].memory, each.memory) for each in decisions[1:]):
         raise UserError(
-            f"policy {_name(policy)}: its memory depends on the threshold, so thresholds cannot be searched"
+            f"policy {name_of(policy)}: its memory depends on the threshold, so thresholds cannot be searched"
         )
     return replace(decisions[0], leaves=torch.stack([decision.leaves for decision in decisions]))
-
-
-def _name(policy: Policy) -> str:
-    return getattr(policy, "__name__", str(policy))
 
 
 # Bounds of the search for a temperature. Ramps beyond them are useless: sure of everything, or of nothing.

@@ -10,12 +10,9 @@ measured times; in full and with early exit in batches that shrink beside it. Th
 of recorded pictures. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from hashlib import sha256
 from itertools import chain, combinations
 from pathlib import Path
 from shutil import rmtree
@@ -25,14 +22,13 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from experiments.shared.kept_parts import kept_part, place_of
 from experiments.shared.scenes import NAMES, Scenes, drawn, scene_network
-from experiments.shared.version import code_of
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.profiling.block_times import images, timed
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.exits import confidence
-from isobatch.deployments.folders import cache_directory
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import task_at
 from isobatch.deployments.models.ramps import Ramps
@@ -65,46 +61,35 @@ console = Console(stderr=True, width=140)
 
 def measure(repeats: int = REPEATS, again: int = 0) -> dict[str, float]:
     """`again=1`: measure also what the same code has measured on this machine before."""
-    code = sha256(json.dumps(code_of("dense")).encode()).hexdigest()[:16]
-    place, threads = cache_directory() / "bench-dense" / code, torch.get_num_threads()
-    if again and place.exists():
-        rmtree(place)
-    place.mkdir(parents=True, exist_ok=True)
+    out, threads = place_of("dense", "prepared"), torch.get_num_threads()
+    if again and out.exists():
+        rmtree(out)
     torch.set_num_threads(1)
     try:
-        return _figures(place, repeats)
+        return _figures(out, repeats, bool(again))
     finally:
         torch.set_num_threads(threads)
 
 
-def _figures(place: Path, repeats: int) -> dict[str, float]:
+def _figures(out: Path, repeats: int, again: bool) -> dict[str, float]:
     """The figures of all parts; the network and each part are kept when they end."""
-    out, networks = place / "prepared", cache(partial(_networks, place / "prepared"))
+    networks = cache(partial(_networks, out))
     if not out.exists():
         _prepare(out)
     parts: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
         "costs": lambda: ((f"exit_cost_{block}", share) for block, share in enumerate(networks().exit_costs)),
         "latencies": lambda: networks().latencies(),
         "goodput": lambda: networks().goodput(),
-        f"promise {repeats}": lambda: _promise(load(out), repeats),
+        "promise": lambda: _promise(load(out), repeats),
     }
-    return dict(chain.from_iterable(_kept(place, name, part).items() for name, part in parts.items()))
-
-
-def _kept(place: Path, name: str, part: Callable[[], Iterator[tuple[str, float]]]) -> dict[str, float]:
-    path = place / f"{name}.json"
-    if path.is_file():
-        console.print(f"{name}: measured before (again=1 measures it anew)")
-        found: dict[str, float] = json.loads(path.read_text())
-        return found
-    console.print(f"{name}: measuring")
-    began_s, figures = time.monotonic(), dict(part())
-    path.write_text(json.dumps(figures))
-    console.print(f"{name}: measured in {time.monotonic() - began_s:.0f} s")
+    figures = dict[str, float]()
+    for name, part in parts.items():
+        figures |= kept_part("dense", name, f"{repeats}", again, part, console)
     return figures
 
 
 def _prepare(out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent) as folder:
         plain, made = Path(folder, "plain"), Path(folder, "prepared")
         scene_network(plain, STEPS, DEPTHS, lambda steps: show(steps, "training the network"))

@@ -6,11 +6,9 @@ are kept when it ends, so that an interrupted run goes on with the next part.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -21,11 +19,10 @@ from rich.console import Console
 from experiments.forecast.traces import elasticbert_survival
 from experiments.real import idle, launches, peers
 from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, ServedNetwork, core_times, systems
+from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
 from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, profiled
-from experiments.shared.version import code_of
-from isobatch.deployments.folders import cache_directory
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -69,7 +66,8 @@ def measure(
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
     figures = dict[str, float]()
     for part in _parts(parts.split(","), RealCase("", slo_ms), dtypes.split(","), rounds, seconds):
-        found = _kept(part, f"{slo_ms} {rounds} {seconds}", bool(again))
+        options, measure_part = f"{slo_ms} {rounds} {seconds}", partial(_in_own_process, part)
+        found = kept_part("real", part.name, options, bool(again), measure_part, console)
         figures |= {f"{name}{part.suffix}": value for name, value in found.items()}
     return figures | over_peers(figures)
 
@@ -92,22 +90,12 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
         yield RealPart(f"peers {first.dtype}", f"_{first.dtype}", partial(peers.figures, first, few, seconds))
 
 
-def _kept(part: RealPart, options: str, again: bool) -> dict[str, float]:
-    """The figures of a part, as the same code measured them on this machine before, or measured now."""
-    code = json.dumps([part.name, options, code_of("real")])
-    path = cache_directory() / "bench-real" / f"{sha256(code.encode()).hexdigest()[:16]}.json"
-    if path.is_file() and not again:
-        console.print(f"{part.name}: measured before (again=1 measures it anew)")
-        found: dict[str, float] = json.loads(path.read_text())
-        return found
-    console.print(f"{part.name}: measuring")
-    # Each part has a process of its own, since a client of Ray ends its process a minute after that Ray has ended.
+def _in_own_process(part: RealPart) -> dict[str, float]:
+    """Each part has a process of its own, since a client of Ray ends its process a minute after that Ray has ended."""
     with get_context("spawn").Pool(1, end_as_by_ctrl_c) as fresh:
         figures = fresh.apply(part.figures)
         fresh.close()
         fresh.join()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures))
     return figures
 
 
