@@ -16,13 +16,14 @@ from isobatch.cluster.controller.application import RolloutError, RunningApplica
 from isobatch.cluster.controller.decide import served_alike
 
 SLOW, HANGS = 5.0, 1e6
+STOPPED_S = 5.0  # longer than HAProxy waits for a front that hangs, and fronts for a replica
 WITHIN_S = 60.0  # a fault that is not repaired within this time fails the run
 ALSO = [plan for _, plan in ROUNDS if plan.devices() == START.devices()]  # plans for the same devices
 
 Fault = Callable[[Live, random.Random], Awaitable[None]]
 
 
-def _kill(process: int) -> None:
+def kill(process: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
 
@@ -35,8 +36,16 @@ async def _any(here: Live, deployment: str, chance: random.Random) -> int:
     return chance.choice(sorted(running.values()))
 
 
+async def _stop(process: int) -> None:
+    """Stop the process for a while, as if its machine gave it no time."""
+    with contextlib.suppress(ProcessLookupError):  # it was given up meanwhile
+        os.kill(process, signal.SIGSTOP)
+        await asyncio.sleep(STOPPED_S)
+        os.kill(process, signal.SIGCONT)
+
+
 async def replica_killed(here: Live, chance: random.Random) -> None:
-    _kill(await _any(here, "split", chance))
+    kill(await _any(here, "split", chance))
 
 
 async def replica_hangs(here: Live, chance: random.Random) -> None:
@@ -48,24 +57,40 @@ async def replica_slow(here: Live, chance: random.Random) -> None:
 
 
 async def front_killed(here: Live, chance: random.Random) -> None:
-    _kill(await _any(here, "front", chance))
+    kill(await _any(here, "front", chance))
+
+
+async def replica_stopped(here: Live, chance: random.Random) -> None:
+    await _stop(await _any(here, "split", chance))
+
+
+async def front_stopped(here: Live, chance: random.Random) -> None:
+    await _stop(await _any(here, "front", chance))
+
+
+async def deployer_stopped(here: Live, chance: random.Random) -> None:
+    await _stop(await _any(here, "deployer", chance))
+
+
+async def haproxy_stopped(here: Live, chance: random.Random) -> None:
+    await _stop(chance.choice(named("haproxy")))
 
 
 async def deployer_killed(here: Live, chance: random.Random) -> None:
-    _kill(await _any(here, "deployer", chance))
+    kill(await _any(here, "deployer", chance))
 
 
 async def deployer_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
     """The application must go on by one of the two plans; the next round rolls the first plan out again."""
     roll_out = asyncio.create_task(RunningApplication(NAME).roll_out(chance.choice(ALSO)))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
-    _kill(await _any(here, "deployer", chance))
+    kill(await _any(here, "deployer", chance))
     with contextlib.suppress(Exception):
         await asyncio.wait_for(roll_out, 20.0)
 
 
 async def controller_killed(here: Live, chance: random.Random) -> None:
-    _kill(await _any(here, "controller", chance))
+    kill(await _any(here, "controller", chance))
 
 
 async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> None:
@@ -74,18 +99,18 @@ async def controller_killed_in_a_roll_out(here: Live, chance: random.Random) -> 
         await RunningApplication(NAME).roll_out(chance.choice(ALSO))
     force = asyncio.create_task(asyncio.to_thread(_force, here))
     await asyncio.sleep(chance.uniform(0.0, 0.2))
-    _kill(await _any(here, "controller", chance))
+    kill(await _any(here, "controller", chance))
     await force
 
 
 async def serve_controller_killed(here: Live, chance: random.Random) -> None:
     for process in named("ServeController"):
-        _kill(process)
+        kill(process)
 
 
 async def haproxy_killed(here: Live, chance: random.Random) -> None:
     for process in named("haproxy"):
-        _kill(process)
+        kill(process)
 
 
 FAULTS: dict[str, Fault] = {
@@ -93,6 +118,10 @@ FAULTS: dict[str, Fault] = {
     "a replica hangs": replica_hangs,
     "a replica is 5 times slower": replica_slow,
     "a front is killed": front_killed,
+    "a replica is stopped": replica_stopped,
+    "a front is stopped": front_stopped,
+    "the deployer is stopped": deployer_stopped,
+    "HAProxy is stopped": haproxy_stopped,
     "the deployer is killed": deployer_killed,
     "the deployer is killed in a roll-out": deployer_killed_in_a_roll_out,
     "the controller is killed": controller_killed,

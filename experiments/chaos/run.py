@@ -1,9 +1,12 @@
 """Claim: whichever process dies, every admitted request is answered, and goodput is back at 90 % within seconds.
 
-A live application on virtual devices with two fronts, a controller, and a second node that can be lost. Faults are
-drawn by chance, under one open loop of requests; how long goodput stays below 90 % of what is offered is read off the
-answers. As HTTP clients do, the client sends a request again whose connection broke, since a process that died cannot
-answer the requests inside it.
+A live application on virtual devices with two fronts, a controller, and a second node that can be lost. Processes are
+killed, stopped or slow, and the application is deployed anew. Faults are drawn by chance, under one open loop of
+requests; how long goodput stays below 90 % of what is offered is read off the answers. As HTTP clients do, the client
+sends a request again whose connection broke, since a process that died cannot answer the requests inside it.
+
+`make bench-chaos faults=30` takes 6 minutes. `make bench-chaos only=deployed faults=100 fresh=1` deploys 100 times, and
+opens a connection for each request.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,19 +23,22 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.chaos.faults import FAULTS, Fault, restored
+from experiments.chaos.faults import FAULTS, Fault, kill, restored
 from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.replan.suite import BATCH
 from experiments.replan.timeline import Timeline, timeline
-from experiments.shared.live import Live, application, bare, controller, kill_node, node
+from experiments.shared.live import Live, application, bare, controller, kill_node, named, node
 from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
+from isobatch.cluster.serving.processes import descendants
 
 ENOUGH = 0.9
-ROUNDS = 30
+ROUNDS = 40
 BEFORE_S, ROUND_S = 3.0, 9.0
-LONGEST_S = 1800.0
+LONGEST_S = 3600.0
 REMOTE = 2  # how many of the devices are on the node that can be lost
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of each node: Ray ends the node if one of them ends
+NODE_ENDS_S = 3.0
 PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller: devices that return are used in 5 s
 console = Console(stderr=True, width=140)  # tables are kept in files too
 
@@ -44,7 +51,7 @@ class Round:
     requests: int
     late: int  # answered right, after the SLO
     refused: int  # with a reason: 429, 503, 504
-    failed: int  # an answer of 500
+    failed: int  # an answer of 500 or 502
     wrong: int
     broken: int  # connections that ended without a word: the client asked again
     lost: int  # no answer at all, though it was asked for again
@@ -68,42 +75,62 @@ class Struck:
     until_s: float
 
 
-def measure(rounds: int = ROUNDS, only: str = "") -> dict[str, float]:
-    """`only`: faults whose names contain this."""
-    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, lose_node):
-        faults = {name: do for name, do in (FAULTS | {"a node is lost": lose_node}).items() if only in name}
+def measure(faults: int = ROUNDS, only: str = "", fresh: int = 0) -> dict[str, float]:
+    """`only`: faults whose names contain this. `fresh`: 1 opens a connection for each request."""
+    with TemporaryDirectory() as folder, application_on_two_nodes(Path(folder)) as (here, more):
+        chosen = {name: do for name, do in (FAULTS | more).items() if only in name}
         with redirect_stdout(StringIO()):  # Ray prints much about every process that has died
-            result = asyncio.run(struck_under_load(here, faults, rounds))
+            result = asyncio.run(struck_under_load(here, chosen, faults, fresh=bool(fresh)))
         console.print(table(result))
     return figures_of(result)
 
 
 @contextmanager
-def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Live, Fault]]:
-    """The application, and the fault that removes its second node and then adds another."""
+def application_on_two_nodes(folder: Path, fronts: int = 2) -> Iterator[tuple[Live, dict[str, Fault]]]:
+    """The application, and the faults that end its second node and then add another, or deploy it anew."""
     total = DEVICES["v100"]
     with bare() as here, ExitStack() as nodes:
         nodes.enter_context(node(here.ray.address, {"v100": total - REMOTE}))
         second = [nodes.enter_context(node(here.ray.address, {"v100": REMOTE}))]
         beside = controller(folder, devices=DEVICES, max_batch=BATCH, **PATIENCE)
-        here.deploy(application(START, PROFILE, folder, slo_ms=SLO_MS, front_replicas=fronts), beside)
+        slos_ms = count(SLO_MS)  # each deployment differs from the one before, so that fronts are started
+
+        def deploy() -> None:
+            here.deploy(application(START, PROFILE, folder, slo_ms=next(slos_ms), front_replicas=fronts), beside)
+
+        async def deployed(here: Live, chance: random.Random) -> None:
+            await asyncio.to_thread(deploy)
 
         async def lose_node(here: Live, chance: random.Random) -> None:
             kill_node(second.pop())
             second.append(await asyncio.to_thread(nodes.enter_context, node(here.ray.address, {"v100": REMOTE})))
 
-        yield here, lose_node
+        async def agent_killed(here: Live, chance: random.Random) -> None:
+            agents = {process for name in AGENTS for process in named(name)}
+            kill(chance.choice(sorted(agents.intersection(descendants(second[-1])))))
+            await asyncio.sleep(NODE_ENDS_S)
+            await lose_node(here, chance)
+
+        deploy()
+        yield (
+            here,
+            {
+                "a node is lost": lose_node,
+                "an agent of a node is killed": agent_killed,
+                "the application is deployed anew": deployed,
+            },
+        )
 
 
 async def struck_under_load(
     here: Live, faults: dict[str, Fault], rounds: int, heal: Callable[[Live], Awaitable[None]] = restored,
-    round_s: float = ROUND_S, seed: int = 7,
+    round_s: float = ROUND_S, seed: int = 7, fresh: bool = False,
 ) -> list[Round]:  # fmt: skip
     """Cause each fault once, then faults chosen by chance, under load; `heal` ends each of them."""
     chance = random.Random(seed)
     names = [*faults, *chance.choices(list(faults), k=max(0, rounds - len(faults)))][:rounds]
     await load(here.url).at(arrivals("uniform", offered_per_s(), BEFORE_S, 0))  # warms up
-    requests, struck = load(here.url), list[Struck]()
+    requests, struck = load(here.url, fresh), list[Struck]()
     running = asyncio.create_task(requests.at(arrivals("uniform", offered_per_s(), LONGEST_S, 0)))
     await asyncio.sleep(BEFORE_S)
     try:
@@ -133,7 +160,7 @@ def _round(record: LoadRecord, times: Timeline, struck: Struck, resent: set[int]
         len(status),
         late=int(((status == 200) & late).sum()),
         refused=int(np.isin(status, (429, 503, 504)).sum()),
-        failed=int((status == 500).sum()),
+        failed=int(np.isin(status, (500, 502)).sum()),
         wrong=int((status == WRONG).sum()),
         broken=int(np.isin(np.flatnonzero(inside), list(resent)).sum()),
         lost=int((status == BROKEN).sum()),
@@ -157,8 +184,8 @@ def figures_of(rounds: list[Round]) -> dict[str, float]:
     figures["worst_recovery_s"] = max(each.recovery_s for each in rounds)
     for each in rounds:
         name = each.what.replace(" ", "_").replace("'", "")
-        for count in ("recovery_s", "broken", "lost"):
-            before = figures.get(f"{name}_{count}", 0.0)
-            now = float(getattr(each, count))
-            figures[f"{name}_{count}"] = max(before, now) if count == "recovery_s" else before + now
+        for figure in ("recovery_s", "broken", "lost"):
+            before = figures.get(f"{name}_{figure}", 0.0)
+            now = float(getattr(each, figure))
+            figures[f"{name}_{figure}"] = max(before, now) if figure == "recovery_s" else before + now
     return figures

@@ -26,6 +26,9 @@ def offered_per_s() -> float:
     return SHARE * promise_per_s(START, PROFILE)
 
 
-def load(url: str) -> PersistentLoad:
-    """A load of inputs that say where they are sure; the controller chooses the ramps, and none may leave earlier."""
-    return timeline.load(url, SLO_MS, AGAIN_S, lambda left_after, sure_after: left_after >= sure_after)
+def load(url: str, fresh: bool = False) -> PersistentLoad:
+    """A load of inputs that say where they are sure; the controller chooses the ramps, and none may leave earlier.
+
+    `fresh`: each request has a connection of its own.
+    """
+    return timeline.load(url, SLO_MS, AGAIN_S, lambda left_after, sure_after: left_after >= sure_after, fresh)

@@ -57,11 +57,16 @@ def _leaves_there(left_after: int, sure_after: int) -> bool:
 
 
 def load(
-    url: str, slo_ms: float, again_s: float = 0.0, leaves_right: Callable[[int, int], bool] = _leaves_there
+    url: str,
+    slo_ms: float,
+    again_s: float = 0.0,
+    leaves_right: Callable[[int, int], bool] = _leaves_there,
+    fresh: bool = False,
 ) -> PersistentLoad:
     """A load of inputs that say where they are sure, so that each answer can be checked.
 
-    `leaves_right(left after, sure after)` says whether an input may leave after this block.
+    `leaves_right(left after, sure after)` says whether an input may leave after this block. `fresh`: each request has a
+    connection of its own.
     """
     depths = exit_blocks(ExitProfile(SURVIVAL), KINDS, np.random.default_rng(0)).tolist()
     bodies = [json.dumps({"inputs": {"exit_block": depth}}).encode() for depth in depths]
@@ -70,7 +75,8 @@ def load(
         outputs = json.loads(answer)["outputs"]
         return len(outputs) == 1 and leaves_right(outputs[0]["exit_block"], depths[body])
 
-    return PersistentLoad(url, bodies, f"X-Deadline-Ms: {slo_ms:g}\r\n", right, again_s)
+    headers = f"X-Deadline-Ms: {slo_ms:g}\r\n" + "Connection: close\r\n" * fresh
+    return PersistentLoad(url, bodies, headers, right, again_s)
 
 
 @dataclass(frozen=True)

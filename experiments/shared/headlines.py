@@ -224,7 +224,7 @@ HEADLINES = {
             0.8,
         ),
         Headline("replan", "adapt_share_after_2_windows", "two windows after a switch, over the best plan", 0.95),
-        Headline("chaos", "faults", "faults under load", 30),
+        Headline("chaos", "faults", "faults under load", 40),
         Headline("chaos", "lost", "admitted requests without an answer in these faults", 0, True),
         Headline("chaos", "worst_recovery_s", "longest way back to 90 % of the reachable goodput (s)"),
     ),
