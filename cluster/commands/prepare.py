@@ -172,6 +172,7 @@ def _prepare_classifier(
     from isobatch.deployments.prepare.report import (
         advice,
         class_table,
+        copies,
         exit_table,
         outdone,
         promise_text,
@@ -220,7 +221,7 @@ def _prepare_classifier(
     of_classes = () if task.by_score else warnings(rules.classes, names.names, sample.labels is not None, task)
     counted = rules.promise and rules.promise.counted and metric not in (MICRO_F1, NDCG)
     rare = unseen(rules.classes, names.names) if counted else None
-    for sentence in filter(None, (advice(rules), outdone(rules), *of_classes, rare)):
+    for sentence in filter(None, (copies(sample), advice(rules), outdone(rules), *of_classes, rare)):
         console.print(sentence, style="yellow", highlight=False)
     console.print(f"written to {out}: a Hugging Face checkpoint with ramps; the picture is {out / pipeline.PICTURE}")
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from isobatch.deployments.exits import reach
 from isobatch.deployments.models.ramps import ClassFigures, ExitRules, policy_at
-from isobatch.deployments.prepare.sample import TEST_SHARE
+from isobatch.deployments.prepare.sample import TEST_SHARE, Sample
 from isobatch.deployments.tasks import CLASSIFICATION, Task
 from isobatch.profiles.confidence import least_promise, rows_needed
 from isobatch.profiles.losses import MICRO_F1, NDCG, EntityF1, Labels
@@ -23,6 +23,7 @@ from isobatch.profiles.promise import ExitPromise
 
 SURE = 2.0  # standard errors beyond which a difference is not chance
 MAX_SHOWN = 20  # rows of the table: the classes that lose most
+DIFFERENT_SHARE = 0.9  # of the inputs: with fewer that are no copies, a promise needs a warning
 NOTABLE_DROP = 0.02  # a class is worth a warning if its recall falls by this much more than the mean over all inputs
 
 
@@ -171,17 +172,38 @@ def summary(rules: ExitRules) -> str:
 
 
 def promise_text(promise: ExitPromise) -> str:
-    """The promise, and the number of inputs that such a promise needs."""
+    """The promise, and the number of inputs that such a promise needs, unless fewer have shown it.
+
+    >>> gained = ExitPromise(metric="accuracy", max_loss=0.01, confidence=0.95, rows=105, lost=-0.2, bound=0.0)
+    >>> "must be tested" in promise_text(gained)
+    False
+    """
     text = f"promised of other inputs of this kind: {promise}"
     if promise.max_loss == 0:
         return text
     least = least_promise(promise.deciding, promise.confidence)
     needed = rows_needed(promise.max_loss, promise.confidence)
+    if promise.lost < 0 and promise.deciding < needed:
+        return text
     inputs = _counting(promise, "inputs of each class")
     return (
         f"{text}\nto promise at most {_percent(promise.max_loss)}, at least {needed:,} {inputs} must be tested; "
         f"{promise.deciding:,} can show {_percent(least)} at best"
     )
+
+
+def copies(sample: Sample) -> str | None:
+    """A warning if many inputs are copies of others: they make a promise look surer than it is.
+
+    >>> from isobatch.deployments.prepare.sample import Parts
+    >>> print(copies(Sample(["a", "b", "a", "a"], None, Parts.of(4))))
+    only 2 of 4 inputs are different: the promise holds only if requests repeat as often; else leave copies out
+    >>> copies(Sample(["a", "b"], None, Parts.of(2)))
+    """
+    if sample.different >= DIFFERENT_SHARE * len(sample):
+        return None
+    only = f"only {sample.different:,} of {len(sample):,} inputs are different"
+    return f"{only}: the promise holds only if requests repeat as often; else leave copies out"
 
 
 def advice(rules: ExitRules) -> str | None:

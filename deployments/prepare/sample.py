@@ -80,6 +80,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def different(self) -> int:
+        """The number of inputs, where copies of an input count once."""
+        return len({_identity(value) for value in self.values})
+
 
 def sampled(items: Iterable[Item], most: int, seed: int = 0) -> list[Item]:
     """At most `most` items, each with the same chance, in one pass (reservoir sampling), so sorted files do no harm.
@@ -226,11 +231,7 @@ def draw(
         same = "every row has the same labels" if several else f"every label is {chosen_rows[0].label!r}"
         needed = "scores that differ" if task.by_score else "at least two classes to tell apart"
         raise UserError(f"{source}: {same}: ramps need {needed}")
-    different = len({_identity(row.value) for row in chosen_rows})
-    if different < MIN_ROWS:
-        few = f"only {different} of its {len(chosen_rows)} rows are different"
-        raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed, as copies of an input prove nothing")
-    return Sample(
+    sample = Sample(
         [row.value for row in chosen_rows],
         labels,
         Parts.of(len(chosen_rows), seed) if lists is None else Parts.of_lists(lists, seed),
@@ -238,6 +239,10 @@ def draw(
         lists,
         task,
     )
+    if (different := sample.different) < MIN_ROWS:
+        few = f"only {different} of its {len(sample)} rows are different"
+        raise UserError(f"{source}: {few}; at least {MIN_ROWS} are needed, as copies of an input prove nothing")
+    return sample
 
 
 def _identity(value: Any) -> Any:

@@ -286,7 +286,7 @@ def test_the_timeout_of_triton_is_a_deadline_over_http_too(
     assert seen == [pytest.approx(within_s or 60.0, rel=0.5), pytest.approx(250.0, rel=0.5)]
 
 
-@pytest.mark.parametrize("told", ["1e300", "inf", "nan", "-1", "x" * 5000])
+@pytest.mark.parametrize("told", ["1e300", "inf", "nan", "-1", "1_000", "x" * 5000])
 def test_no_deadline_exceeds_the_limits_of_timers(client: TestClient, told: str) -> None:
     refused(client, 400, "/predict", json={"inputs": [0, 1]}, headers={"X-Deadline-Ms": told})
 
@@ -339,3 +339,9 @@ def test_haproxy_never_opens_too_many_files(monkeypatch: pytest.MonkeyPatch, fil
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert allowed_connections(8192) == connections
     assert 2.5 * connections + 30 < files
+
+
+def test_too_few_files_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    with pytest.raises(UserError, match=r"only 256 files may be open here, but serving needs 2,048: raise ulimit -n"):
+        allowed_connections(8192)
