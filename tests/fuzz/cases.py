@@ -178,14 +178,17 @@ GRPC = [
 # Of a decoder: a request of OpenAI's interface, and one over gRPC
 COMPLETION = {"model": "tiny", "prompt": "1+1=", "max_tokens": 3, "stop": ["."], "stream": False, "seed": 7}
 _TEXT_TENSOR = {"datatype": "BYTES", "shape": (1,)}
-TEXT_INFER = message("ModelInferRequest")(
-    model_name="tiny",
-    inputs=[
-        _TEXT_TENSOR | {"name": "text_input", "contents": {"bytes_contents": [b"1+1="]}},
-        _TEXT_TENSOR | {"name": "sampling_parameters", "contents": {"bytes_contents": [b'{"max_tokens": 3}']}},
-    ],
-    outputs=[{"name": "text_output"}],
-).SerializeToString()
+
+
+def text_infer(prompt: bytes) -> bytes:
+    fields = {"text_input": prompt, "sampling_parameters": b'{"max_tokens": 3}'}
+    inputs = [_TEXT_TENSOR | {"name": name, "contents": {"bytes_contents": [each]}} for name, each in fields.items()]
+    sent = message("ModelInferRequest")(model_name="tiny", inputs=inputs, outputs=[{"name": "text_output"}])
+    serialized: bytes = sent.SerializeToString()
+    return serialized
+
+
+TEXT_INFER = text_infer(b"1+1=")
 METHODS = ["ModelInfer"] * 6 + ["ModelReady", "ServerMetadata", "ModelStatistics", "ModelConfig"]
 
 

@@ -6,6 +6,7 @@ The table says what the attacker gets. A client at another address must be answe
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.service import Service
-from tests.fuzz.cases import COMPLETION, PREDICT, TEXT_INFER, as_json
+from tests.fuzz.cases import COMPLETION, PREDICT, TEXT_INFER, as_json, text_infer
 from tests.fuzz.clients import HOST
 from tests.helpers.grpc_proxy import REQUEST, frame, headers
 from tests.helpers.haproxy import haproxy
@@ -32,6 +33,7 @@ CONNECTIONS = 120  # of all clients, in these tests
 OF_EACH = 60  # connections that an attacker tries to open
 REQUEST_S = 1  # instead of ten seconds
 READ_S = 3.0  # instead of thirty
+PROMPTS = 20  # at once
 ARRIVING = 20  # bodies at once, instead of 256
 HONEST_S = 1.5
 KEY = "secret-of-the-test"
@@ -215,6 +217,20 @@ def nested(door: Door) -> str:
     return status(door.port, request(door, body=b"[" * 50_000)) if door.path else code(door.port, b"\x2a\x04" * 20_000)
 
 
+def long_prompts(door: Door) -> str:
+    """Many at once, each of which would take long to tokenize."""
+    if door.body not in (as_json(COMPLETION), TEXT_INFER):
+        return "-"
+    with ThreadPoolExecutor(PROMPTS) as pool:
+        if door.path:
+            sent = request(door, body=as_json(COMPLETION | {"prompt": "1" * 60_000}))
+            replies = [pool.submit(status, door.port, sent) for _ in range(PROMPTS)]
+        else:
+            replies = [pool.submit(code, door.port, text_infer(b"1" * 60_000)) for _ in range(PROMPTS)]
+        door.honest()
+        return ", ".join(sorted({each.result() for each in replies}))
+
+
 def other_host(door: Door) -> str:
     return status(door.port, request(door, "Host: evil.example\r\n")) if door.path else "-"
 
@@ -235,6 +251,7 @@ ATTACKS: dict[str, Callable[[Door], str]] = {
     "a body that is too large": too_large,
     "no request": no_request,
     "lists in lists": nested,
+    "prompts far longer than the context": long_prompts,
     "another host (DNS rebinding)": other_host,
     "a page of another server": other_page,
     "an unknown method": unknown_method,

@@ -96,11 +96,11 @@ def test_two_signals_end_it_at_once_and_leave_no_folder(tmp_path: Path) -> None:
         assert ours(tmp_path) == []
 
 
-def test_when_rays_main_process_is_killed_it_ends_with_a_sentence_and_leaves_no_process(tmp_path: Path) -> None:
-    """Its GCS runs on, but nothing is served any more: a supervisor must see that."""
+def test_when_rays_agent_is_killed_it_ends_with_a_sentence_and_leaves_no_process(tmp_path: Path) -> None:
+    """Ray's main process ends with its agent. Its GCS runs on, but nothing is served: a supervisor must see that."""
     with served(tmp_path, "tests.helpers.toy_model:load") as (process, _, mark):
-        (raylet,) = [each for each in descendants(process.pid) if name_of(each) == "raylet"]
-        os.kill(raylet, signal.SIGKILL)
+        (agent,) = [each for each in descendants(process.pid) if "ray::DashboardAgent".startswith(name_of(each))]
+        os.kill(agent, signal.SIGKILL)
         output, _ = process.communicate(timeout=END_S)
         assert process.returncode == 1
         assert "Ray ended unexpectedly" in output
