@@ -59,6 +59,15 @@ class _Http(BaseModel):
     port: int = Field(8000, ge=1, le=65535)
 
 
+class _Application(BaseModel):
+    """The fields of an application that Serve would refuse only once Ray has started."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = ""
+    route_prefix: str | None = Field(None, pattern="^/")
+
+
 def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFile:
     """The Serve file for a model's place, a YAML file, or the built-in demo (None). `overrides` are added to `args:`.
 
@@ -67,6 +76,7 @@ def serve_file(target: str | Path | None, overrides: dict[str, Any]) -> ServeFil
     """
     content, root, overrides = _content(target, overrides)
     for application in content["applications"]:
+        checked(_Application, application, "applications")
         _set_import_path(application)
     for application in classifiers(content):
         _check_deployments(application.get("deployments") or [])
