@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,8 @@ from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
-STRICT = ConfigDict(extra="forbid")  # a misspelt field in a file is an error
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
+MOST_REPLICAS = 2**20  # of a placement: far beyond what any cluster has
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Placement:
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"placement on {self.kind}: replicas = {self.replicas} must be at least 1")
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ValueError(f"placement on {self.kind}: replicas = {self.replicas} must be from 1 to {MOST_REPLICAS}")
         if not self.splits:
             raise ValueError(f"placement on {self.kind}: it needs at least one split")
 
@@ -181,8 +181,6 @@ class Plan:
                 raise ValueError(f"the splits must cover every block once, but {start} follows {stop}")
         if self.length is not None and self.length < 1:
             raise ValueError(f"length = {self.length} must be at least 1 token")
-        if not all(isfinite(threshold) for _, threshold in self.thresholds):
-            raise ValueError(f"thresholds = {self.thresholds} must be finite")
         if any(each.num_blocks != self.num_blocks or each.beside for each in self.beside):
             raise ValueError(f"every pipeline beside must cover {self.num_blocks} blocks, and have none beside itself")
 

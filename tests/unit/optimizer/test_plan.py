@@ -75,6 +75,26 @@ def test_a_text_that_is_no_plan_is_refused(text: str, sentence: str) -> None:
         Plan.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            '"replicas": 6',
+            '"replicas": 1000000000000',
+            "placement on v100: replicas = 1000000000000 must be",
+        ),
+        ('"goodput_per_s": 1000.0', '"goodput_per_s": NaN', "promise.goodput_per_s: Input should be a finite number"),
+        ('"latency_s": 0.08', '"latency_s": 1e999', "promise.latency_s: Input should be a finite number"),
+        ('"thresholds": []', '"thresholds": [[1, NaN]]', "thresholds.0.1: Input should be a finite number"),
+    ],
+)
+def test_a_number_that_nothing_can_have_is_refused_by_its_place(old: str, new: str, sentence: str) -> None:
+    text = PLAN.to_json()
+    assert old in text
+    with pytest.raises(UserError, match=sentence):
+        Plan.from_json(text.replace(old, new))
+
+
 def test_gaps_and_overlaps_are_refused() -> None:
     for splits in ((Split(0, 2, 1), Split(3, 4, 1)), (Split(0, 2, 1), Split(1, 4, 1))):
         with pytest.raises(ValueError, match="cover every block once"):
