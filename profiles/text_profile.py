@@ -12,7 +12,7 @@ from isobatch.profiles.files import SCHEMA_VERSION, as_profile, differ, fields_i
 KIND = "decoder"  # names the kind of profile in its file, as in exits.json
 LEAST_OBSERVED = 20  # texts: a plan from observations needs at least this number
 CERTAIN = 1e-4  # shares are kept this far from 0 and 1 when their log-odds are taken
-STRICT = {"extra": "forbid"}  # a misspelt field in a file is an error
+STRICT = {"extra": "forbid", "allow_inf_nan": False}  # a misspelt field in a file is an error
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def test_a_wrong_file_is_one_sentence(text: str, sentence: str, tmp_path: Path) 
     [
         (("num_blocks",), 0, "num_blocks = 0 must be above 0"),
         (("tables", 0, "kv_bytes"), 0, "must be above 0"),
-        (("tables", 0, "price_s", "rows"), float("nan"), "prices must be finite"),
+        (("tables", 0, "price_s", "rows"), float("nan"), "Input should be a finite number"),
         (("tables", 0, "price_s"), {}, "must take time"),
         (("workload", "survival"), [[1, 1.5]], "from 0 to 1"),
         (("workload", "survival"), [[7, 0.5]], "no ramp can stand after block 7 of 8 blocks"),
