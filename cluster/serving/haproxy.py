@@ -76,7 +76,8 @@ _EDITS = r"""s/^( *bind +)[*]?:({ports})$/\1127.0.0.1:\2/
 s#^( *http-request return status 404) .*#\1 content-type application/json file {folder}/404.json#
 s#(return status 50. content-type) text/plain string "([^"]*)"#\1 application/json string '{{"error": "\2"}}'#
 /^frontend http_frontend$/a\
-    # isobatch\
+    # isobatch: a line in a log for each request would take longer than its refusal\
+    no log\
     timeout http-request {request_s}s\
     timeout client {silent_s}s\
 {clients}\

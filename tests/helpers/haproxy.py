@@ -15,10 +15,13 @@ from isobatch.cluster.serving.ports import is_free
 from isobatch.deployments.front.proxy import QUEUED, QUEUED_MS, REQUEST_S
 
 CONFIGURATION = """global
+    log 127.0.0.1:{log} local0 info
     stats socket {folder}/node/admin.sock level admin
     maxconn {connections}
 defaults
     mode http
+    log global
+    option httplog
     timeout connect 5s
     timeout client 3600s
     timeout server 3600s
@@ -46,10 +49,11 @@ def haproxy(
     folder: Path, uses: str = "    use_backend app if is_app", within_s: float | None = None,
     front: int | None = None, queued_ms: int = QUEUED_MS, queued: int = QUEUED, starts: bool = False,
     fronts: Sequence[int] = (), prefix: str = "/app/", connections: int = haproxy_module.MAX_CONNECTIONS,
+    log: int = 514,
 ) -> Iterator[int]:  # fmt: skip
     """HAProxy itself, with a configuration like Ray's; how long it waits, and where many wait, can be told.
 
-    `fronts`: the ports of several fronts, whose health is checked.
+    `fronts`: the ports of several fronts, whose health is checked. `log`: the port to which logs are sent.
     """
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +68,7 @@ def haproxy(
     servers = "\n".join([CHECKS, *lines] if fronts else [f"    server front 127.0.0.1:{front}"])
     config = folder / "node" / "haproxy.cfg"  # as Ray has it: a folder for each node
     config.parent.mkdir(exist_ok=True)
-    places = {"port": port, "servers": servers, "fallback": free_port() if fronts else front}
+    places = {"port": port, "log": log, "servers": servers, "fallback": free_port() if fronts else front}
     config.write_text(CONFIGURATION.format(**places, uses=uses, folder=folder, prefix=prefix, connections=connections))
     subprocess.run([script, "-c", "-f", config], check=True, capture_output=True)  # as Ray does, before it starts it
     with subprocess.Popen([script, "-db", "-f", config], stderr=subprocess.DEVNULL) as process:

@@ -91,6 +91,18 @@ def test_what_haproxy_itself_says_is_json_and_no_500(tmp_path: Path) -> None:
     assert took_s[next(said for said, status in cases.items() if status == 408)] < REQUEST_S / 2
 
 
+def test_requests_are_in_no_log(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as log:
+        log.bind(("127.0.0.1", 0))
+        with haproxy(tmp_path, log=log.getsockname()[1]) as port:
+            for path in ("/app/predict", "/other"):
+                asked(port, path)
+            lines = []
+            while select([log], [], [], 0.2)[0]:
+                lines.append(log.recv(2000))
+        assert not [line for line in lines if b"HTTP/1.1" in line]
+
+
 class Crowd:
     """Clients of a HAProxy before one front, which answers only what the test answers."""
 
