@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from isobatch.optimizer.goals import GOALS, Goal
 from isobatch.profiles.errors import UserError
+from isobatch.profiles.latency import MOST_BATCH
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Objective:
             raise UserError(f"slack = {self.slack} must be at least 0 and less than 1")
         if self.goodput_per_s < 0 or (self.aim.at_given_goodput and self.goodput_per_s == 0):
             raise UserError(f"goodput_per_s = {self.goodput_per_s} must be above 0: which rate must the plan sustain?")
-        if self.max_batch < 1:
-            raise UserError(f"max_batch = {self.max_batch} must be at least 1")
+        if not 1 <= self.max_batch <= MOST_BATCH:
+            raise UserError(f"max_batch = {self.max_batch} must be from 1 to {MOST_BATCH}")
         if self.fixed_batch is not None and self.fixed_batch < 1:
             raise UserError(f"fixed_batch = {self.fixed_batch} must be at least 1")
         if self.cuts is not None and list(self.cuts) != sorted({cut for cut in self.cuts if cut > 0}):

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
+from isobatch.profiles.devices import MOST_DEVICES
 from isobatch.profiles.errors import UserError, first_wrong, json_in, read_text
 from isobatch.profiles.latency import MOST_BATCH
 
 SCHEMA_VERSION = 1
 Thresholds = tuple[tuple[int, float], ...]  # pairs of a block and the threshold of the ramp behind it
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # a misspelt field in a file is an error
-MOST_REPLICAS = 2**20  # of a placement: far beyond what any cluster has
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Placement:
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= MOST_REPLICAS:
-            raise ValueError(f"placement on {self.kind}: replicas = {self.replicas} must be from 1 to {MOST_REPLICAS}")
+        if not 1 <= self.replicas <= MOST_DEVICES:
+            raise ValueError(f"placement on {self.kind}: replicas = {self.replicas} must be from 1 to {MOST_DEVICES}")
         if not self.splits:
             raise ValueError(f"placement on {self.kind}: it needs at least one split")
 

@@ -14,6 +14,7 @@ GBIT = 10**9 / 8
 HOP_S = 0.0018
 # Seconds until a replica that keeps its survivors gets its next order: the front sends it when a launch has ended.
 TURN_S = 0.001
+MOST_DEVICES = 2**20  # of one kind: far beyond what any cluster has
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Device:
     price_per_hour: float  # US dollars for one device
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"device {self.kind!r}: count = {self.count} must be 0 or more")
+        if not 0 <= self.count <= MOST_DEVICES:
+            raise UserError(f"device {self.kind!r}: count = {self.count} must be from 0 to {MOST_DEVICES}")
         if self.memory_bytes <= 0:
             raise ValueError(f"device {self.kind!r}: memory_bytes = {self.memory_bytes} must be positive")
         if not 0 <= self.price_per_hour < inf:

@@ -62,7 +62,7 @@ def locate(checkpoint: str | Path, check_config: Callable[[Path], None] = lambda
     if not (folder / "config.json").is_file():
         raise UserError(f"{checkpoint}: is not a checkpoint: it has no config.json")
     check_config(folder)
-    if not any(folder.glob("*.safetensors")):
+    if not any(path.is_file() and path.name != WEIGHTS for path in folder.glob("*.safetensors")):
         raise UserError(f"{checkpoint}: has no *.safetensors weights; save it with save_pretrained() first")
     check_index(folder)
     return folder

@@ -136,8 +136,17 @@ def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -
         load(text_checkpoint, dtype="int3")
     with pytest.raises(UserError, match="device 'abacus' is not known"):
         load(text_checkpoint, device="abacus")
-    (text_checkpoint / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+    whole = (text_checkpoint / "model.safetensors").read_bytes()
+    for wrong in (b"no tensors", whole[:-9]):
+        (text_checkpoint / "model.safetensors").write_bytes(wrong)
+        with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+            load(text_checkpoint)
+
+
+def test_pickled_weights_and_ramps_alone_are_no_weights(text_checkpoint: Path) -> None:
+    (text_checkpoint / "model.safetensors").rename(text_checkpoint / "ramps.safetensors")
+    torch.save({}, text_checkpoint / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"has no \*.safetensors weights; save it with save_pretrained\(\) first"):
         load(text_checkpoint)
 
 
