@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from experiments.planner.fleets import random_fleet
+from experiments.fleet.divisions import random_fleet
 from isobatch.cluster.controller.arbiter import Arbiter, Standing
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, KindCounts

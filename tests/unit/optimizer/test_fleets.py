@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.planner.fleets import GOALS, best_by_trying, random_fleet, value_on, worth_on
+from experiments.fleet.divisions import GOALS, best_by_trying, random_fleet, value_on, worth_on
 from experiments.planner.settings import BERT_BASE, DISTILBERT
 from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal
 from isobatch.optimizer.fleets.division import divide, equal_shares
