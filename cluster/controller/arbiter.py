@@ -50,6 +50,8 @@ class Standing:
     uses: Budget
     refuses: bool  # inputs, in the last look
     paused: bool = False  # by a person, so that its plan stays
+    arrivals_per_s: float = 0.0  # in the present window, as the next
+    goodput_per_s: float = 0.0
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -68,6 +70,8 @@ class Standing:
             uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
             refuses=window.latest is not None and is_refusing(window.latest),
             paused=controller.record.paused,
+            arrivals_per_s=observed.arrivals_per_s,
+            goodput_per_s=observed.goodput_per_s,
         )
 
 

@@ -12,7 +12,6 @@ ends, so that an interrupted run goes on with the next part.
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,8 +28,7 @@ from experiments.fleet.divisions import GOALS, LARGE, divides_best, large_fleet
 from experiments.fleet.suite import APPLICATIONS, FleetLoad, arbiter_config, fluid_over_divided, member
 from experiments.planner.run import timed
 from experiments.shared.kept_parts import kept_part
-from isobatch.cluster.controller.arbiter import Arbiter, Budget, FleetDecision, Grant, Standing
-from isobatch.cluster.controller.config import ArbiterConfig, Patience
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.rehearsal import replan_fleet
 from isobatch.optimizer.fleets.division import divide
 
@@ -140,33 +138,16 @@ def _move() -> Figures:
         return {each.attrib["name"]: float(each.attrib["value"]) for each in noted}
 
 
-class TimedArbiter(Arbiter):
-    """An arbiter that measures its own processor time, and keeps every decision."""
-
-    def __init__(self, config: ArbiterConfig) -> None:
-        super().__init__(config)
-        self.every, self.took_s = list[FleetDecision](), 0.0
-
-    def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
-        before, began_s = self.decisions[-1:], time.process_time()
-        grants = super().look(standings, present, now_s)
-        if self.decisions[-1:] != before:
-            self.took_s += time.process_time() - began_s
-            self.every.append(self.decisions[-1])
-        return grants
-
-
 def played_fleet(load: FleetLoad, arbitrated: bool) -> FleetRun:
     """One run of the fleet. Without an arbiter, each application keeps its own devices."""
-    arbiter = TimedArbiter(arbiter_config()) if arbitrated else None
+    arbiter = Arbiter(arbiter_config()) if arbitrated else None
     members = {name: member(name, load) for name in APPLICATIONS}
-    runs = replan_fleet(members, load.seconds, arbiter, patience=Patience(), progress=_progress(load))
-    good, arrived = ({name: getattr(run.report, field) for name, run in runs.items()} for field in ("good", "arrived"))
-    every = arbiter.every if arbiter else []
-    moves = [decision for decision in every if decision.budgets is not None]
-    for decision in moves:
+    fleet = replan_fleet(members, load.seconds, arbiter, progress=_progress(load))
+    reports = {name: run.report for name, run in fleet.applications.items()}
+    good, arrived = ({name: getattr(each, field) for name, each in reports.items()} for field in ("good", "arrived"))
+    for decision in fleet.moves:
         console.print(f"{load}, {decision.at_s:.0f} s: {decision.why}")
-    return FleetRun(good, arrived, len(moves), len(every), arbiter.took_s if arbiter else 0.0)
+    return FleetRun(good, arrived, len(fleet.moves), len(fleet.decisions), fleet.decide_s)
 
 
 def _progress(load: FleetLoad) -> Callable[[float], None]:
