@@ -50,6 +50,7 @@ class Standing:
     uses: Budget
     refuses: bool  # inputs, in the last look
     paused: bool = False  # by a person, so that its plan stays
+    start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
 
@@ -70,6 +71,7 @@ class Standing:
             uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
             refuses=window.latest is not None and is_refusing(window.latest),
             paused=controller.record.paused,
+            start_s=known.record.start_s,
             arrivals_per_s=observed.arrivals_per_s,
             goodput_per_s=observed.goodput_per_s,
         )
@@ -196,7 +198,12 @@ class _Asked:
         asks = [_asks(each, standings[each.name], devices) for each in config.applications if each.name in standings]
         counts = tuple(each.count for each in devices)
         able = [(each, most) for each in part_plans(asks, devices) if (most := each.goodput_per_s(counts))]
-        return cls(config, devices, [_asking(each, LEAST_ASKED * most) for each, most in able])
+        plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
+        starts_s = [standings[each.application.name].start_s for each in plans]
+        shares = [min(1.0, start_s / config.replan_every_s) for start_s in starts_s]
+        return cls(
+            config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
+        )
 
     def better(self, held: Mapping[str, Budget]) -> tuple[dict[str, Budget], str] | None:
         """The budgets of a division that is worth its changes, and why; None: the present one stays."""
@@ -204,7 +211,9 @@ class _Asked:
         present = self._parts(held)
         known = [parts for parts in (present, own) if self._fits(parts)]
         for goal, relaxed in self._tries():
-            plans = self._with_needs(own, relaxed)
+            plans = [
+                replace(each, held=part) for each, part in zip(self._with_needs(own, relaxed), present, strict=True)
+            ]
             try:
                 after = best_division(plans, self.devices, goal, known=known).parts
             except UserError:
@@ -287,7 +296,9 @@ def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[Ki
         if worth is None:
             return None
         worths.append(
-            worth if goal == "cost" else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part)), 0.0)
+            worth
+            if goal == "cost"
+            else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part) * each.running_share(part)), 0.0)
         )
     return value_of(goal, worths)[0]
 

@@ -71,12 +71,15 @@ class PartPlans:
     """The best plans of one application on parts of the fleet, by the planner. Each part is planned once.
 
     Devices cost money whether or not a plan uses them: the least cost of a goodput is that of the cheapest part that
-    sustains it.
+    sustains it. `held`: the devices that the application has now; None: nothing runs yet. Other devices answer nothing
+    for the share `lost_share` of the time, while replicas start on them.
     """
 
     application: FleetApplication
     devices: Sequence[Device]
     gap: float
+    held: KindCounts | None = None
+    lost_share: float = 0.0
     _known: dict[KindCounts, float] = field(default_factory=dict)
 
     def goodput_per_s(self, counts: KindCounts) -> float:
@@ -95,7 +98,14 @@ class PartPlans:
         if goodput_per_s < self.application.needed_per_s(goal) * (1 - SAME):
             return None
         dollars = sum(each.price_per_hour * each.count for each in self._part(counts).values())
-        return self.application.worth(goal, goodput_per_s, dollars)
+        return self.application.worth(goal, goodput_per_s * self.running_share(counts), dollars)
+
+    def running_share(self, counts: KindCounts) -> float:
+        """The share of the goodput on these devices that remains if replicas must start on some of them."""
+        if self.held is None or not any(counts):
+            return 1.0
+        gained = sum(max(0, count - has) for count, has in zip(counts, self.held, strict=True))
+        return 1 - self.lost_share * gained / sum(counts)
 
     def check_any(self, counts: KindCounts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""

@@ -178,7 +178,12 @@ def _near(
     plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal, known: Sequence[tuple[KindCounts, ...]]
 ) -> Division:
     applications = [each.application for each in plans]
-    program = DivisionProgram(applications, goal, devices, [Worths.of(each, devices, NEAR) for each in applications])
+    held = [each.held for each in plans if each.held is not None]
+    worths, lost_share = (
+        [Worths.of(each, devices, NEAR) for each in applications],
+        max(each.lost_share for each in plans),
+    )
+    program = DivisionProgram(applications, goal, devices, worths, held, lost_share)
     bound = program.bound()
     if bound is None:
         raise UserError(_missing(applications, goal, program.most_per_s))

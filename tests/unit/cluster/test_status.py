@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.status import ask, sparkline, tables
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
-from isobatch.cluster.controller.fleet_service import FleetService
 from isobatch.cluster.controller.memory import Earlier
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig
@@ -314,14 +313,15 @@ def test_a_decoder_is_shown_without_a_controller_and_with_one(toy: Toy, url: str
     assert "the plan stays as it is" not in said.getvalue()
 
 
-class Led(FleetService):
-    """Its loop does nothing by itself: the test says what controllers answer."""
-
-    async def run(self) -> None:
-        pass
-
-
 def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> None:
+    from isobatch.cluster.controller.fleet_service import FleetService
+
+    class Led(FleetService):
+        """Its loop does nothing by itself: the test says what controllers answer."""
+
+        async def run(self) -> None:
+            pass
+
     run(toy.app, toy.loop, 400)
     half = {"v100": 2}
     standing = replace(asyncio.run(toy.loop.standing()), budget=half, uses=half)
