@@ -107,6 +107,7 @@ class Arbiter:
     budgets: dict[str, Budget] = field(default_factory=dict)  # by application, as far as they are known
     _uses: dict[str, Budget] = field(default_factory=dict)  # the devices that each used when it answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
+    _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _why: str = ""
     _decided_s: float | None = None
     _refusing: frozenset[str] = frozenset()  # the applications that refused inputs at the last decision
@@ -162,7 +163,8 @@ class Arbiter:
         """
         held = {name: self._aims[name] if name in standings else has for name, has in self.budgets.items()}
         absent = [_both(max, has, self._uses[name]) for name, has in held.items() if name not in standings]
-        asked = _Asked.of(self.config, standings, _without(present, absent))
+        asked = _Asked.of(self.config, standings, _without(present, absent), self._plans)
+        self._plans |= {each.application.name: each for each in asked.plans}
         able = {each.application.name: standings[each.application.name] for each in asked.plans}
         return (held, asked) if len(able) == len(standings) else self._asked(able, present)
 
@@ -192,12 +194,16 @@ class _Asked:
     plans: Sequence[PartPlans]
 
     @classmethod
-    def of(cls, config: ArbiterConfig, standings: Mapping[str, Standing], present: Budget) -> "_Asked":
+    def of(
+        cls, config: ArbiterConfig, standings: Mapping[str, Standing], present: Budget, before: Mapping[str, PartPlans]
+    ) -> "_Asked":
+        """`before`: the plans of the decision before, by application."""
         kinds = {device.kind: device for each in standings.values() for device in each.facts.devices}
         devices = [replace(kinds[kind], count=count) for kind, count in present.items() if count > 0 and kind in kinds]
         asks = [_asks(each, standings[each.name], devices) for each in config.applications if each.name in standings]
         counts = tuple(each.count for each in devices)
-        able = [(each, most) for each in part_plans(asks, devices) if (most := each.goodput_per_s(counts))]
+        known = [each.knowing(before.get(each.application.name)) for each in part_plans(asks, devices)]
+        able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
         plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
         starts_s = [standings[each.application.name].start_s for each in plans]
         shares = [min(1.0, start_s / config.replan_every_s) for start_s in starts_s]

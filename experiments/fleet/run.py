@@ -32,7 +32,7 @@ from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.rehearsal import replan_fleet
 from isobatch.optimizer.fleets.division import divide
 
-PERCENTS = (50, 75, 100)  # of what the devices of each application sustain, on average
+PERCENTS = (50, 100)  # of what the devices of each application sustain, on average
 FLOOD, FLOOD_TIMES = "base_azure", 10.0
 FLOOD_PERCENT = 50
 PROBLEMS = 200
@@ -54,7 +54,7 @@ class FleetRun:
 
 
 def measure(
-    parts: str = "shared,brute,plans,move", hours: float = 1.0, percents: str = ",".join(map(str, PERCENTS)),
+    parts: str = "shared,brute,plans,move", hours: float = 0.25, percents: str = ",".join(map(str, PERCENTS)),
     problems: int = PROBLEMS, again: int = 0,
 ) -> Figures:  # fmt: skip
     """`percents`: the mean load, of what each application's devices sustain. `problems`: against brute force.

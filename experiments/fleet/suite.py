@@ -25,7 +25,7 @@ from isobatch.profiles.devices import fleet
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 
-DEVICES = "v100=8,p100=8,k80=8"
+DEVICES = "v100=4,p100=8,k80=12"
 AZURE, TWITTER = "arrivals/azure_functions/invitro_1000_inv.csv", "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 MAX_BATCH, GAP = 32, 0.03
 DAY_S, HOUR_S = 86_400, 3600.0

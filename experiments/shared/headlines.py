@@ -254,10 +254,9 @@ HEADLINES = {
             "fleet", "shared_over_divided", "answers in time: arbiter over devices divided once, mean of loads", 1.3
         ),
         Headline("fleet", "fluid_over_divided", "the same by arithmetic, if devices moved at once"),
-        Headline("fleet", "shared_over_divided_50", "the same, a mean load of 50 %"),
-        Headline("fleet", "shared_over_divided_75", "the same, 75 %"),
-        Headline("fleet", "shared_over_divided_100", "the same, 100 %"),
-        Headline("fleet", "worst_application_75", "the same for the application that gains least, 75 %"),
+        Headline("fleet", "shared_over_divided_50", "arbiter over devices divided once, a mean load of 50 %"),
+        Headline("fleet", "worst_application_50", "the same for the application that gains least, 50 %"),
+        Headline("fleet", "shared_over_divided_100", "the same for all, 100 %"),
         Headline(
             "fleet",
             "flooded_neighbour_kept",
@@ -270,7 +269,7 @@ HEADLINES = {
         Headline("fleet", "gap_goodput_50_on_1000", "gap of that division to the best one, at most"),
         Headline("fleet", "gap_fairness_50_on_1000", "the same for the goal fairness"),
         Headline("fleet", "divisions_mismatches", "divisions that are not the best of all", 0, True),
-        Headline("fleet", "s_per_division_75", "a decision of the arbiter, 24 devices of three kinds (s)"),
+        Headline("fleet", "s_per_division_50", "a decision of the arbiter, 24 devices of three kinds (s)"),
         Headline("fleet", "move_s", "live: from a decision until the other application uses the device (s)", 5, True),
     ),
     "The controller against plans that stay": (

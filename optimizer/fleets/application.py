@@ -82,6 +82,15 @@ class PartPlans:
     lost_share: float = 0.0
     _known: dict[KindCounts, float] = field(default_factory=dict)
 
+    def knowing(self, before: "PartPlans | None") -> "PartPlans":
+        """The same, with the plans that were made before, if nothing but rates, needs and held devices has changed."""
+        return replace(self, _known=before._known) if before and before._planned == self._planned else self
+
+    @property
+    def _planned(self) -> tuple[object, ...]:
+        asks = self.application
+        return asks.facts, asks.objective, asks.kept, list(self.devices), self.gap
+
     def goodput_per_s(self, counts: KindCounts) -> float:
         facts, has = self.application.facts, self._part(counts)
         here = [has[each.kind] for each in facts.devices if has[each.kind].count]

@@ -188,8 +188,7 @@ def _near(
     if bound is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
     best: tuple[tuple[float, ...], tuple[KindCounts, ...]] | None = None
-    equal = equal_shares(tuple(each.count for each in devices), len(applications))
-    first = [equal, *known]
+    first = known or [equal_shares(tuple(each.count for each in devices), len(applications))]
     for tried, parts in enumerate(chain(first, _proposals(plans, program))):
         if best and tried >= len(first) + ENOUGH_ROUNDS:
             break

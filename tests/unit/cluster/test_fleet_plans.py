@@ -175,7 +175,8 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
     Path("bursts.csv").write_text("second,count\n0,10\n1,30\n")
     asked = ("simulate", "--config", "serve.yaml", "--hours", "0.003", "--load")
     for options in ((), ("--replan",)):
-        result = CliRunner().invoke(app, [*asked, "queries=200@bursts.csv", "--rate", "100", *options])
+        loads = "queries=200@bursts.csv", "--rate", "100"
+        result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*asked, *loads, *options])
         assert result.exit_code == 0, result.output
         rows = re.findall(r"│ (\w+) .*?│ +([\d,]+) │ +[\d,]+ │ +[\d.]+%", result.stdout)
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
