@@ -18,38 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from isobatch.optimizer.effort import Bools, Floats
-from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
-from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.spread import merged_by_kind
-from isobatch.optimizer.search.exact import search
+from isobatch.optimizer.effort import Floats
+from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts, Worths
 from isobatch.profiles.devices import Device
 
 NODES = 300  # of the search for whole numbers: a limit in nodes gives the same answer on every machine
 WHOLE_GAP = 1e-3  # of that search
 INFEASIBLE = 2  # the status of scipy's `milp`
 LEVEL = 1e-3  # for fairness, the weight of all goodputs beside the smallest one
-
-
-@dataclass(frozen=True)
-class Worths:
-    """Rows of the most goodput that a device of each kind adds, and the kinds that sustain something by themselves."""
-
-    rows: Floats
-    able: Bools
-
-    @classmethod
-    def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
-        facts, limits = merged_by_kind(application.facts), application.objective.for_most_goodput
-        plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
-        alone = np.array(
-            [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
-        )
-        rows = np.array(Ceiling(facts, limits, alone).worths())
-        columns, first = [each.kind for each in facts.devices], application.facts.first_names
-        of_fleet = [columns.index(first[each.kind]) if each.kind in first else -1 for each in devices]
-        here = np.array(of_fleet) >= 0
-        return cls(application.kept * rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
 
 
 @dataclass(frozen=True)

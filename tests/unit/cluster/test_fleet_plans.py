@@ -178,7 +178,7 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
         loads = "queries=200@bursts.csv", "--rate", "100"
         result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*asked, *loads, *options])
         assert result.exit_code == 0, result.output
-        rows = re.findall(r"│ (\w+) .*?│ +([\d,]+) │ +[\d,]+ │ +[\d.]+%", result.stdout)
+        rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", result.stdout)
         arrived = {name: int(count.replace(",", "")) for name, count in rows}
         assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(3240, rel=0.2)
         assert ("devices moved" in result.stdout) == bool(options)
