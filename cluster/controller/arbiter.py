@@ -206,7 +206,7 @@ class _Asked:
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
         plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
         starts_s = [standings[each.application.name].start_s for each in plans]
-        shares = [min(1.0, start_s / config.replan_every_s) for start_s in starts_s]
+        shares = [min(1.0, start_s / config.replan_every_s * EARLY) for start_s in starts_s]
         return cls(
             config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
         )
@@ -225,7 +225,7 @@ class _Asked:
             except UserError:
                 continue
             was, now = (
-                _asked_value(plans, goal, present) if present in known else None,
+                _asked_value([_without_reserve(each) for each in plans], goal, present) if present in known else None,
                 _asked_value(plans, goal, after),
             )
             assert now is not None, "This is a bug: a division gives each application what it needs."
@@ -287,6 +287,12 @@ def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> 
         terms.name, facts, standing.objective, terms.weight, standing.expected_per_s, terms.least_per_s, terms.priority,
         standing.kept,
     )  # fmt: skip
+
+
+def _without_reserve(plans: PartPlans) -> PartPlans:
+    """An application that lacks no more than its reserve has what it needs, so that devices do not always move."""
+    asks = plans.application
+    return replace(plans, application=replace(asks, least_per_s=asks.least_per_s / (1 + RESERVE)))
 
 
 def _asking(plans: PartPlans, least_per_s: float) -> PartPlans:

@@ -18,6 +18,8 @@ from isobatch.profiles.devices import Device
 
 WINDOW_S = 120.0
 GAIN = 0.03
+HOLD_S = WINDOW_S / 4  # the time until devices are divided again while inputs are refused
+RESERVE = 0.1  # of rates and needs
 LEAST_ASKED = 0.01  # of what all devices sustain
 CLOSE = 1e-9
 Parts = tuple[KindCounts, ...]
@@ -116,7 +118,8 @@ def agrees(seed: int) -> bool:
     best = max(value(parts, BEYOND) for parts in allowed)
     asked = max(value(parts, 0.0) for parts in allowed if value(parts, BEYOND) >= best - CLOSE)
     before = value(fleet.present, 0.0)
-    stays = fleet.present in allowed and asked - before < GAIN * before
+    enough = [need / (1 + RESERVE) for need in needs]  # an application that lacks its reserve only takes no devices
+    stays = fleet.present in divisions and _has(tables, fleet.present, enough) and asked - before < GAIN * before
     decided = fleet.decided()
     if stays:
         return decided == fleet.present
@@ -173,12 +176,12 @@ def _value(
 ) -> float:  # fmt: skip
     """The weighted goodput of a division, where goodput that nobody asks for counts as the share `beyond`.
 
-    Devices that change hands answer nothing until their replicas have started, of the time until the next decision.
+    Devices that change hands answer nothing until their replicas have started.
     """
     value = 0.0
     for each, table, part, present in zip(asks, tables, parts, fleet.present, strict=True):
         gained = sum(count - has for count, has in zip(part, present, strict=True) if count > has)
-        sustained = table[part] * (1 - fleet.start_s / WINDOW_S * gained / max(1, sum(part)))
+        sustained = table[part] * (1 - min(1.0, fleet.start_s / HOLD_S) * gained / max(1, sum(part)))
         asked = min(sustained, each.rate_per_s or 0.0)
         value += each.weight * (asked + beyond * (sustained - asked))
     return value
