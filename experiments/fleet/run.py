@@ -65,7 +65,7 @@ def measure(
     measures: dict[str, Callable[[], Figures]] = {}
     if "shared" in wanted:
         measures |= {f"shared_{load.percent}": partial(_shared, load) for load in loads}
-    others = {"brute": partial(_brute, problems), "plans": _plans, "move": _move}
+    others: dict[str, Callable[[], Figures]] = {"brute": partial(_brute, problems), "plans": _plans, "move": _move}
     measures |= {name: part for name, part in others.items() if name in wanted}
     figures = Figures()
     for name, part in measures.items():
