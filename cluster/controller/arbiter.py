@@ -206,7 +206,7 @@ class _Asked:
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
         plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
         starts_s = [standings[each.application.name].start_s for each in plans]
-        shares = [min(1.0, start_s / config.replan_every_s * EARLY) for start_s in starts_s]
+        shares = [min(1.0, start_s / config.replan_every_s) for start_s in starts_s]
         return cls(
             config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
         )

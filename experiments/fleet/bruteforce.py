@@ -18,7 +18,6 @@ from isobatch.profiles.devices import Device
 
 WINDOW_S = 120.0
 GAIN = 0.03
-HOLD_S = WINDOW_S / 4  # the time until devices are divided again while inputs are refused
 RESERVE = 0.1  # of rates and needs
 LEAST_ASKED = 0.01  # of what all devices sustain
 CLOSE = 1e-9
@@ -181,7 +180,7 @@ def _value(
     value = 0.0
     for each, table, part, present in zip(asks, tables, parts, fleet.present, strict=True):
         gained = sum(count - has for count, has in zip(part, present, strict=True) if count > has)
-        sustained = table[part] * (1 - min(1.0, fleet.start_s / HOLD_S) * gained / max(1, sum(part)))
+        sustained = table[part] * (1 - min(1.0, fleet.start_s / WINDOW_S) * gained / max(1, sum(part)))
         asked = min(sustained, each.rate_per_s or 0.0)
         value += each.weight * (asked + beyond * (sustained - asked))
     return value
