@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Annotated
 
 from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
+from isobatch.profiles.errors import UserError
+
+OF_ONE = ("plan", "exits", "lengths", "slow", "gone")  # options that say nothing of several applications
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions(ArrivalOptions):
     config: Annotated[Path, "A Serve file whose args: name a plan and a profile, or a decoder's directory."]
-    application: Annotated[str | None, "The name of the application, where the file has several."] = None
+    application: Annotated[str | None, "One of several, by its name. None: all of a fleet together."] = None
     plan: Annotated[Path | None, "The plan, where the file names none."] = None
     hours: Annotated[float, "How long, in simulated time."] = 0.1
 
@@ -39,7 +42,11 @@ class ClassifierSimulationOptions(CommonOptions):
         list[str] | None, "A replica that is away for a time, as REPLICA=FROM-UNTIL in seconds. Repeatable."
     ] = None
     failures: Annotated[float, "Share of launches that fail."] = 0.0
-    replan: Annotated[bool, "Let the controller re-plan every two minutes."] = False
+    replan: Annotated[bool, "Let the controller re-plan every two minutes, and a fleet's arbiter move devices."] = False
+    load: Annotated[
+        list[str] | None,
+        "Of a fleet: an application and its inputs per second, as NAME=RATE or NAME=RATE@TRACE. Repeatable.",
+    ] = None
     host: Annotated[Path | None, "What serving costs beside the devices: host.json of make bench-fidelity."] = None
     out: Annotated[Path, "The picture."] = Path("simulation.png")
 
@@ -56,16 +63,25 @@ def simulate(given: GivenOptions) -> None:
     """Simulate goodput, latency and cost of a plan under a load, hours in seconds.
 
     Example: [bold]isobatch simulate --config serve.yaml --rate 2000 --hours 1[/]
+
+    Applications that `isobatch plan fleet.yaml` put on one fleet run side by side, with --replan under their arbiter.
     """
-    from isobatch.cluster.commands import check_writable, simulate_run
-    from isobatch.cluster.serving.serve_file import decoders, only, serve_file
+    from isobatch.cluster.commands import check_writable, simulate_fleet, simulate_run
+    from isobatch.cluster.serving.serve_file import arbiters, decoders, only, serve_file
 
     check_writable(given.values["out"])
     plan = given.values["plan"]
     content = serve_file(given.values["config"], {"plan": str(plan.resolve())} if plan else {})
     if name := given.values["application"]:
         content = only(name, content)
-    if applications := decoders(content):
+    fleets = arbiters(content)
+    if given.values["load"] and not fleets:
+        raise UserError("--load is for the applications of a fleet together: give --rate for one application")
+    if fleets:
+        refusal = "is for one application: give its name with --application"
+        options = given.only(ClassifierSimulationOptions, refusal, OF_ONE)
+        simulate_fleet.rehearse_fleet(options, content, fleets[0])
+    elif applications := decoders(content):
         refusal = "is for classifiers: texts of a decoder are simulated without it"
         simulate_run.rehearse_texts(given.only(DecoderSimulationOptions, refusal), applications)
     else:

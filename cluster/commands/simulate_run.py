@@ -51,7 +51,7 @@ def slow_of(written: Sequence[str]) -> dict[str, float]:
     >>> slow_of(["v100/3=2.5"])
     {'v100/3': 2.5}
     """
-    parts = (_parts(option, f"(.+?)={NUMBER}", "REPLICA=TIMES, as in v100/3=2") for option in written)
+    parts = (parts_of(option, f"(.+?)={NUMBER}", "REPLICA=TIMES, as in v100/3=2") for option in written)
     return {replica: float(times) for replica, times in parts}
 
 
@@ -61,7 +61,7 @@ def outages_of(written: Sequence[str]) -> tuple[Outage, ...]:
     (Outage(replica='v100/3', from_s=60.0, until_s=90.0),)
     """
     shape = "REPLICA=FROM-UNTIL in seconds, as in v100/3=60-90"
-    parts = (_parts(option, f"(.+?)={NUMBER}-{NUMBER}", shape) for option in written)
+    parts = (parts_of(option, f"(.+?)={NUMBER}-{NUMBER}", shape) for option in written)
     return tuple(Outage(replica, float(from_s), float(until_s)) for replica, from_s, until_s in parts)
 
 
@@ -71,14 +71,14 @@ def shares_of(option: str) -> tuple[tuple[float, float], ...]:
     ((0.0, 0.8), (600.0, 0.2))
     """
     shape = "SECONDS:SHARE,..., as in 0:0.8,600:0.2"
-    parts = (_parts(part.strip(), f"{NUMBER}:{NUMBER}", shape) for part in option.split(","))
+    parts = (parts_of(part.strip(), f"{NUMBER}:{NUMBER}", shape) for part in option.split(","))
     shares = tuple((float(at_s), float(share)) for at_s, share in parts)
     if [at_s for at_s, _ in shares] != sorted({at_s for at_s, _ in shares}):
         raise UserError(f"{option!r}: the seconds of a mix must ascend")
     return shares
 
 
-def _parts(option: str, pattern: str, shape: str) -> tuple[str, ...]:
+def parts_of(option: str, pattern: str, shape: str) -> tuple[str, ...]:
     match = re.fullmatch(pattern, option, re.IGNORECASE)
     if match is None:
         raise UserError(f"{option!r} must look like {shape}")
@@ -109,6 +109,12 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
 
 
+def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:
+    """The world with the troubles and the host of a command's options."""
+    troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
+    return world_of(config, troubles, read_model(options.host, HostCosts) if options.host else None)
+
+
 def controlled_world(
     config: AppConfig, controller: ControllerConfig, world: World
 ) -> tuple[World, ClassifierPlanningProblem]:
@@ -120,11 +126,11 @@ def controlled_world(
 
 def run(world: World, load: "ClassifierSimulationOptions") -> Report:
     """Simulate with a progress bar over simulated time."""
-    with _progress(load.seconds) as progress:
-        return simulate(world, _inputs(world, load), load.seconds, load.seed, progress)
+    with progress_bar(load.seconds) as progress:
+        return simulate(world, inputs_of(world, load), load.seconds, load.seed, progress)
 
 
-def _inputs(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk]:
+def inputs_of(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chunk]:
     """Chunks of arrivals, with the tokens of each input where a file gives them."""
     if not load.lengths:
         return _arrivals(world, load)
@@ -156,7 +162,7 @@ def decisions(replanned: Replanned) -> Table:
 
 
 @contextmanager
-def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
+def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
     """A bar over simulated time; the function that it yields moves it."""
     with Progress(transient=True) as bar:
         task = bar.add_task("simulating", total=seconds)
@@ -168,9 +174,8 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
     application = _only(classifiers(content), "applications of isobatch")
     if options.mix and options.exits:
         raise UserError("--mix and --exits both say how hard inputs are: give one of them")
-    troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
     app_config = checked(AppConfig, application["args"])
-    world = world_of(app_config, troubles, read_model(options.host, HostCosts) if options.host else None)
+    world = world_for(app_config, options)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()
     if options.trace_text:
         console.print(options.trace_text, highlight=False)
@@ -178,8 +183,8 @@ def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) 
         arguments = next((each.get("args") or {} for each in controllers(content)), {})
         alone = arguments | {"shared": {}}  # no arbiter gives it other devices
         world, problem = controlled_world(app_config, ControllerConfig.model_validate(alone), world)
-        with _progress(options.seconds) as progress:
-            inputs = _inputs(world, options)
+        with progress_bar(options.seconds) as progress:
+            inputs = inputs_of(world, options)
             replanned = replan(world, problem, inputs, options.seconds, seed=options.seed, progress=progress)
         report, changes_s = replanned.report, [event.at_s for event in replanned.changes]
         console.print(decisions(replanned))

@@ -37,7 +37,9 @@ Stats = dict[str, Any]
 
 
 def status(
-    url: Annotated[str, typer.Argument(help="Address of the application.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Argument(help="Address of the application, or of a fleet's arbiter.")
+    ] = "http://127.0.0.1:8000",
     watch: Annotated[bool, "Update the display until Ctrl-C."] = False,
     pause: Annotated[bool, "Let the controller change nothing from now on."] = False,
     resume: Annotated[bool, "Let the controller change plans again."] = False,
@@ -68,11 +70,13 @@ def status(
     while True:
         answer = ask(f"{base}/status", api_key_variable)
         stats = None if as_json and answer else _stats(server, api_key_variable)
-        if answer is None and (as_json or stats is None):
+        fleet = None if answer or stats else ask(f"{server}/status", api_key_variable)
+        if not fleet and answer is None and (as_json or stats is None):
             raise _no_controller_error(base, stats)
         if watch:
             console.clear()
-        console.print_json(json.dumps(answer)) if as_json else console.print(tables(answer, stats, last, earlier))
+        shown = fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last, earlier)
+        console.print_json(json.dumps(fleet or answer)) if as_json else console.print(shown)
         if not watch:
             return
         last = stats
@@ -132,6 +136,19 @@ def tables(
     drawn = [texts_table(stats) if writes_texts else picture(stats, last, expected)] if stats else []
     previous = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
     return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *previous)
+
+
+def fleet_tables(answer: dict[str, Any], now_s: float) -> Group:
+    """The devices and the goodput of each application of a fleet, and why devices moved, the latest first."""
+    table = Table("application", "devices", "in time", "arrive", "expected", "", title="fleet", title_justify="left")
+    for name, each in answer["applications"].items():
+        devices = ", ".join(f"{count} {kind}" for kind, count in each["devices"].items() if count)
+        per_s = (_number(each[figure]) for figure in ("goodput_per_s", "arrivals_per_s", "expected_per_s"))
+        table.add_row(name, devices or "none", *per_s, each["state"])
+    decided = Table("", "why", title="last decisions", title_justify="left")
+    for why, run in groupby(answer["decisions"][::-1], key=lambda each: str(each["why"])):
+        decided.add_row(_at(next(run)["at_s"], now_s), why)
+    return Group(table, decided)
 
 
 def _without_controller(stats: Stats) -> Table:

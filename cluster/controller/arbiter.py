@@ -50,6 +50,9 @@ class Standing:
     uses: Budget
     refuses: bool  # inputs, in the last look
     paused: bool = False  # by a person, so that its plan stays
+    start_s: float = 0.0  # that a replica takes to start
+    arrivals_per_s: float = 0.0  # in the present window, as the next
+    goodput_per_s: float = 0.0
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -68,6 +71,9 @@ class Standing:
             uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
             refuses=window.latest is not None and is_refusing(window.latest),
             paused=controller.record.paused,
+            start_s=known.record.start_s,
+            arrivals_per_s=observed.arrivals_per_s,
+            goodput_per_s=observed.goodput_per_s,
         )
 
 
@@ -101,6 +107,7 @@ class Arbiter:
     budgets: dict[str, Budget] = field(default_factory=dict)  # by application, as far as they are known
     _uses: dict[str, Budget] = field(default_factory=dict)  # the devices that each used when it answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
+    _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _why: str = ""
     _decided_s: float | None = None
     _refusing: frozenset[str] = frozenset()  # the applications that refused inputs at the last decision
@@ -156,7 +163,8 @@ class Arbiter:
         """
         held = {name: self._aims[name] if name in standings else has for name, has in self.budgets.items()}
         absent = [_both(max, has, self._uses[name]) for name, has in held.items() if name not in standings]
-        asked = _Asked.of(self.config, standings, _without(present, absent))
+        asked = _Asked.of(self.config, standings, _without(present, absent), self._plans)
+        self._plans |= {each.application.name: each for each in asked.plans}
         able = {each.application.name: standings[each.application.name] for each in asked.plans}
         return (held, asked) if len(able) == len(standings) else self._asked(able, present)
 
@@ -186,13 +194,22 @@ class _Asked:
     plans: Sequence[PartPlans]
 
     @classmethod
-    def of(cls, config: ArbiterConfig, standings: Mapping[str, Standing], present: Budget) -> "_Asked":
+    def of(
+        cls, config: ArbiterConfig, standings: Mapping[str, Standing], present: Budget, before: Mapping[str, PartPlans]
+    ) -> "_Asked":
+        """`before`: the plans of the decision before, by application."""
         kinds = {device.kind: device for each in standings.values() for device in each.facts.devices}
         devices = [replace(kinds[kind], count=count) for kind, count in present.items() if count > 0 and kind in kinds]
         asks = [_asks(each, standings[each.name], devices) for each in config.applications if each.name in standings]
         counts = tuple(each.count for each in devices)
-        able = [(each, most) for each in part_plans(asks, devices) if (most := each.goodput_per_s(counts))]
-        return cls(config, devices, [_asking(each, LEAST_ASKED * most) for each, most in able])
+        known = [each.knowing(before.get(each.application.name)) for each in part_plans(asks, devices)]
+        able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
+        plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
+        starts_s = [standings[each.application.name].start_s for each in plans]
+        shares = [min(1.0, start_s / config.replan_every_s) for start_s in starts_s]
+        return cls(
+            config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
+        )
 
     def better(self, held: Mapping[str, Budget]) -> tuple[dict[str, Budget], str] | None:
         """The budgets of a division that is worth its changes, and why; None: the present one stays."""
@@ -200,13 +217,15 @@ class _Asked:
         present = self._parts(held)
         known = [parts for parts in (present, own) if self._fits(parts)]
         for goal, relaxed in self._tries():
-            plans = self._with_needs(own, relaxed)
+            plans = [
+                replace(each, held=part) for each, part in zip(self._with_needs(own, relaxed), present, strict=True)
+            ]
             try:
                 after = best_division(plans, self.devices, goal, known=known).parts
             except UserError:
                 continue
             was, now = (
-                _asked_value(plans, goal, present) if present in known else None,
+                _asked_value([_without_reserve(each) for each in plans], goal, present) if present in known else None,
                 _asked_value(plans, goal, after),
             )
             assert now is not None, "This is a bug: a division gives each application what it needs."
@@ -270,6 +289,12 @@ def _asks(terms: MemberTerms, standing: Standing, devices: Sequence[Device]) -> 
     )  # fmt: skip
 
 
+def _without_reserve(plans: PartPlans) -> PartPlans:
+    """An application that lacks no more than its reserve has what it needs, so that devices do not always move."""
+    asks = plans.application
+    return replace(plans, application=replace(asks, least_per_s=asks.least_per_s / (1 + RESERVE)))
+
+
 def _asking(plans: PartPlans, least_per_s: float) -> PartPlans:
     asks = plans.application
     return replace(plans, application=replace(asks, rate_per_s=max(asks.rate_per_s or 0.0, least_per_s)))
@@ -283,7 +308,9 @@ def _asked_value(plans: Sequence[PartPlans], goal: FleetGoal, parts: Sequence[Ki
         if worth is None:
             return None
         worths.append(
-            worth if goal == "cost" else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part)), 0.0)
+            worth
+            if goal == "cost"
+            else asks.worth(goal, min(asks.rate_per_s or 0.0, each.goodput_per_s(part) * each.running_share(part)), 0.0)
         )
     return value_of(goal, worths)[0]
 

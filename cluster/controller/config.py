@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from isobatch.deployments.named import HostName, LogFormat
 from isobatch.optimizer.fleets.application import SOMETHING, FleetGoal
@@ -86,7 +86,7 @@ class ShareTerms(BaseModel):
 class MemberTerms(ShareTerms):
     """An application that runs in a fleet."""
 
-    devices: dict[str, int] = Field(description="Its own devices: those of its plan, as KIND: COUNT.")
+    devices: dict[str, NonNegativeInt] = Field(description="Its own devices: those of its plan, as KIND: COUNT.")
     controller: str = Field(description="The name of the application that is its controller.")
 
 
@@ -108,6 +108,18 @@ class ArbiterConfig(BaseModel):
     allowed_hosts: tuple[HostName, ...] = Field(
         (), description="Names by which clients reach this server, besides addresses and local names."
     )
+
+    @model_validator(mode="after")
+    def _devices_suffice(self) -> Self:
+        names = [each.name for each in self.applications]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two applications are called {twice}: give each its own name")
+        for kind in dict.fromkeys(kind for each in self.applications for kind in each.devices):
+            own, there = sum(each.devices.get(kind, 0) for each in self.applications), self.devices.get(kind, 0)
+            if own > there:
+                fix = "plan the fleet anew, with the devices that are there"
+                raise ValueError(f"the applications have {own} {kind} of their own, the fleet has {there}: {fix}")
+        return self
 
     @property
     def nothing(self) -> dict[str, int]:

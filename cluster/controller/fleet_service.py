@@ -22,7 +22,7 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.front.api import Api
 from isobatch.deployments.front.headers import key_in
 from isobatch.deployments.front.openapi import documented, in_json
-from isobatch.deployments.front.page import EXPLAINING
+from isobatch.deployments.front.page import EXPLAINING, show_fleet
 from isobatch.deployments.resources import Resources, declared, devices_on
 from isobatch.deployments.serve_process import join_serves_log
 
@@ -52,13 +52,14 @@ class FleetDevices:
 
 
 class FleetService:
-    """The one replica of the arbiter's application: it runs the arbiter and answers `/status`."""
+    """The one replica of the arbiter's application: it runs the arbiter, and answers `/` and `/status`."""
 
     def __init__(self, config: ArbiterConfig) -> None:
         self.config, self.arbiter = config, Arbiter(config)
         self._count = FleetDevices(config.devices)
         self._controllers = {each.name: each.controller for each in config.applications}
         self._silent = list(self._controllers)  # the applications whose controllers did not answer
+        self._standings = dict[str, Standing]()  # the last answer of each
 
     async def run(self) -> None:
         join_serves_log()
@@ -73,7 +74,7 @@ class FleetService:
         names = list(self._controllers)
         answers = await asyncio.gather(*(self._call(name, "standing") for name in names), return_exceptions=True)
         standings = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, Standing)}
-        self._silent = [name for name in names if name not in standings]
+        self.note(standings)
         present, before = self._count(await asyncio.to_thread(ray_facts.nodes)), self.arbiter.decisions[-1:]
         grants = await asyncio.to_thread(self.arbiter.look, standings, present, time.time())
         for decision in self.arbiter.decisions[-1:]:
@@ -82,6 +83,34 @@ class FleetService:
         await asyncio.gather(
             *(self._call(name, "grant", each) for name, each in grants.items()), return_exceptions=True
         )
+
+    def note(self, standings: Mapping[str, Standing]) -> None:
+        """The controllers that have answered."""
+        self._standings |= standings
+        self._silent = [name for name in self._controllers if name not in standings]
+
+    def status(self) -> dict[str, Any]:
+        """The devices and the goodput of each application, and the last decisions."""
+        applications = {
+            name: {
+                "devices": self.arbiter.budgets.get(name, each.budget),
+                "arrivals_per_s": each.arrivals_per_s,
+                "goodput_per_s": each.goodput_per_s,
+                "expected_per_s": each.expected_per_s,
+                "state": self._state(name, each),
+            }
+            for name, each in self._standings.items()
+        }
+        decisions = [asdict(each) for each in self.arbiter.decisions]
+        budgets, silent = self.arbiter.budgets, self._silent
+        return {"applications": applications, "budgets": budgets, "silent": silent, "decisions": decisions}
+
+    def _state(self, name: str, standing: Standing) -> str:
+        if name in self._silent:
+            return "its controller does not answer: it keeps its devices"
+        if standing.paused:
+            return "paused: it keeps its devices"
+        return "refuses inputs" if standing.refuses else ""
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:
         handle: Any = serve.get_deployment_handle("controller", self._controllers[name])
@@ -95,12 +124,12 @@ class FleetService:
             running.cancel()
 
         api = Api(title="isobatch arbiter", description="Moves devices between applications", lifespan=life)
-        api.key, api.hosts, api.open_paths = key_in(self.config.api_key_variable), self.config.allowed_hosts, EXPLAINING
+        api.key, api.hosts = key_in(self.config.api_key_variable), self.config.allowed_hosts
+        api.open_paths = EXPLAINING | show_fleet(api)
 
         @api.get("/status", **documented(FleetStatus, 401, 500))
         async def status() -> Response:
-            """The devices of each application, and the last decisions."""
-            decisions = [asdict(each) for each in self.arbiter.decisions]
-            return in_json({"budgets": self.arbiter.budgets, "silent": self._silent, "decisions": decisions})
+            """The devices and the goodput of each application, and the last decisions."""
+            return in_json(self.status())
 
         return api

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
-from isobatch.cluster.controller.arbiter import Arbiter
+from isobatch.cluster.controller.arbiter import Arbiter, FleetDecision
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.control_loop import ControlLoop, Spent
 from isobatch.cluster.controller.core import Controller
@@ -87,6 +87,55 @@ class Member:
     world: World
     problem: ClassifierPlanningProblem
     inputs: Chunks
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class ReplannedFleet:
+    """`decide_s`: the processor time that the arbiter took for its decisions."""
+
+    applications: Mapping[str, Replanned]
+    decisions: tuple[FleetDecision, ...] = ()
+    decide_s: float = 0.0
+
+    @property
+    def moves(self) -> list[FleetDecision]:
+        return [each for each in self.decisions if each.budgets is not None]
+
+
+@dataclass(frozen=True)
+class _Driven:
+    """A member while it runs."""
+
+    simulation: Simulation
+    application: Simulated
+    loop: ControlLoop
+
+    @classmethod
+    def of(cls, member: Member, seconds: float, seed: int) -> "_Driven":
+        simulation, plan, patience = (
+            Simulation(member.world, member.inputs, seconds, seed),
+            member.world.plan,
+            member.patience,
+        )
+        application, budget = Simulated(simulation, patience.start_s), plan.devices()
+        controller = Controller(member.problem, patience, History(None), Events(None), plan, 0.0, budget=budget)
+        clock = partial(getattr, simulation, "now_s")
+        return cls(
+            simulation,
+            application,
+            ControlLoop(application, controller, clock, time.process_time, report=lambda event: None),
+        )
+
+    async def until(self, now_s: float) -> None:
+        if self.simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
+            self.simulation.run_until(now_s)
+            await self.loop.step()
+
+    @property
+    def outcome(self) -> Replanned:
+        events = self.loop.controller.record.events.all
+        return Replanned(self.simulation.finish(), tuple(self.application.plans), events, self.loop.spent)
 
 
 def replan_fleet(
@@ -95,45 +144,38 @@ def replan_fleet(
     arbiter: Arbiter | None,
     *,
     seed: int = 0,
-    patience: Patience = PATIENCE,
     progress: Callable[[float], None] = lambda at_s: None,
-) -> dict[str, Replanned]:
+) -> ReplannedFleet:
     """Run applications side by side, each with its own controller on the devices of its first plan.
 
     With an arbiter these change. All devices of its fleet are present.
     """
-    loops = dict[str, tuple[Simulation, Simulated, ControlLoop]]()
-    for name, each in members.items():
-        simulation, plan = Simulation(each.world, each.inputs, seconds, seed), each.world.plan
-        application, budget = Simulated(simulation, patience.start_s), plan.devices()
-        controller = Controller(each.problem, patience, History(None), Events(None), plan, 0.0, budget=budget)
-        clock = partial(getattr, simulation, "now_s")
-        loop = ControlLoop(application, controller, clock, time.process_time, report=lambda event: None)
-        loops[name] = simulation, application, loop
-    asyncio.run(_drive_fleet(loops, seconds, arbiter, patience, progress))
-    return {
-        name: Replanned(simulation.finish(), tuple(application.plans), loop.controller.record.events.all, loop.spent)
-        for name, (simulation, application, loop) in loops.items()
-    }
+    driven = {name: _Driven.of(each, seconds, seed) for name, each in members.items()}
+    every_s = min(each.patience.react_every_s for each in members.values())
+    decisions, decide_s = asyncio.run(_drive_fleet(driven, seconds, every_s, arbiter, progress))
+    return ReplannedFleet({name: each.outcome for name, each in driven.items()}, tuple(decisions), decide_s)
 
 
 async def _drive_fleet(
-    loops: Mapping[str, tuple[Simulation, Simulated, ControlLoop]], seconds: float, arbiter: Arbiter | None,
-    patience: Patience, progress: Callable[[float], None],
-) -> None:  # fmt: skip
-    now_s = looked_s = 0.0
-    while now_s + patience.react_every_s <= seconds:
-        now_s += patience.react_every_s
-        for simulation, _, loop in loops.values():
-            if simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
-                simulation.run_until(now_s)
-                await loop.step()
+    driven: Mapping[str, _Driven], seconds: float, every_s: float, arbiter: Arbiter | None,
+    progress: Callable[[float], None],
+) -> tuple[list[FleetDecision], float]:  # fmt: skip
+    now_s = looked_s = decide_s = 0.0
+    decisions = list[FleetDecision]()
+    while now_s + every_s <= seconds:
+        now_s += every_s
+        for each in driven.values():
+            await each.until(now_s)
         if arbiter and now_s - looked_s >= arbiter.look_again_s:
-            looked_s = now_s
-            standings = {name: await loop.standing() for name, (_, _, loop) in loops.items()}
-            for name, grant in arbiter.look(standings, arbiter.config.devices, now_s).items():
-                await loops[name][2].grant(grant)
+            standings = {name: await each.loop.standing() for name, each in driven.items()}
+            looked_s, before, began_s = now_s, arbiter.decisions[-1:], time.process_time()
+            grants = arbiter.look(standings, arbiter.config.devices, now_s)
+            if arbiter.decisions[-1:] != before:
+                decisions, decide_s = [*decisions, arbiter.decisions[-1]], decide_s + time.process_time() - began_s
+            for name, grant in grants.items():
+                await driven[name].loop.grant(grant)
         progress(now_s)
+    return decisions, decide_s
 
 
 async def _drive(

@@ -121,9 +121,20 @@ class FleetDecisionStatus(Schema):
     budgets: dict[str, dict[str, int]] | None = Field(description="By application; null: devices stay where they are.")
 
 
+class MemberStatus(Schema):
+    """An application of a fleet, as its controller answered last."""
+
+    devices: dict[str, int] = Field(description="Those that it may use, by kind.")
+    arrivals_per_s: float = Field(description="In its controller's present window.")
+    goodput_per_s: float
+    expected_per_s: float = Field(description="The rate for which it is given devices.")
+    state: str = Field(description="What is unusual, as text; often empty.")
+
+
 class FleetStatus(Schema):
     """The arbiter of a fleet."""
 
+    applications: dict[str, MemberStatus] = Field(description="Those whose controllers have answered.")
     budgets: dict[str, dict[str, int]] = Field(description="The devices that each application may use, by kind.")
     silent: list[str] = Field(description="Applications whose controllers do not answer, and which keep their devices.")
     decisions: list[FleetDecisionStatus] = Field(description="The latest 20, oldest first.")

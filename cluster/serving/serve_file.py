@@ -1,14 +1,14 @@
 """Ray Serve's standard file, which lists the applications: reads it from YAML, or makes one for a model's directory."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig
+from isobatch.cluster.controller.config import OF_CLASSIFIERS, ArbiterConfig, ControllerConfig, MemberTerms
 from isobatch.deployments.cluster_checks import PATHS, check_http
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -235,15 +235,32 @@ def arbiters(content: ServeFile) -> list[dict[str, Any]]:
 
 
 def _checked_arbiter(arbiter: dict[str, Any], content: ServeFile) -> ArbiterConfig:
-    """Raise UserError if the arbiter would lead applications that are missing, or whose controllers do not listen."""
     config = checked(ArbiterConfig, arbiter.get("args") or {})
+    led = {name_of(each): each["args"] for each in classifiers(content)}
     settings = {name_of(each): each.get("args") or {} for each in controllers(content)}
-    sharing = {name: each for name, each in settings.items() if each.get("shared")}
     for each in config.applications:
-        if sharing.get(each.controller, {}).get("application") != each.name:
-            wrong = f"{each.controller} is no controller of {each.name} with shared: {dict(config.devices)}"
+        if wrong := _misfit(each, config.devices, led, settings.get(each.controller, {})):
             raise UserError(f"{name_of(arbiter)}: args: applications: {wrong}")
     return config
+
+
+def _misfit(
+    terms: MemberTerms, fleet: Mapping[str, int], led: Mapping[str, dict[str, Any]], controller: dict[str, Any]
+) -> str:
+    """Why the arbiter cannot lead this application; empty: it can."""
+    name, shared = terms.name, controller.get("shared") or {}
+    if name not in led:
+        return f"there is no application {name} that classifies, only {', '.join(led) or 'none'}"
+    if not shared or controller.get("application") != name:
+        return f"{terms.controller} is no controller of {name} with shared: {dict(fleet)}"
+    if other := next((kind for kind, count in shared.items() if count != fleet.get(kind, 0)), None):
+        counts = f"{shared[other]} {other}, and the fleet has {fleet.get(other, 0)}"
+        return f"{terms.controller} shares {counts}: give both the same"
+    uses = read_plan(local(led[name]["plan"])).devices() if "plan" in led[name] else {}
+    if beyond := next((kind for kind, count in uses.items() if count > terms.devices.get(kind, 0)), None):
+        own = terms.devices.get(beyond, 0)
+        return f"the plan of {name} uses {uses[beyond]} {beyond}, of which {own} are its own: plan the fleet anew"
+    return ""
 
 
 def only(name: str, content: ServeFile) -> ServeFile:

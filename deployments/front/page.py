@@ -1,4 +1,4 @@
-"""The web pages, from `deployments/page/`: `/` shows the running application, `/docs` explains its interface."""
+"""The web pages, from `deployments/page/`: `/` shows the application or the fleet, `/docs` explains its interface."""
 
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,8 @@ TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/j
 DOCS = "/docs"
 # The files that `/docs` needs.
 EXPLAINING = frozenset({DOCS, "/page/docs.js", "/page/docs.css", "/page/page.css"})
+# The files of the page of a fleet, by their URL paths.
+FLEET = {"/": FILES / "fleet.html", "/page/fleet.js": FILES / "fleet.js"}
 # The demo's digits that the page can send.
 DIGITS = 60
 _HEADERS = {
@@ -30,7 +32,8 @@ _HEADERS = {
 @cache
 def files() -> dict[str, Path]:
     """The files by their URL paths. They hold no secrets, so they need no key."""
-    by_path = {f"/page/{path.name}": path for path in FILES.iterdir() if path.suffix in TYPES}
+    of_others = FLEET.values()
+    by_path = {f"/page/{path.name}": path for path in FILES.iterdir() if path.suffix in TYPES and path not in of_others}
     return by_path | {"/": by_path.pop("/page/index.html"), DOCS: by_path.pop("/page/docs.html")}
 
 
@@ -52,6 +55,13 @@ def explain(api: FastAPI) -> None:
     """Add the page at `/docs` to an application. It displays the application's OpenAPI document."""
     for path in EXPLAINING:
         api.add_api_route(path, _answering(files()[path]), include_in_schema=False)
+
+
+def show_fleet(api: FastAPI) -> frozenset[str]:
+    """Add the page of a fleet at `/`; its paths, which need no key."""
+    for path, file in FLEET.items():
+        api.add_api_route(path, _answering(file), include_in_schema=False)
+    return frozenset(FLEET)
 
 
 def _answering(file: Path) -> Any:

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from experiments.planner.fleets import random_fleet
+from experiments.fleet.divisions import random_fleet
 from isobatch.cluster.controller.arbiter import Arbiter, Standing
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, KindCounts
@@ -18,6 +18,7 @@ from isobatch.profiles.devices import Device
 
 WINDOW_S = 120.0
 GAIN = 0.03
+RESERVE = 0.1  # of rates and needs
 LEAST_ASKED = 0.01  # of what all devices sustain
 CLOSE = 1e-9
 Parts = tuple[KindCounts, ...]
@@ -31,6 +32,7 @@ class SmallFleet:
     devices: Sequence[Device]
     own: Parts
     present: Parts
+    start_s: float
 
     @classmethod
     def random(cls, seed: int) -> "SmallFleet":
@@ -46,7 +48,7 @@ class SmallFleet:
             for each in applications
         ]
         own, present = (_dealt(random, devices, len(asks)) for _ in range(2))
-        return cls(asks, devices, own, present)
+        return cls(asks, devices, own, present, start_s=float(random.choice([0.0, 10.0, 40.0])))
 
     @property
     def config(self) -> ArbiterConfig:
@@ -75,6 +77,7 @@ class SmallFleet:
                 self._budget(part),
                 self._budget(part),
                 refuses=False,
+                start_s=self.start_s,
             )
             for each, part in zip(self.applications, self.present, strict=True)
         }
@@ -107,16 +110,19 @@ def agrees(seed: int) -> bool:
         allowed = [parts for parts in divisions if _has(tables, parts, needs)]
         if allowed:
             break
-    best = max(_value(asks, tables, parts, BEYOND) for parts in allowed)
-    asked = max(
-        _value(asks, tables, parts, 0.0) for parts in allowed if _value(asks, tables, parts, BEYOND) >= best - CLOSE
-    )
-    before = _value(asks, tables, fleet.present, 0.0)
-    stays = fleet.present in allowed and asked - before < GAIN * before
+
+    def value(parts: Parts, beyond: float) -> float:
+        return _value(asks, tables, parts, beyond, fleet)
+
+    best = max(value(parts, BEYOND) for parts in allowed)
+    asked = max(value(parts, 0.0) for parts in allowed if value(parts, BEYOND) >= best - CLOSE)
+    before = value(fleet.present, 0.0)
+    enough = [need / (1 + RESERVE) for need in needs]  # an application that lacks its reserve only takes no devices
+    stays = fleet.present in divisions and _has(tables, fleet.present, enough) and asked - before < GAIN * before
     decided = fleet.decided()
     if stays:
         return decided == fleet.present
-    return decided in allowed and _value(asks, tables, decided, BEYOND) >= best * (1 - CLOSE)
+    return decided in allowed and value(decided, BEYOND) >= best * (1 - CLOSE)
 
 
 def _dealt(random: np.random.Generator, devices: Sequence[Device], applications: int) -> Parts:
@@ -164,11 +170,17 @@ def _has(tables: Sequence[Mapping[KindCounts, float]], parts: Parts, needs: Sequ
 
 
 def _value(
-    asks: Sequence[FleetApplication], tables: Sequence[Mapping[KindCounts, float]], parts: Parts, beyond: float
-) -> float:
-    """The weighted goodput of a division, where goodput that nobody asks for counts as the share `beyond`."""
+    asks: Sequence[FleetApplication], tables: Sequence[Mapping[KindCounts, float]], parts: Parts, beyond: float,
+    fleet: SmallFleet,
+) -> float:  # fmt: skip
+    """The weighted goodput of a division, where goodput that nobody asks for counts as the share `beyond`.
+
+    Devices that change hands answer nothing until their replicas have started.
+    """
     value = 0.0
-    for each, table, part in zip(asks, tables, parts, strict=True):
-        asked = min(table[part], each.rate_per_s or 0.0)
-        value += each.weight * (asked + beyond * (table[part] - asked))
+    for each, table, part, present in zip(asks, tables, parts, fleet.present, strict=True):
+        gained = sum(count - has for count, has in zip(part, present, strict=True) if count > has)
+        sustained = table[part] * (1 - min(1.0, fleet.start_s / WINDOW_S) * gained / max(1, sum(part)))
+        asked = min(sustained, each.rate_per_s or 0.0)
+        value += each.weight * (asked + beyond * (sustained - asked))
     return value

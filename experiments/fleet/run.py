@@ -1,28 +1,44 @@
 """Claim: an arbiter that moves devices between applications answers more in time than devices that are divided once.
 
-In virtual time, six applications with real arrivals on 24 devices, each with the real controller.
+In virtual time, six applications with recorded bursts on 24 devices, each with the real controller. The control has the
+same inputs and controllers, and the best division of the devices for exactly these mean loads, but no arbiter.
+`fluid_over_divided` says by arithmetic how much more could be answered at all, if devices moved at once. Then the
+arbiter's decisions and divisions against all divisions, the planner's times, and a device that changes hands, live.
+
+A neighbour of a flooded application must keep what its own devices answer (`flooded_neighbour_kept`): what it borrows
+in a calm hour, and misses in a flood, is in `flooded_neighbour_kept_of_calm`. The figures of a part are kept when it
+ends, so that an interrupted run goes on with the next part.
 """
 
-import os
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
 from experiments.fleet.bruteforce import agrees
-from experiments.fleet.suite import APPLICATIONS, FleetLoad, arbiter_config, member
-from isobatch.cluster.controller.arbiter import Arbiter, Budget, FleetDecision, Grant, Standing
-from isobatch.cluster.controller.config import ArbiterConfig, Patience
+from experiments.fleet.divisions import GOALS, LARGE, divides_best, large_fleet
+from experiments.fleet.suite import APPLICATIONS, FleetLoad, arbiter_config, fluid_over_divided, member
+from experiments.planner.run import timed
+from experiments.shared.kept_parts import kept_part
+from isobatch.cluster.controller.arbiter import Arbiter
 from isobatch.cluster.controller.rehearsal import replan_fleet
+from isobatch.optimizer.fleets.division import divide
 
-PERCENTS = (50, 75, 100)  # of what the devices of each application sustain, on average
+PERCENTS = (50, 100)  # of what the devices of each application sustain, on average
 FLOOD, FLOOD_TIMES = "base_azure", 10.0
 FLOOD_PERCENT = 50
 PROBLEMS = 200
+FLEETS = 60  # that are divided, each for every goal
+LIVE = "tests.integration.test_fleet"  # measures how long a device takes to change hands
+Figures = dict[str, float]
 console = Console(stderr=True, width=140)
 
 
@@ -38,83 +54,100 @@ class FleetRun:
 
 
 def measure(
-    parts: str = "shared,flood,brute", hours: float = 1.0, percents: str = ",".join(map(str, PERCENTS)),
-    problems: int = PROBLEMS,
-) -> dict[str, float]:  # fmt: skip
-    """`percents`: the mean load, of what each application's devices sustain. `problems`: against brute force."""
-    loads = [FleetLoad(int(each), float(hours)) for each in str(percents).split(",")]
-    measures: dict[str, Callable[[], dict[str, float]]] = {
-        "shared": lambda: _shared(loads),
-        "flood": lambda: _flooded(FleetLoad(FLOOD_PERCENT, float(hours))),
-        "brute": lambda: _brute(problems),
+    parts: str = "shared,brute,plans,move", hours: float = 0.25, percents: str = ",".join(map(str, PERCENTS)),
+    problems: int = PROBLEMS, again: int = 0,
+) -> Figures:  # fmt: skip
+    """`percents`: the mean load, of what each application's devices sustain. `problems`: against brute force.
+
+    `again=1`: measure also what the same code has measured on this machine before.
+    """
+    wanted, loads = str(parts).split(","), [FleetLoad(int(each), float(hours)) for each in str(percents).split(",")]
+    measures: dict[str, Callable[[], Figures]] = {}
+    if "shared" in wanted:
+        measures |= {f"shared_{load.percent}": partial(_shared, load) for load in loads}
+    others: dict[str, Callable[[], Figures]] = {"brute": partial(_brute, problems), "plans": _plans, "move": _move}
+    measures |= {name: part for name, part in others.items() if name in wanted}
+    figures = Figures()
+    for name, part in measures.items():
+        figures |= kept_part("fleet", name, f"{hours} {problems}", bool(again), part, console)
+    return _means(figures, ("shared_over_divided", "fluid_over_divided")) | figures
+
+
+def _means(figures: Figures, names: tuple[str, ...]) -> Figures:
+    """Over all loads."""
+    each = {name: [value for figure, value in figures.items() if figure.startswith(f"{name}_")] for name in names}
+    return {name: float(np.mean(values)) for name, values in each.items() if values}
+
+
+def _shared(load: FleetLoad) -> Figures:
+    divided, shared = played_fleet(load, arbitrated=False), played_fleet(load, arbitrated=True)
+    gains = {name: shared.good[name] / max(1, divided.good[name]) for name in APPLICATIONS}
+    members = {name: member(name, load) for name in APPLICATIONS}
+    figures = {
+        "shared_over_divided": sum(shared.good.values()) / sum(divided.good.values()),
+        "fluid_over_divided": fluid_over_divided(members, load.seconds),
+        "in_time_divided": sum(divided.good.values()) / sum(divided.arrived.values()),
+        "in_time_shared": sum(shared.good.values()) / sum(shared.arrived.values()),
+        "worst_application": min(gains.values()),
+        "moves": shared.moves,
+        "s_per_division": shared.decide_s / max(1, shared.decisions),
     }
-    return {name: value for part in parts.split(",") for name, value in measures[part]().items()}
+    named = {f"{name}_{load.percent}": value for name, value in figures.items()}
+    return named | (_flooded(load, divided, shared) if load.percent == FLOOD_PERCENT else {})
 
 
-def _shared(loads: list[FleetLoad]) -> dict[str, float]:
-    with ProcessPoolExecutor(os.cpu_count()) as cores:
-        asked = [(load, arbitrated) for load in loads for arbitrated in (False, True)]
-        runs = dict(zip(asked, cores.map(played_fleet, *zip(*asked, strict=True)), strict=True))
-    figures = dict[str, float]()
-    for load in loads:
-        divided, shared = runs[load, False], runs[load, True]
-        gains = {name: shared.good[name] / max(1, divided.good[name]) for name in APPLICATIONS}
-        figures |= {
-            f"shared_over_divided_{load.percent}": sum(shared.good.values()) / sum(divided.good.values()),
-            f"in_time_divided_{load.percent}": sum(divided.good.values()) / sum(divided.arrived.values()),
-            f"in_time_shared_{load.percent}": sum(shared.good.values()) / sum(shared.arrived.values()),
-            f"worst_application_{load.percent}": min(gains.values()),
-            f"moves_{load.percent}": shared.moves,
-            f"s_per_division_{load.percent}": shared.decide_s / max(1, shared.decisions),
-        }
-    ratios = [figures[f"shared_over_divided_{load.percent}"] for load in loads]
-    return {"shared_over_divided": float(np.mean(ratios)), **figures}
+def _flooded(load: FleetLoad, divided: FleetRun, calm: FleetRun) -> Figures:
+    """The least that a neighbour of a flooded application keeps of what its own devices answer, and of a calm hour."""
+    flooded = played_fleet(replace(load, flooded=FLOOD, times=FLOOD_TIMES), arbitrated=True)
 
+    def kept(control: FleetRun) -> list[float]:
+        return [flooded.good[name] / max(1, control.good[name]) for name in APPLICATIONS if name != FLOOD]
 
-def _flooded(load: FleetLoad) -> dict[str, float]:
-    """The least that a neighbour keeps of its answers in time while another application is flooded."""
-    with ProcessPoolExecutor(os.cpu_count()) as cores:
-        flood = replace(load, flooded=FLOOD, times=FLOOD_TIMES)
-        calm, flooded = cores.map(played_fleet, (load, flood), (True, True))
-    kept = {name: flooded.good[name] / max(1, calm.good[name]) for name in APPLICATIONS if name != FLOOD}
     return {
-        "flooded_neighbour_kept": min(kept.values()),
-        "flooded_neighbours_kept_mean": float(np.mean([*kept.values()])),
+        "flooded_neighbour_kept": min(kept(divided)),
+        "flooded_neighbours_kept_mean": float(np.mean(kept(divided))),
+        "flooded_neighbour_kept_of_calm": min(kept(calm)),
     }
 
 
-def _brute(problems: int) -> dict[str, float]:
+def _brute(problems: int) -> Figures:
     wrong = sum(not agrees(seed) for seed in track(range(problems), "against all divisions"))
     return {"brute_force_problems": problems, "brute_force_mismatches": wrong}
 
 
-class TimedArbiter(Arbiter):
-    """An arbiter that measures its own processor time, and keeps every decision."""
+def _plans() -> Figures:
+    """Processor time of divisions of large fleets, with the gap to their bound; small ones against all divisions."""
+    figures = Figures()
+    for name in LARGE:
+        for goal in GOALS:
+            applications, devices = large_fleet(name, rated=goal != "fairness")
+            seconds, division = timed(partial(divide, applications, devices, goal), repeat=1)
+            figures |= {f"s_{goal}_{name}": seconds, f"gap_{goal}_{name}": division.gap}
+    seeds = track(range(FLEETS), "against all divisions")
+    wrong = sum(not divides_best(seed, goal) for seed in seeds for goal in GOALS)
+    return figures | {"divisions_problems": FLEETS * len(GOALS), "divisions_mismatches": wrong}
 
-    def __init__(self, config: ArbiterConfig) -> None:
-        super().__init__(config)
-        self.every, self.took_s = list[FleetDecision](), 0.0
 
-    def look(self, standings: Mapping[str, Standing], present: Budget, now_s: float) -> dict[str, Grant]:
-        before, began_s = self.decisions[-1:], time.process_time()
-        grants = super().look(standings, present, now_s)
-        if self.decisions[-1:] != before:
-            self.took_s += time.process_time() - began_s
-            self.every.append(self.decisions[-1])
-        return grants
+def _move() -> Figures:
+    """What the live test of a fleet on virtual devices notes of itself."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        file = f"{LIVE.replace('.', '/')}.py"
+        subprocess.run([sys.executable, "-m", "pytest", "-q", file, f"--junit-xml={report}"], check=True)
+        noted = ElementTree.parse(report).iter("property")
+        return {each.attrib["name"]: float(each.attrib["value"]) for each in noted}
 
 
 def played_fleet(load: FleetLoad, arbitrated: bool) -> FleetRun:
     """One run of the fleet. Without an arbiter, each application keeps its own devices."""
-    arbiter = TimedArbiter(arbiter_config()) if arbitrated else None
+    arbiter = Arbiter(arbiter_config()) if arbitrated else None
     members = {name: member(name, load) for name in APPLICATIONS}
-    runs = replan_fleet(members, load.seconds, arbiter, patience=Patience(), progress=_progress(load))
-    good, arrived = ({name: getattr(run.report, field) for name, run in runs.items()} for field in ("good", "arrived"))
-    every = arbiter.every if arbiter else []
-    moves = [decision for decision in every if decision.budgets is not None]
-    for decision in moves:
+    fleet = replan_fleet(members, load.seconds, arbiter, progress=_progress(load))
+    reports = {name: run.report for name, run in fleet.applications.items()}
+    good, arrived = ({name: getattr(each, field) for name, each in reports.items()} for field in ("good", "arrived"))
+    for decision in fleet.moves:
         console.print(f"{load}, {decision.at_s:.0f} s: {decision.why}")
-    return FleetRun(good, arrived, len(moves), len(every), arbiter.took_s if arbiter else 0.0)
+    return FleetRun(good, arrived, len(fleet.moves), len(fleet.decisions), fleet.decide_s)
 
 
 def _progress(load: FleetLoad) -> Callable[[float], None]:

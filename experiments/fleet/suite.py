@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.planner.settings import EARLY, HALF, Network
 from experiments.shared.public_data import data
-from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
+from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
 from isobatch.cluster.controller.rehearsal import Member
@@ -25,10 +25,13 @@ from isobatch.profiles.devices import fleet
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile
 
-DEVICES = "v100=8,p100=8,k80=8"
+DEVICES = "v100=4,p100=8,k80=12"
 AZURE, TWITTER = "arrivals/azure_functions/invitro_1000_inv.csv", "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 MAX_BATCH, GAP = 32, 0.03
 DAY_S, HOUR_S = 86_400, 3600.0
+BURSTY_CV = 1.0  # of a function's calls per minute: 1 is that of calls that come by chance, one a minute
+PATIENCE = Patience(notice=1.0)  # no plan gives up goodput to be quicker, which goodput would only count as a loss
+STEP_S = 5.0  # of the arithmetic beside the simulation: a few times the SLO of 1 to 2 s
 # Long texts on devices that take tenths of a second for a launch: an hour has few enough inputs to be simulated.
 NETWORKS = {
     "large": (Network("BERT-large, 512 tokens", shapes.bert_large(length=512), HALF), 2.0),
@@ -104,15 +107,34 @@ def member(name: str, load: FleetLoad) -> Member:
         rate_per_s, per_s = rate_per_s * float((per_s * extra).mean() / per_s.mean()), per_s * extra
     times_s = following(per_s, rate_per_s, load.seconds, random)
     world = World(plan, facts, problem.objective.slo_s)
-    return Member(world, problem, [(times_s, exit_blocks(ExitProfile(survival), len(times_s), random))])
+    return Member(world, problem, [(times_s, exit_blocks(ExitProfile(survival), len(times_s), random))], PATIENCE)
+
+
+def fluid_over_divided(members: Mapping[str, Member], seconds: float) -> float:
+    """What devices that move at once would answer, over what each application's own devices would, by arithmetic.
+
+    Each application has its own devices first. Those that are idle for a step go to the application that answers most
+    with its own, and are worth as much to it. No input waits for the next step.
+    """
+    steps = np.linspace(0.0, seconds, max(1, round(seconds / STEP_S)) + 1)
+    promises = [each.world.plan.promise for each in members.values()]
+    own_per_s = np.array([promise.goodput_per_s for promise in promises if promise])
+    chunks = [np.concatenate([chunk[0] for chunk in each.inputs]) for each in members.values()]
+    asked = np.array([np.histogram(times_s, steps)[0] for times_s in chunks]) / np.diff(steps)
+    divided = np.minimum(asked, own_per_s[:, None])
+    idle, lent_per_s = (1 - divided / own_per_s[:, None]).sum(0), 0.0
+    for index in np.argsort(-own_per_s):
+        lent = np.minimum(idle, (asked[index] - divided[index]) / own_per_s[index])
+        idle, lent_per_s = idle - lent, lent_per_s + float(lent.sum() * own_per_s[index])
+    return 1 + lent_per_s / float(divided.sum())
 
 
 @cache
 def _recorded(name: str, number: int, hours: float) -> Floats:
     """Counts in equal periods, for the whole run: of one Azure function's first hours, or of a whole day of Twitter.
 
-    The functions are those that are called most. The days follow each other and begin eight hours apart, as if users
-    of an application lived together, and those of another one elsewhere.
+    The functions are the most called of those whose calls come in bursts: most others are timers. The days follow each
+    other and begin eight hours apart, as if users of an application lived together, and those of another one elsewhere.
     """
     if name == "twitter":
         times_s = trace(data(TWITTER), None, float(3 * DAY_S))
@@ -122,5 +144,6 @@ def _recorded(name: str, number: int, hours: float) -> Floats:
         head, *rows = csv.reader(file)
     first = head.index("minute_1")
     minutes = np.array([[float(cell or 0) for cell in row[first:]] for row in rows])
-    called = minutes[np.argsort(-minutes.sum(1))[number]]
-    return np.asarray(called[: max(1, round(60 * hours))], float)
+    called = minutes[np.argsort(-minutes.sum(1)), : max(1, round(60 * hours))]
+    bursty = called[called.std(1) >= np.maximum(BURSTY_CV * called.mean(1), 1.0)]
+    return np.asarray(bursty[number], float)

@@ -10,22 +10,17 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.planner.bruteforce import best_value, most_side_by_side
-from experiments.planner.fleets import GOALS, LARGE, best_by_trying, large_fleet, random_fleet, value_on
 from experiments.planner.paper import paper
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, FOUR_KINDS, ONE_KIND, RESNET50, Network, deep, evenly
 from isobatch.optimizer.effort import EFFORT, Effort
-from isobatch.optimizer.fleets.application import FleetGoal
-from isobatch.optimizer.fleets.division import divide
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.search.exact import search
-from isobatch.profiles.errors import UserError
 
 PROBLEMS = 3000
-FLEETS = 60  # each for every goal
 SEVERAL_KINDS = 300  # problems, less those of one kind
 SLO = Objective(slo_s=0.1)
 PATIENT = Objective(slo_s=1.0)  # 96 blocks take longer
@@ -37,37 +32,7 @@ NETWORKS = {"resnet50": RESNET50, "bert_base": BERT_BASE, "bert_large": BERT_LAR
 T = TypeVar("T")
 
 
-def measure(parts: str = "search,fleets") -> dict[str, float]:
-    """`parts`: the search for one application, or divisions of a fleet among several."""
-    figures = _fleets() if "fleets" in parts.split(",") else {}
-    return figures | (_search() if "search" in parts.split(",") else {})
-
-
-def _fleets() -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for name in LARGE:
-        for goal in GOALS:
-            applications, devices = large_fleet(name, rated=goal != "fairness")
-            seconds, division = timed(lambda: divide(applications, devices, goal), repeat=1)  # noqa: B023
-            figures |= {f"s_{goal}_{name}": seconds, f"gap_{goal}_{name}": division.gap}
-    seeds = track(range(FLEETS), "against all divisions")
-    wrong = sum(not divides_best(seed, goal) for seed in seeds for goal in GOALS)
-    return figures | {"divisions_problems": FLEETS * len(GOALS), "divisions_mismatches": wrong}
-
-
-def divides_best(seed: int, goal: FleetGoal) -> bool:
-    """Whether no division of a small fleet is better, and whether it is refused where there is none."""
-    applications, devices = random_fleet(seed)
-    best = best_by_trying(applications, devices, goal)
-    try:
-        parts = divide(applications, devices, goal).parts
-    except UserError:
-        return best is None
-    found = value_on(applications, devices, parts, goal)
-    return best is not None and found is not None and np.allclose(found, best, rtol=1e-9)
-
-
-def _search() -> dict[str, float]:
+def measure() -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, network in NETWORKS.items():
         figures |= _speed(name, network)

@@ -5,12 +5,17 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
-from isobatch.optimizer.effort import SAME
+import numpy as np
+
+from isobatch.optimizer.effort import SAME, Bools, Floats
 from isobatch.optimizer.infeasible import reason
 from isobatch.optimizer.objective import Objective
+from isobatch.optimizer.pipelines.ceiling import Ceiling
 from isobatch.optimizer.pipelines.sharing import promised_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.pipelines.spread import merged_by_kind
 from isobatch.optimizer.problem import Problem
+from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
@@ -19,6 +24,7 @@ KindCounts = tuple[int, ...]  # devices of each kind, in the order of the fleet
 FleetGoal = Literal["goodput", "cost", "fairness"]
 # Goodput above the asked rate counts as this share of goodput below it, so that no device is left over.
 BEYOND = 1e-3
+NEAR = 0.03  # the gap of the plans of a larger fleet
 
 
 @dataclass(frozen=True)
@@ -66,18 +72,60 @@ def value_of(goal: FleetGoal, worths: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted(worths)) if goal == "fairness" else (sum(worths),)
 
 
+@dataclass(frozen=True)
+class Worths:
+    """Rows of the most goodput that a device of each kind adds, and the kinds that sustain something by themselves."""
+
+    rows: Floats
+    able: Bools
+
+    @classmethod
+    def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
+        facts, limits = merged_by_kind(application.facts), application.objective.for_most_goodput
+        plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
+        alone = np.array(
+            [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
+        )
+        rows = np.array(Ceiling(facts, limits, alone).worths())
+        columns, first = [each.kind for each in facts.devices], application.facts.first_names
+        of_fleet = [columns.index(first[each.kind]) if each.kind in first else -1 for each in devices]
+        here = np.array(of_fleet) >= 0
+        return cls(application.kept * rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
+
+
 @dataclass
 class PartPlans:
     """The best plans of one application on parts of the fleet, by the planner. Each part is planned once.
 
     Devices cost money whether or not a plan uses them: the least cost of a goodput is that of the cheapest part that
-    sustains it.
+    sustains it. `held`: the devices that the application has now; None: nothing runs yet. Other devices answer nothing
+    for the share `lost_share` of the time, while replicas start on them.
     """
 
     application: FleetApplication
     devices: Sequence[Device]
     gap: float
+    held: KindCounts | None = None
+    lost_share: float = 0.0
     _known: dict[KindCounts, float] = field(default_factory=dict)
+    _worths: list[Worths] = field(default_factory=list)
+
+    def knowing(self, before: "PartPlans | None") -> "PartPlans":
+        """The same, with the plans that were made before, if nothing but rates, needs and held devices has changed."""
+        if before is None or before._planned != self._planned:
+            return self
+        return replace(self, _known=before._known, _worths=before._worths)
+
+    @property
+    def _planned(self) -> tuple[object, ...]:
+        asks = self.application
+        return asks.facts, asks.objective, asks.kept, list(self.devices), self.gap
+
+    @property
+    def worths(self) -> Worths:
+        if not self._worths:
+            self._worths.append(Worths.of(self.application, self.devices, min(self.gap, NEAR)))
+        return self._worths[0]
 
     def goodput_per_s(self, counts: KindCounts) -> float:
         facts, has = self.application.facts, self._part(counts)
@@ -95,7 +143,14 @@ class PartPlans:
         if goodput_per_s < self.application.needed_per_s(goal) * (1 - SAME):
             return None
         dollars = sum(each.price_per_hour * each.count for each in self._part(counts).values())
-        return self.application.worth(goal, goodput_per_s, dollars)
+        return self.application.worth(goal, goodput_per_s * self.running_share(counts), dollars)
+
+    def running_share(self, counts: KindCounts) -> float:
+        """The share of the goodput on these devices that remains if replicas must start on some of them."""
+        if self.held is None or not any(counts):
+            return 1.0
+        gained = sum(max(0, count - has) for count, has in zip(counts, self.held, strict=True))
+        return 1 - self.lost_share * gained / sum(counts)
 
     def check_any(self, counts: KindCounts) -> None:
         """Raise UserError if the application has no plan even on all these devices."""

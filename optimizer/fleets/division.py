@@ -18,6 +18,7 @@ import numpy as np
 
 from isobatch.optimizer.effort import SAME
 from isobatch.optimizer.fleets.application import (
+    NEAR,
     SOMETHING,
     FleetApplication,
     FleetGoal,
@@ -25,14 +26,13 @@ from isobatch.optimizer.fleets.application import (
     PartPlans,
     value_of,
 )
-from isobatch.optimizer.fleets.program import DivisionProgram, Worths
+from isobatch.optimizer.fleets.program import DivisionProgram
 from isobatch.profiles.devices import Device
 from isobatch.profiles.errors import UserError
 
 MOST_PARTS = 128  # of a fleet that is divided exactly
 MOST_PLANS = 400  # for that
 ROUNDS, ENOUGH_ROUNDS = 8, 3  # of proposals; where one gives every application what it needs, fewer are enough
-NEAR = 0.03  # the gap of the plans of a larger fleet
 
 PartWorths = Mapping[KindCounts, float]  # parts of the fleet that an application may get, with what they are worth
 
@@ -178,13 +178,14 @@ def _near(
     plans: Sequence[PartPlans], devices: Sequence[Device], goal: FleetGoal, known: Sequence[tuple[KindCounts, ...]]
 ) -> Division:
     applications = [each.application for each in plans]
-    program = DivisionProgram(applications, goal, devices, [Worths.of(each, devices, NEAR) for each in applications])
+    held = [each.held for each in plans if each.held is not None]
+    lost_share = max(each.lost_share for each in plans)
+    program = DivisionProgram(applications, goal, devices, [each.worths for each in plans], held, lost_share)
     bound = program.bound()
     if bound is None:
         raise UserError(_missing(applications, goal, program.most_per_s))
     best: tuple[tuple[float, ...], tuple[KindCounts, ...]] | None = None
-    equal = equal_shares(tuple(each.count for each in devices), len(applications))
-    first = [equal, *known]
+    first = known or [equal_shares(tuple(each.count for each in devices), len(applications))]
     for tried, parts in enumerate(chain(first, _proposals(plans, program))):
         if best and tried >= len(first) + ENOUGH_ROUNDS:
             break

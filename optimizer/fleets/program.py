@@ -6,6 +6,9 @@ n[a, k] devices of kind k for application a, which sustain u[a],
     u[a] <= scale[a] * worths[a, row] . n[a]  for every row,    u[a] >= needed[a],    sum over a of n[a, k] <= counts[k]
     most:  sum of weight * min(u, rate)   |   - sum of price * n   |   t, where every u[a] >= t * weight[a] * rate[a]
 
+Proposals for a fleet that runs also subtract what is lost on the devices g[a, k] >= n[a, k] - held[a, k] while replicas
+start on them.
+
 In fractions of devices this bounds all divisions while every scale is 1. Scales fit it to what was planned.
 """
 
@@ -15,11 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from isobatch.optimizer.effort import Bools, Floats
-from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
-from isobatch.optimizer.pipelines.ceiling import Ceiling
-from isobatch.optimizer.pipelines.spread import merged_by_kind
-from isobatch.optimizer.search.exact import search
+from isobatch.optimizer.effort import Floats
+from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts, Worths
 from isobatch.profiles.devices import Device
 
 NODES = 300  # of the search for whole numbers: a limit in nodes gives the same answer on every machine
@@ -29,34 +29,18 @@ LEVEL = 1e-3  # for fairness, the weight of all goodputs beside the smallest one
 
 
 @dataclass(frozen=True)
-class Worths:
-    """Rows of the most goodput that a device of each kind adds, and the kinds that sustain something by themselves."""
-
-    rows: Floats
-    able: Bools
-
-    @classmethod
-    def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
-        facts, limits = merged_by_kind(application.facts), application.objective.for_most_goodput
-        plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
-        alone = np.array(
-            [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
-        )
-        rows = np.array(Ceiling(facts, limits, alone).worths())
-        columns, first = [each.kind for each in facts.devices], application.facts.first_names
-        of_fleet = [columns.index(first[each.kind]) if each.kind in first else -1 for each in devices]
-        here = np.array(of_fleet) >= 0
-        return cls(application.kept * rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
-
-
-@dataclass(frozen=True)
 class DivisionProgram:
-    """The variables, in this order: n, u, what of u is asked for, and t."""
+    """The variables, in this order: n, u, what of u is asked for, t, and g.
+
+    `held`: the devices of each application now, and `lost_share` what is lost of those that it gains (`PartPlans`).
+    """
 
     applications: Sequence[FleetApplication]
     goal: FleetGoal
     devices: Sequence[Device]
     worths: Sequence[Worths]
+    held: Sequence[KindCounts] = ()
+    lost_share: float = 0.0
 
     @property
     def needed(self) -> Floats:
@@ -83,6 +67,12 @@ class DivisionProgram:
         aim = self._aim()
         if self.goal == "fairness":
             aim[self._u] += LEVEL / len(self.applications) / self._levels
+        if self.held and self.goal != "cost":  # of a goodput, what its devices add at least
+            adds = [
+                weight * each.rows.min(axis=0)
+                for weight, each in zip(aim[self._u] + aim[self._asked], self.worths, strict=True)
+            ]
+            aim[self._gained] = -self.lost_share * np.ravel(adds)
         solution = self._solved(aim, needed, scales, whole=True, able=True)
         if solution.x is None:
             return None
@@ -99,19 +89,24 @@ class DivisionProgram:
         return slice(self._u.stop, self._u.stop + len(self.applications))
 
     @property
+    def _gained(self) -> slice:
+        start = self._asked.stop + 1
+        return slice(start, start + self._u.start * bool(self.held))
+
+    @property
     def _levels(self) -> Floats:
         """The goodput that counts as 1 for fairness, by application."""
         return np.array([1 / each.worth("fairness", 1.0, 0.0) for each in self.applications])
 
     def _zeros(self) -> Floats:
-        return np.zeros(self._asked.stop + 1)
+        return np.zeros(self._gained.stop)
 
     def _aim(self) -> Floats:
         aim, weights = self._zeros(), np.array([each.weight for each in self.applications])
         if self.goal == "cost":
             aim[: self._u.start] = np.tile([-each.price_per_hour for each in self.devices], len(self.applications))
         elif self.goal == "fairness":
-            aim[-1] = 1.0
+            aim[self._asked.stop] = 1.0
         else:
             aim[self._u], aim[self._asked] = BEYOND * weights, (1 - BEYOND) * weights
         return aim
@@ -125,7 +120,9 @@ class DivisionProgram:
         high[: self._u.start] = np.tile([each.count for each in self.devices], len(self.applications))
         high[self._asked] = [each.rate_per_s or np.inf for each in self.applications]
         rows = np.array(list(self._limits(scales, able)))
-        most = np.append([float(each.count) for each in self.devices], np.zeros(len(rows) - len(self.devices)))
+        held = np.ravel(np.array(self.held, float))
+        others = np.zeros(len(rows) - len(self.devices) - len(held))
+        most = np.concatenate([[float(each.count) for each in self.devices], held, others])
         options = {"node_limit": NODES, "mip_rel_gap": WHOLE_GAP} if whole else {}
         integral = self._zeros()
         integral[: self._u.start] = whole
@@ -144,16 +141,20 @@ class DivisionProgram:
         units, counts = self._zeros() + 1.0, [each.count for each in self.devices]
         most = np.array([float((each.rows @ counts).min()) for each in self.worths])
         units[self._u] = units[self._asked] = most
-        units[-1] = float((most / self._levels).max())
+        units[self._asked.stop] = float((most / self._levels).max())
         return units
 
     def _limits(self, scales: Floats, able: bool) -> Iterator[Floats]:
-        """Rows of what is at most `counts`, by kind, and after these of what is at most 0."""
+        """Rows of what is at most `counts`, by kind, then `held`, and after these of what is at most 0."""
         kinds = len(self.devices)
         for kind in range(kinds):
             used = self._zeros()
             used[kind : self._u.start : kinds] = 1.0
             yield used
+        for place, gained in enumerate(range(self._gained.start, self._gained.stop)):
+            more = self._zeros()
+            more[place], more[gained] = 1.0, -1.0
+            yield more
         for index, (each, scale) in enumerate(zip(self.worths, scales, strict=True)):
             part, u = slice(index * kinds, (index + 1) * kinds), self._u.start + index
             enough = float((each.rows @ [device.count for device in self.devices]).max())  # of one able device
@@ -163,5 +164,5 @@ class DivisionProgram:
                 yield sustained
             asked, level = self._zeros(), self._zeros()
             asked[self._asked.start + index], asked[u] = 1.0, -1.0
-            level[-1], level[u] = self._levels[index], -1.0
+            level[self._asked.stop], level[u] = self._levels[index], -1.0
             yield from (asked, level)

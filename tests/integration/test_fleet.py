@@ -24,7 +24,7 @@ from tests.integration.conftest import Put
 KIND, DEVICES = "v100", 4
 PASS_S, SLO_S = 0.3, 5.0  # a device sustains about 35 inputs per second
 LEAST_PER_S, CALM_PER_S, FLOOD_PER_S = 30.0, 12.0, 100.0
-HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20}
+HASTY = {"replan_every_s": 8.0, "look_every_s": 1.0, "react_every_s": 0.5, "enough_inputs": 20, "start_s": 2.0}
 
 
 @pytest.fixture

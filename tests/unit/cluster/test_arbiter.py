@@ -226,7 +226,7 @@ def test_one_application_alone_changes_as_without_a_fleet() -> None:
     assert moves(decided[0])
 
 
-def member(rates: list[float], seconds: float, seed: int) -> Member:
+def member(rates: list[float], seconds: float, seed: int, **patience: float) -> Member:
     plan = ASKED.best(MEDIUM, Corrections(), OWN["a"])
     random, facts = np.random.default_rng(seed), ASKED.facts(MEDIUM, Corrections())
     each_s = seconds / len(rates)
@@ -237,25 +237,25 @@ def member(rates: list[float], seconds: float, seed: int) -> Member:
     times_s = np.concatenate(times)
     inputs = times_s, exit_blocks(ExitProfile(MEDIUM), len(times_s), random)
     assert ASKED.objective.slo_s
-    return Member(World(plan, facts, ASKED.objective.slo_s), ASKED, [inputs])
+    return Member(World(plan, facts, ASKED.objective.slo_s), ASKED, [inputs], Patience(**patience))
 
 
 def test_in_the_simulator_bursts_use_what_another_application_leaves_idle() -> None:
-    seconds, hasty = 300.0, Patience(start_s=2.0)
-    members = {"a": member([0.1, 0.1, 1.4, 1.4], seconds, 1), "b": member([1.4, 1.4, 0.1, 0.1], seconds, 2)}
+    seconds, rates = 300.0, {"a": [0.1, 0.1, 1.4, 1.4], "b": [1.4, 1.4, 0.1, 0.1]}
+    members = {name: member(rates[name], seconds, seed, start_s=2.0) for seed, name in enumerate(rates, 1)}
     good = {}
     for name, fleet in {"divided": None, "shared": arbiter()}.items():
-        runs = replan_fleet(members, seconds, fleet, patience=hasty)
-        good[name] = {each: run.report.good for each, run in runs.items()}
+        runs = replan_fleet(members, seconds, fleet)
+        good[name] = {each: run.report.good for each, run in runs.applications.items()}
     assert sum(good["shared"].values()) > 1.1 * sum(good["divided"].values())
     assert all(good["shared"][each] > 0.98 * good["divided"][each] for each in OWN)
 
 
 def test_in_the_simulator_one_application_runs_as_alone() -> None:
-    seconds, hasty = 150.0, Patience(replan_every_s=40.0)
-    alone = member([0.5, 1.2], seconds, 1)
+    seconds = 150.0
+    alone = member([0.5, 1.2], seconds, 1, replan_every_s=40.0)
     whole = replace(alone, world=replace(alone.world, plan=ASKED.best(MEDIUM, Corrections(), {})))
-    together = replan_fleet({"a": whole}, seconds, None, patience=hasty)["a"]
-    by_itself = replan(whole.world, whole.problem, whole.inputs, seconds, patience=hasty)
+    together = replan_fleet({"a": whole}, seconds, None).applications["a"]
+    by_itself = replan(whole.world, whole.problem, whole.inputs, seconds, patience=whole.patience)
     assert together.plans == by_itself.plans
     assert together.report.good == by_itself.report.good

@@ -1,6 +1,7 @@
 """isobatch plan fleet.yaml: several applications on one set of devices."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, save
 
 FAST = ("--believed", "--gap", "0.02")
+VIRTUAL = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +86,7 @@ def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: 
 
 
 def test_the_serve_file_serves_every_application_with_its_controller(folder: Path) -> None:
-    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
-    plan(*FAST, "--out", "serve.yaml", applications=[each | virtual for each in TWO])
+    plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
     content = serve_file(folder / "serve.yaml", {})
     assert [each["route_prefix"] for each in served(content)] == ["/reviews", "/queries"]
     assert [each["args"]["application"] for each in controllers(content)] == ["reviews", "queries"]
@@ -111,11 +112,26 @@ def test_the_serve_file_serves_every_application_with_its_controller(folder: Pat
 
 
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
-    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
-    plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | virtual])
+    plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
     assert [each["args"] for each in controllers(content)] == [{"application": "queries"}]
     assert not arbiters(content)
+
+
+@pytest.fixture
+def content(folder: Path) -> dict[str, Any]:
+    """The Serve file of two applications, their controllers and the arbiter, in this order."""
+    plan(*FAST, "--out", "serve.yaml", applications=[each | VIRTUAL for each in TWO])
+    written: dict[str, Any] = yaml.safe_load((folder / "serve.yaml").read_text())
+    return written
+
+
+def refused(content: dict[str, Any], sentence: str) -> None:
+    """As any command refuses the file, before anything starts."""
+    Path("serve.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=sentence) as error:
+        serve_file("serve.yaml", {})
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -124,27 +140,65 @@ def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
         ({"applications": []}, "args: applications = .*: Tuple should have at least 2 items"),
         ({"goal": "speed"}, "args: goal = 'speed': Input should be 'goodput', 'cost' or 'fairness'"),
         ({"devices": {"v100": 0}}, "args: devices.v100 = 0: Input should be greater than 0"),
+        ({"devices": {"v100": 1, "k80": 3}}, r"the applications have 2 v100 of their own, the fleet has 1: plan the"),
+        (
+            {"devices": {"v100": 9, "k80": 3}},
+            "reviews-controller shares 2 v100, and the fleet has 9: give both the sam",
+        ),
         ({"api_key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
     ],
 )
-def test_a_wrong_arbiter_is_refused_in_a_sentence(folder: Path, changed: dict[str, Any], sentence: str) -> None:
-    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
-    plan(*FAST, "--out", "serve.yaml", applications=[each | virtual for each in TWO])
-    content = yaml.safe_load((folder / "serve.yaml").read_text())
+def test_a_wrong_arbiter_is_refused_in_a_sentence(
+    content: dict[str, Any], changed: dict[str, Any], sentence: str
+) -> None:
     content["applications"][-1]["args"] |= changed
-    (folder / "serve.yaml").write_text(yaml.safe_dump(content))
+    refused(content, sentence)
+
+
+def test_an_arbiter_leads_only_applications_that_are_there_and_fit(content: dict[str, Any]) -> None:
+    _, controller, *_, arbiter = content["applications"]
+    first, second = arbiter["args"]["applications"]
+    own, name = dict(first["devices"]), first["name"]
+    second["name"] = name
+    refused(content, "two applications are called reviews: give each its own name")
+    second["name"] = "other"
+    refused(content, "there is no application other that classifies, only reviews, queries")
+    second["name"] = "queries"
+    first["devices"] = own | {"v100": own["v100"] - 1}
+    refused(content, rf"the plan of reviews uses {own['v100']} v100, of which {own['v100'] - 1} are its own: plan the")
+    first["devices"] = own
+    del controller["args"]["shared"]
+    refused(content, r"fleet: .* reviews-controller is no controller of reviews with shared: ")
+
+
+def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
+    Path("bursts.csv").write_text("second,count\n0,10\n1,30\n")
+    asked = ("simulate", "--config", "serve.yaml", "--hours", "0.003", "--load")
+    for options in ((), ("--replan",)):
+        loads = "queries=200@bursts.csv", "--rate", "100"
+        result = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*asked, *loads, *options])
+        assert result.exit_code == 0, result.output
+        rows = re.findall(r"│ (\w+) .*?│ ([\d,]+) +│ [\d,]+ +│ [\d.]+%", result.stdout)
+        arrived = {name: int(count.replace(",", "")) for name, count in rows}
+        assert arrived["all"] == arrived["reviews"] + arrived["queries"] == pytest.approx(3240, rel=0.2)
+        assert ("devices moved" in result.stdout) == bool(options)
+    assert Path("simulation-queries.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--load", "other=5"), "--load other=5: other is none of this fleet: reviews, queries"),
+        (("--load", "reviews=5", "--load", "reviews=6"), "--load reviews=6: reviews is given twice"),
+        (("--load", "reviews"), "'reviews' must look like NAME=RATE or NAME=RATE@TRACE"),
+        (("--load", "reviews=5"), "queries has no load: add --load queries=RATE, or --rate for all"),
+        (("--rate", "5", "--gone", "v100/0=1-2"), "--gone is for one application: give its name with --application"),
+        (("--rate", "5", "--load", "queries=5", "--application", "reviews"), "--load is for the applications of a fle"),
+    ],
+)
+def test_a_wrong_load_of_a_fleet_is_refused(content: dict[str, Any], options: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        serve_file(folder / "serve.yaml", {})
-
-
-def test_an_arbiter_leads_only_controllers_that_share(folder: Path) -> None:
-    virtual = {"args": {"backend": "virtual", "cpus_per_replica": 0}}
-    plan(*FAST, "--out", "serve.yaml", applications=[each | virtual for each in TWO])
-    content = yaml.safe_load((folder / "serve.yaml").read_text())
-    del content["applications"][1]["args"]["shared"]
-    (folder / "serve.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"fleet: .* reviews-controller is no controller of reviews with shared: "):
-        serve_file(folder / "serve.yaml", {})
+        CliRunner().invoke(app, ["simulate", "--config", "serve.yaml", *options], catch_exceptions=False)
 
 
 def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The controller's HTTP side and the command that asks it, over a real socket."""
 
+import asyncio
 import http.client
 import io
 import json
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.status import ask, sparkline, tables
+from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.memory import Earlier
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig
@@ -309,3 +311,41 @@ def test_a_decoder_is_shown_without_a_controller_and_with_one(toy: Toy, url: str
     for word in (*words, "next decision"):
         assert word in said.getvalue()
     assert "the plan stays as it is" not in said.getvalue()
+
+
+def test_a_fleet_shows_who_has_which_devices_what_moved_and_why(toy: Toy) -> None:
+    from isobatch.cluster.controller.fleet_service import FleetService
+
+    class Led(FleetService):
+        """Its loop does nothing by itself: the test says what controllers answer."""
+
+        async def run(self) -> None:
+            pass
+
+    run(toy.app, toy.loop, 400)
+    half = {"v100": 2}
+    standing = replace(asyncio.run(toy.loop.standing()), budget=half, uses=half)
+    assert standing.arrivals_per_s > 0
+    terms = [MemberTerms(name=name, devices=half, controller="c") for name in ("reviews", "queries")]
+    service = Led(ArbiterConfig(devices={"v100": 4}, applications=tuple(terms)))
+    idle = {"reviews": replace(standing, expected_per_s=0.0), "queries": standing}
+    service.arbiter.look(idle, {"v100": 4}, 0.0)
+    flooded = idle | {"queries": replace(standing, expected_per_s=1e6, refuses=True, goodput_per_s=123.0)}
+    service.note(flooded)
+    service.arbiter.look(flooded, {"v100": 4}, 5.0)
+    api = service.__serve_build_asgi_app__()
+    check_document(api.openapi())
+    assert DocumentedClient(api, base_url="http://localhost:8000").get("/status").json()["silent"] == []
+    with in_a_thread(api) as url:
+        result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["status", url], catch_exceptions=False)
+        shown = " ".join(result.stdout.split())
+        assert "queries │ 2 v100 │ 123 │" in shown
+        assert "reviews │ 1 v100 │" in shown, "what it gives is no longer its own"
+        assert "refuses inputs" in shown
+        assert "inputs of queries are refused: weighted goodput" in shown
+        assert "reviews gives 1 v100; queries gets 1 v100" in shown
+        told = CliRunner().invoke(app, ["status", url, "--json"], catch_exceptions=False)
+        assert json.loads(told.stdout)["applications"]["queries"]["goodput_per_s"] == 123.0
+        service.note({"reviews": idle["reviews"]})
+        silent = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["status", url], catch_exceptions=False)
+        assert "its controller does not answer" in silent.stdout

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from isobatch.deployments.config import AppConfig, checked
 from isobatch.deployments.front.http import create_api
-from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, files
+from isobatch.deployments.front.page import DOCS, EXPLAINING, FILES, FLEET, files
 from isobatch.deployments.front.service import Service
 from isobatch.profiles.errors import UserError
 
@@ -31,6 +31,8 @@ def test_the_page_loads_only_its_own_files(client: TestClient) -> None:
         assert {client.get(file).status_code for file in asked[path]} == {200}
     assert len(asked["/"]) == 4
     assert asked[DOCS] | {DOCS} == EXPLAINING
+    of_fleet = {f"/{file}" for file in re.findall(r'(?:href|src)="(page/[^"]+)"', FLEET["/"].read_text())}
+    assert of_fleet <= EXPLAINING | FLEET.keys()
 
 
 def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None:
@@ -38,7 +40,7 @@ def test_the_page_may_run_nothing_from_other_servers(client: TestClient) -> None
         policy = client.get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-    for name in ("index.html", "page.js", "page.css", "docs.html", "docs.js", "docs.css"):
+    for name in ("index.html", "page.js", "page.css", "docs.html", "docs.js", "docs.css", "fleet.html", "fleet.js"):
         unsafe = r"//cdn|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\("
         assert not re.search(unsafe, (FILES / name).read_text())
 

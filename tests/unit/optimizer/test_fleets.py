@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.planner.fleets import GOALS, best_by_trying, random_fleet, value_on, worth_on
+from experiments.fleet.divisions import GOALS, best_by_trying, random_fleet, value_on, worth_on
 from experiments.planner.settings import BERT_BASE, DISTILBERT
-from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal
+from isobatch.optimizer.fleets.application import FleetApplication, FleetGoal, Worths
 from isobatch.optimizer.fleets.division import divide, equal_shares
-from isobatch.optimizer.fleets.program import Worths
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import fleet

@@ -15,9 +15,11 @@ import numpy as np
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, DISTILBERT, FOUR_KINDS, RESNET50, evenly
 from isobatch.optimizer.fleets.application import BEYOND, FleetApplication, FleetGoal, KindCounts
+from isobatch.optimizer.fleets.division import divide
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.errors import UserError
 
 GOALS: tuple[FleetGoal, ...] = get_args(FleetGoal)
 NETWORKS = (BERT_BASE, RESNET50, DISTILBERT, BERT_LARGE)
@@ -51,6 +53,18 @@ def random_fleet(seed: int) -> tuple[list[FleetApplication], list[Device]]:
         )
         applications.append(application)
     return applications, here
+
+
+def divides_best(seed: int, goal: FleetGoal) -> bool:
+    """Whether no division of a small fleet is better, and whether it is refused where there is none."""
+    applications, devices = random_fleet(seed)
+    best = best_by_trying(applications, devices, goal)
+    try:
+        parts = divide(applications, devices, goal).parts
+    except UserError:
+        return best is None
+    found = value_on(applications, devices, parts, goal)
+    return best is not None and found is not None and np.allclose(found, best, rtol=1e-9)
 
 
 def best_by_trying(
