@@ -20,7 +20,7 @@ from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
 from tests.helpers.preparing import command, prepared_network
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, on_grid, pixel_network, reference_logits, rows_of
 
 TASK = PixelClassification((GRID, GRID))
 SCENES = drawn(240, seed=3)
@@ -38,17 +38,12 @@ def maps(answers: list[Any]) -> np.ndarray:
     return np.array([each.label for each in answers])
 
 
-def on_grid(labels: np.ndarray) -> np.ndarray:
-    places = np.arange(GRID) * 2 + 1
-    return labels[:, places][:, :, places].reshape(len(labels), -1)
-
-
 def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Path) -> None:
     rules, model = json.loads((prepared / "exits.json").read_text()), load(prepared)
     data = prepared.parent / "a.npz"
     sample = draw(rows(data, channels=1), data, LabelNames(NAMES), 20_000, task=TASK)
     pictures = [sample.values[row] for row in sample.parts.test]
-    truth = on_grid(SCENES.labels)
+    truth = on_grid(SCENES.labels, GRID)
     assert sample.labels is not None
     assert sorted(map(tuple, sample.labels.tolist())) == sorted(map(tuple, truth.tolist()))
     exits, full = (model.predict(pictures, early) for early in (True, False))
@@ -101,7 +96,7 @@ def test_evaluate_compares_maps(prepared: Path, tmp_path: Path) -> None:
     found = command("evaluate", prepared, "--data", tmp_path / "b.npz", "--json").stdout
     evaluation, model = json.loads(found), load(prepared)
     exits, full = (maps(model.predict(list(fresh.pictures), early)) for early in (True, False))
-    truth = on_grid(labels)
+    truth = on_grid(labels, GRID)
     assert evaluation["agreement"]["mean"] == pytest.approx((exits == full).mean())
     assert evaluation["accuracy"]["mean"] == pytest.approx((exits == truth)[truth < 255].mean())
     assert evaluation["full_accuracy"]["mean"] == pytest.approx((full == truth)[truth < 255].mean())
