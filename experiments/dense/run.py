@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from experiments.shared.gains import keeping_tail
 from experiments.shared.kept_parts import kept_part, place_of
 from experiments.shared.scenes import GRID, NAMES, Scenes, drawn, on_grid, scene_network
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.profiling.block_times import images, timed
-from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT, best_simulated
 from isobatch.cluster.simulator.tails import LOADS, Tails
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.exits import confidence
@@ -43,7 +43,7 @@ from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import Parts, Sample
 from isobatch.deployments.progress import show
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
-from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, no_later
+from isobatch.optimizer.pipelines.baselines import no_later
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.tuning import tuned
 from isobatch.profiles.errors import UserError
@@ -206,12 +206,9 @@ class Networks:
         """The tail without exits, and the plan of `isobatch plan --no-later`, which keeps it."""
         facts = self.facts(self.chosen)
         limited = no_later(facts, Objective(max_batch=LARGEST))
-        stock, plan = baseline(NO_EXITS, facts, limited).plan, side_by_side(facts, limited, GAP)
-        assert stock, "This is a bug: the network without exits is a plan."
+        plan = side_by_side(facts, limited, GAP)
         assert plan, "This is a bug: the network without exits is a plan."
-        assert limited.slo_s, "This is a bug: a plan that is no later has an SLO."
-        tails = Tails(facts, stock, limited.slo_s)
-        return tails, best_simulated(plan, facts, limited, side_by_side, replace(DEFAULT_EFFORT, tails=tails)).plan
+        return keeping_tail(plan, facts, limited)
 
     def tail(self) -> Figures:
         tails, plan = self.no_later()
