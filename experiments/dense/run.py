@@ -8,7 +8,8 @@ Latency: batches of 2, 4 and 8 fresh pictures, in full and with the exits that p
 smaller where pictures leave. Goodput: what one device sustains within an SLO, with constant batches, by plans from the
 measured times; in full and with early exit in batches that shrink beside it. The promise is repeated on random parts
 of recorded pictures. Tail: p99 over that in full at four loads, by the plan of `isobatch plan --no-later`, simulated
-with the measured times. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
+with the measured times. Shapes: what exits cost in a SegFormer-B0 and a UperNet over ConvNeXt-tiny, whose weights are
+random. The figures of a part are kept when it ends, so that an interrupted run goes on with the next.
 
 `parts=live` plays the tail through HTTP, on a machine that does nothing else.
 """
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from experiments.dense.shapes import exit_costs
 from experiments.shared.gains import keeping_tail
 from experiments.shared.kept_parts import kept_part, place_of
 from experiments.shared.scenes import GRID, NAMES, Scenes, drawn, on_grid, scene_network
@@ -88,6 +90,7 @@ def _figures(out: Path, parts: str, repeats: int, again: bool) -> dict[str, floa
     networks = cache(partial(_networks, out))
     known: dict[str, Callable[[], Figures]] = {
         "costs": lambda: ((f"exit_cost_{block}", share) for block, share in enumerate(networks().exit_costs)),
+        "shapes": exit_costs,
         "latencies": lambda: networks().latencies(),
         "goodput": lambda: networks().goodput(),
         "promise": lambda: _promise(load(out), repeats),
