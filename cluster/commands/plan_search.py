@@ -238,7 +238,7 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
             effort = replace(_hurried(options.seconds), out_of_time=live.is_over)
         effort = replace(effort, in_time=in_time, better=live.better, hurries=live.is_stopped)
         if options.no_later and (stock := baseline(NO_EXITS, facts, objective).plan) and objective.slo_s:
-            effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.cell))
+            effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.last_inputs, effort.cell))
         return choice.best_simulated(plan, facts, objective, find, effort, not options.one_pipeline)
 
     return simulate

@@ -17,20 +17,19 @@ from isobatch.optimizer.problem import Problem
 
 LOADS = (0.3, 0.5, 0.7, 0.9)  # shares of what the network without exits sustains by the cost model
 MOST = 1.02  # times the p99 without exits: chance moves the ratio of two runs by as much
-INPUTS = 10_000  # of a run
 PATIENCE = 20.0  # times the SLO, so that no input is refused and missing from the tail
 SEED = 4  # of inputs by which nothing else is chosen
 
 
 @dataclass(frozen=True)
 class Tails:
-    """The p99 latencies that no plan may exceed: those of `stock`, the network without exits."""
+    """The p99 latencies that no plan may exceed: those of `stock`, the network without exits, in runs of `inputs`."""
 
     facts: Problem
     stock: Plan
     slo_s: float
+    inputs: int
     cell: float = SIZE
-    inputs: int = INPUTS
     _kept: dict[Plan, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def kept_by(self, plan: Plan) -> bool:

@@ -57,7 +57,10 @@ from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
 STEPS, DEPTHS = 1000, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
-PREPARED_WITH, FRESH, RECORDED = 3000, 640, 4000  # scenes, each drawn anew
+# Scenes, each drawn anew. Bridges learn from the digits of the network's training, and no others: it would be no fair
+# comparison if they knew digits that the network does not know.
+LEARNT, CALIBRATED, TESTED = 1800, 200, 1000
+FRESH, RECORDED = 640, 4000
 ALLOWED, SURE, REPEATS = 0.01, 0.95, 100
 PROMISES: dict[str, Metric] = {"": MEAN_IOU, "_agreement": "agreement"}  # by the end of the figures' names
 BATCHES, LARGEST, PROFILE_S = (2, 4, 8), 32, 30.0
@@ -113,9 +116,10 @@ def _prepare(out: Path) -> None:
     with TemporaryDirectory(dir=out.parent) as folder:
         plain, made = Path(folder, "plain"), Path(folder, "prepared")
         scene_network(plain, STEPS, DEPTHS, lambda steps: show(steps, "training the network"))
-        scenes = drawn(PREPARED_WITH, seed=1)
-        labels, parts = on_grid(scenes.labels, GRID), Parts.of(PREPARED_WITH)
-        sample = Sample(list(scenes.pictures), labels, parts, task=task_at(plain))
+        learnt, others = drawn(LEARNT, seed=0), drawn(CALIBRATED + TESTED, seed=1)
+        labels = on_grid(np.concatenate((learnt.labels, others.labels)), GRID)
+        parts = Parts(*np.split(np.arange(len(labels)), [LEARNT, LEARNT + CALIBRATED]))
+        sample = Sample([*learnt.pictures, *others.pictures], labels, parts, task=task_at(plain))
         options = PrepareOptions(f"{confidence.__module__}:confidence", metric=MEAN_IOU, max_accuracy_loss=ALLOWED)
         prepare(plain, sample, made, options)
         made.rename(out)

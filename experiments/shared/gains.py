@@ -42,7 +42,8 @@ def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
 def keeping_tail(plan: Plan, facts: Problem, limited: Objective) -> tuple[Tails, Plan]:
     """The tail without exits, and the plan of `isobatch plan --no-later`. `plan`: the one that is not simulated yet."""
     assert limited.slo_s, "This is a bug: a plan that is no later has an SLO."
-    tails, find = Tails(facts, baseline_plan(NO_EXITS, facts, limited), limited.slo_s), partial(side_by_side, gap=GAP)
+    stock, find = baseline_plan(NO_EXITS, facts, limited), partial(side_by_side, gap=GAP)
+    tails = Tails(facts, stock, limited.slo_s, DEFAULT_EFFORT.last_inputs)
     return tails, best_simulated(plan, facts, limited, find, replace(DEFAULT_EFFORT, tails=tails)).plan
 
 

@@ -26,7 +26,7 @@ def tails() -> Tails:
     stock = baseline(NO_EXITS, DEAR, LIMITED).plan
     assert stock is not None
     assert LIMITED.slo_s is not None
-    return Tails(DEAR, stock, LIMITED.slo_s, inputs=INPUTS)
+    return Tails(DEAR, stock, LIMITED.slo_s, INPUTS)
 
 
 @cache
