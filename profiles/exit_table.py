@@ -157,9 +157,10 @@ class ExitTable:
         return self.ranked.ndcg(self.scores[places, np.arange(self.num_inputs)])
 
     @property
-    def _iou(self) -> Floats:
+    def _iou_lost(self) -> Floats:
         assert self.iou is not None, "This is a bug: these inputs are no pictures whose pixels are labelled."
-        return self.iou.astype(np.float64)
+        lost: Floats = (self.iou[-1] - self.iou).astype(np.float64)
+        return lost
 
     @property
     def at_end(self) -> Indices:
@@ -180,7 +181,7 @@ class ExitTable:
             assert self.scores is not None, "This is a bug: documents have scores."
             return self.ranked.losses(self.scores)
         if metric == MEAN_IOU:
-            return self._iou[-1] - self._iou
+            return self._iou_lost
         judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
         lost: Floats = (1.0 if metric == "agreement" else self.full_right) - judged
         return lost if metric in OF_ALL else lost * balancing(self.truth)
@@ -198,7 +199,7 @@ class ExitTable:
             same = self.answers(places) == self.full_labels if self.agreed is None else self.agreed[places, inputs]
             return (mean_loss(1.0 - same.astype(np.float64)),)
         if metric == MEAN_IOU:
-            return (mean_loss(self._iou[-1] - self._iou[places, inputs]),)
+            return (mean_loss(self._iou_lost[places, inputs]),)
         lost = self.full_right - self.right[places, inputs]
         return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)
 
