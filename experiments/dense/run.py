@@ -56,16 +56,16 @@ from isobatch.profiles.losses import MEAN_IOU, Floats, Indices, Metric, picture_
 from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
-STEPS, DEPTHS = 800, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
+STEPS, DEPTHS = 600, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
 # Scenes, each drawn anew. Bridges learn from the digits of the network's training, and no others: it would be no fair
 # comparison if they knew digits that the network does not know.
-LEARNT, CALIBRATED, TESTED = 1600, 200, 1000
-FRESH, RECORDED = 640, 3000
+LEARNT, CALIBRATED, TESTED = 1200, 200, 1000
+FRESH, RECORDED = 480, 3000
 ALLOWED, SURE, REPEATS = 0.01, 0.95, 100
 PROMISES: dict[str, Metric] = {"": MEAN_IOU, "_agreement": "agreement"}  # by the end of the figures' names
-BATCHES, LARGEST, PROFILE_S = (2, 4, 8), 32, 30.0
+BATCHES, LARGEST, PROFILE_S = (2, 4, 8), 32, 20.0
 SLO_OVER_ONE = 8.0  # the SLO in times of one picture alone in full
-TRIAL_S, ROUNDS = 1.5, 3
+TRIAL_S, ROUNDS = 1.0, 3
 MOST_OPEN = 2  # exits with bridges that are tried together
 KIND, GAP = "host", 0.01
 LIVE = "live"
@@ -93,11 +93,11 @@ def _figures(out: Path, parts: str, repeats: int, again: bool) -> dict[str, floa
     networks = cache(partial(_networks, out))
     known: dict[str, Callable[[], Figures]] = {
         "costs": lambda: ((f"exit_cost_{block}", share) for block, share in enumerate(networks().exit_costs)),
-        "shapes": exit_costs,
         "latencies": lambda: networks().latencies(),
         "goodput": lambda: networks().goodput(),
         "promise": lambda: _promise(load(out), repeats),
         "tail": lambda: networks().tail(),
+        "shapes": exit_costs,
         LIVE: lambda: _live(networks()),
     }
     wanted = parts.split(",") if parts else [name for name in known if name != LIVE]
