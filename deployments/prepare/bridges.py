@@ -34,7 +34,7 @@ from isobatch.profiles.losses import picture_iou
 
 UNSURE = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # shares of pixels that need not be sure, from which the best is chosen
 HELD = 0.25  # of the training part: bridges do not learn from it, and thresholds are ordered by it
-EPOCHS = 12
+EPOCHS = 8
 BATCH, LEARNING_RATE = 16, 4e-3  # pictures per step of Adam, and its highest rate, which falls to nothing in the end
 CALIBRATED_BY = 20_000  # pixels
 
