@@ -326,7 +326,7 @@ HEADLINES = {
                 Headline(
                     "promise",
                     f"tail_p99_ratio_at_{load}_{name}",
-                    f"--no-later, {says}, {load:.0%} load: p99 over no exits",
+                    f"--no-later, {says}, {100 * load:.0f} % load: p99 over no exits",
                     1.02,
                     True,
                 )
@@ -354,7 +354,11 @@ HEADLINES = {
         Headline("dense", "promise_broken_agreement", "the same: promises of agreement", 0.05, True),
         *(
             Headline(
-                "dense", f"p99_ratio_at_{load}", f"the same: --no-later, {load:.0%} load: p99 over no exits", 1.02, True
+                "dense",
+                f"p99_ratio_at_{load}",
+                f"the same: --no-later, {100 * load:.0f} % load: p99 over no exits",
+                1.02,
+                True,
             )
             for load in (0.3, 0.5, 0.7, 0.9)
         ),
