@@ -48,7 +48,8 @@ def _costs(name: str, network: Any, folder: Path) -> Iterator[tuple[str, float]]
     batch = model.encode([np.zeros((SIDE, SIDE, 3), np.uint8)])
     pooled, _ = model.features(batch)
     whole_s = _least_s(partial(model.run, batch, model.num_blocks, ()))
-    ends = [block for block in range(model.num_blocks - 1) if len(pooled[block][0]) < len(pooled[block + 1][0])]
+    widths = model.anatomy.pooled_widths
+    ends = [block for block in range(model.num_blocks - 1) if widths[block] < widths[block + 1]]
     for region, block in enumerate(ends):
         yield (
             f"exit_cost_{name}_{region}",
