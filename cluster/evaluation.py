@@ -28,6 +28,7 @@ from isobatch.deployments.tasks import Task, task_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.losses import (
     ABSOLUTE_ERROR,
+    MEAN_IOU,
     MICRO_F1,
     NAMES,
     NDCG,
@@ -42,6 +43,7 @@ from isobatch.profiles.losses import (
     ScoreFigures,
     losses_by_class,
     mean_loss,
+    picture_iou,
     score_loss,
     scored,
 )
@@ -52,6 +54,7 @@ SCORE_NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
     "micro-f1": "micro-F1",
+    "mean-iou": "mean IoU",
     "worst-class": "recall, worst class",
     "absolute-error": "error of scores",
     "ndcg@10": "NDCG@10",
@@ -195,7 +198,10 @@ def evaluated_pixels(
     )
     classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
     before, after, lost = map(_of_losses, (in_full, with_exits, in_full - with_exits))
-    return Evaluation(len(exits), agreement, depth, before, after, lost, {}, classes)
+    size = 1 + int(max(truth.max(), full_answers.max(), early.max()))
+    iou, iou_early = (picture_iou(truth[some], answers[some], size) for answers in (full_answers, early))
+    scores = {MEAN_IOU: ScoreFigures(*map(_of_losses, (iou, iou_early, iou - iou_early)))}
+    return Evaluation(len(exits), agreement, depth, before, after, lost, scores, classes)
 
 
 def _labels(answer: PredictedAnswer) -> Labels:

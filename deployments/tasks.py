@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from isobatch.deployments.class_maps import RUNS, MapStyle, class_map, labels_of_runs
 from isobatch.deployments.entities import entities_of
 from isobatch.profiles.errors import UserError
-from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, Metric
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, Metric
 from isobatch.profiles.model import Label, Probability, Words, probabilities_in
 
 # Hugging Face's names of problems.
@@ -275,7 +275,7 @@ class PixelClassification(Task):
     name = "semantic-segmentation"
     heads = "ForSemanticSegmentation"
     by_pixel = True
-    metrics = ("agreement", "accuracy")
+    metrics = ("agreement", "accuracy", MEAN_IOU)
     answered = "pixels"
     loaders: Mapping[str, str] = MappingProxyType({"image": "AutoModelForSemanticSegmentation"})
     tensors: Tensors = MappingProxyType({"label": ("INT64", [-1, -1]), "score": ("FP32", [-1, -1])})

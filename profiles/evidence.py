@@ -16,7 +16,7 @@ from isobatch.profiles.confidence import shown
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exit_table import ARRAYS, OPTIONAL, ExitTable, highest, ladder, outcome
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, OF_ALL, Floats, Indices, Loss, Metric
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, OF_ALL, Floats, Indices, Loss, Metric
 
 EVIDENCE = "exit_table.npz"
 MAX_LADDERS = 8  # ladders that are cached
@@ -40,6 +40,8 @@ class Evidence:
             raise UserError(f"the model was prepared without labels, which --metric {metric} needs")
         if metric == MICRO_F1 and test.marks is None:
             raise UserError(f"--metric {metric} is for networks that give an input several labels")
+        if metric == MEAN_IOU and test.iou is None:
+            raise UserError(f"--metric {metric} is for networks that label pixels: prepare yours with it")
         if metric == NDCG and test.lists is None:
             raise UserError(f"--metric {metric} is for lists of documents: prepare the network with --queries")
         if metric and (metric == ABSOLUTE_ERROR) != (test.scores is not None) and metric not in ("agreement", NDCG):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.profiles.losses import (
+    MEAN_IOU,
     MICRO_F1,
     NDCG,
     OF_ALL,
@@ -63,6 +64,8 @@ class ExitTable:
     agreed: NDArray[np.float32] | None = None
     # Where inputs have several labels each: 2 x ramps + 1 x inputs, `right` and `both` of `PooledF1`.
     marks: NDArray[np.float32] | None = None
+    # Where pixels are labelled: ramps + 1 x inputs, the mean IoU of each picture.
+    iou: NDArray[np.float32] | None = None
     # Where inputs have a score: ramps + 1 x inputs. If they are documents, also the list and the relevance of each.
     scores: NDArray[np.float32] | None = None
     lists: Indices | None = None
@@ -154,6 +157,12 @@ class ExitTable:
         return self.ranked.ndcg(self.scores[places, np.arange(self.num_inputs)])
 
     @property
+    def _iou_lost(self) -> Floats:
+        assert self.iou is not None, "This is a bug: these inputs are no pictures whose pixels are labelled."
+        lost: Floats = (self.iou[-1] - self.iou).astype(np.float64)
+        return lost
+
+    @property
     def at_end(self) -> Indices:
         return np.full(self.num_inputs, self.num_ramps)
 
@@ -171,6 +180,8 @@ class ExitTable:
         if metric == NDCG:
             assert self.scores is not None, "This is a bug: documents have scores."
             return self.ranked.losses(self.scores)
+        if metric == MEAN_IOU:
+            return self._iou_lost
         judged = (self.agrees if metric == "agreement" else self.right).astype(np.float64)
         lost: Floats = (1.0 if metric == "agreement" else self.full_right) - judged
         return lost if metric in OF_ALL else lost * balancing(self.truth)
@@ -187,11 +198,13 @@ class ExitTable:
         if metric == "agreement":
             same = self.answers(places) == self.full_labels if self.agreed is None else self.agreed[places, inputs]
             return (mean_loss(1.0 - same.astype(np.float64)),)
+        if metric == MEAN_IOU:
+            return (mean_loss(self._iou_lost[places, inputs]),)
         lost = self.full_right - self.right[places, inputs]
         return losses_by_class(lost, self.truth) if metric == "worst-class" else (mean_loss(lost),)
 
 
-OPTIONAL = ("agreed", "marks", "scores", "lists", "relevance")  # arrays that only some tables have
+OPTIONAL = ("agreed", "marks", "iou", "scores", "lists", "relevance")  # arrays that only some tables have
 # The arrays of a table by the names that files give them.
 ARRAYS = {
     field.name: "said" if field.name == "labels" else field.name

@@ -3,6 +3,9 @@
 - accuracy: right answers, of all inputs. agreement: answers that are the full network's.
 - worst-class: right answers among the inputs of one class, for the class that loses most. Each class has a loss, and
   all of them must be small. If one is too large, its own test already fails as often as it should.
+- mean-iou: a picture's intersection over union, as the mean of the labels that it has. Every picture counts alike, so
+  that the loss is a mean over inputs; a score over the pixels of all pictures would depend on few pictures of a rare
+  label, and have no valid test for few of them.
 - absolute-error: how much further scores are from the true ones, as a share of their range.
 - ndcg@10: of lists of documents, each of which counts as one input (profiles/ranking.py).
 - macro-f1, mcc, micro-f1: a score of all inputs together, which is no mean over them. Its loss and standard error come
@@ -17,7 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "absolute-error", "ndcg@10"]
+Metric = Literal[
+    "accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "mean-iou", "absolute-error", "ndcg@10"
+]
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
@@ -29,14 +34,16 @@ NAMES: Mapping[Metric, str] = {
     "macro-f1": "macro-F1",
     "mcc": "MCC",
     "micro-f1": "micro-F1",
+    "mean-iou": "mean IoU",
     "absolute-error": "the scores' range in absolute error",
     "ndcg@10": "NDCG@10",
 }
 MICRO_F1: Metric = "micro-f1"  # of all labels of all inputs, where an input may have several
+MEAN_IOU: Metric = "mean-iou"
 ABSOLUTE_ERROR: Metric = "absolute-error"
 NDCG: Metric = "ndcg@10"
 # Metrics that are means over all inputs; the others count by classes or lists.
-OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement", ABSOLUTE_ERROR)
+OF_ALL: tuple[Metric, ...] = ("accuracy", "agreement", MEAN_IOU, ABSOLUTE_ERROR)
 ROUNDING = 1e-9  # tolerance for rounding errors in comparisons of losses
 STEADY = 1.96  # standard errors of a 95 % interval
 
@@ -136,6 +143,23 @@ def mean_loss(lost: Floats) -> Loss:
     return Loss(float(lost.mean()), float((lost**2).mean()), len(lost))
 
 
+def picture_iou(truth: Labels, answers: Labels, num_labels: int) -> Floats:
+    """The mean IoU of each picture over the labels that it has. Both are pictures x pixels; in `truth` -1 is no label.
+
+    >>> picture_iou(np.array([[0, 0, 1, -1], [-1, -1, -1, -1]]), np.array([[0, 1, 1, 1], [0, 1, 2, 2]]), 3).tolist()
+    [0.5, 1.0]
+    """
+    labelled, first = truth >= 0, num_labels * np.arange(len(truth))[:, None]
+
+    def counts(labels: Labels, where: NDArray[np.bool_]) -> Indices:
+        return np.bincount((first + labels)[where], minlength=len(truth) * num_labels).reshape(-1, num_labels)
+
+    there, both = counts(truth, labelled), counts(truth, labelled & (answers == truth))
+    ratios = np.where(there > 0, both / np.maximum(there + counts(answers, labelled) - both, 1), 0.0)
+    has = (there > 0).sum(axis=1)
+    return np.where(has > 0, ratios.sum(axis=1) / np.maximum(has, 1), 1.0)
+
+
 def losses_by_class(lost: Floats, truth: Labels) -> tuple[Loss, ...]:
     """The mean loss of each class that occurs."""
     return tuple(mean_loss(lost[truth == label]) for label in np.unique(truth))
@@ -222,7 +246,7 @@ def mcc(shares: Floats) -> ClassScore:
 
 SCORES: Mapping[str, Callable[[Floats], ClassScore]] = {"macro-f1": macro_f1, "mcc": mcc}
 # Metrics whose confidence is valid for many inputs.
-APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1, ABSOLUTE_ERROR, NDCG)
+APPROXIMATE: tuple[str, ...] = (*SCORES, MICRO_F1, MEAN_IOU, ABSOLUTE_ERROR, NDCG)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,14 @@ from isobatch.profiles.errors import UserError
 Number = TypeVar("Number", int, float)
 
 # Defined in profiles/losses.py.
-Metric = Literal["accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "absolute-error", "ndcg@10"]
+Metric = Literal[
+    "accuracy", "agreement", "worst-class", "macro-f1", "mcc", "micro-f1", "mean-iou", "absolute-error", "ndcg@10"
+]
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]  # int8 is for CPUs, on ONNX Runtime
 METRICS = (
     "accuracy, agreement with the full network (needs no labels), the recall of any class, macro-F1 or MCC; where an "
-    "input has several labels, micro-F1; where it has a score, the absolute error, or with --queries NDCG@10"
+    "input has several labels, micro-F1; where its pixels have labels, mean IoU; where it has a score, the absolute "
+    "error, or with --queries NDCG@10"
 )
 KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's API key.")]
 

@@ -22,12 +22,13 @@ from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
 from isobatch.cluster.simulator.cells import world_of
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, sustained_in
+from isobatch.cluster.simulator.tails import Tails
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
 from isobatch.optimizer import Objective, Plan, Problem, evaluate, problem, read_plan
 from isobatch.optimizer.effort import EFFORT
 from isobatch.optimizer.goals import GOALS
 from isobatch.optimizer.infeasible import reason
-from isobatch.optimizer.pipelines.baselines import baselines, no_later
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, baselines, no_later
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
@@ -236,6 +237,8 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
         else:
             effort = replace(_hurried(options.seconds), out_of_time=live.is_over)
         effort = replace(effort, in_time=in_time, better=live.better, hurries=live.is_stopped)
+        if options.no_later and (stock := baseline(NO_EXITS, facts, objective).plan) and objective.slo_s:
+            effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.last_inputs, effort.cell))
         return choice.best_simulated(plan, facts, objective, find, effort, not options.one_pipeline)
 
     return simulate

@@ -26,7 +26,7 @@ from isobatch.deployments.prepare.sample import draw, sampled
 from isobatch.deployments.progress import busy, show
 from isobatch.deployments.tasks import LABELS, PIXELS
 from isobatch.profiles.errors import UserError, read_model
-from isobatch.profiles.losses import ABSOLUTE_ERROR, MICRO_F1, NDCG, OF_ALL
+from isobatch.profiles.losses import ABSOLUTE_ERROR, MEAN_IOU, MICRO_F1, NDCG, OF_ALL
 from isobatch.profiles.promise import RULES
 
 if TYPE_CHECKING:
@@ -186,8 +186,10 @@ def _prepare_classifier(
     _check_scores(options, task)
     metric = options.metric or (NDCG if options.queries else task.metrics[0])
     if metric not in task.metrics:
-        gives = {MICRO_F1: "several labels", ABSOLUTE_ERROR: "a score", NDCG: "a score"}.get(metric, "one label")
-        these = f"for networks that give an input {gives}; for this one: {', '.join(task.metrics)}"
+        gives = {MICRO_F1: "several labels", MEAN_IOU: "a map", ABSOLUTE_ERROR: "a score", NDCG: "a score"}
+        these = (
+            f"for networks that give an input {gives.get(metric, 'one label')}; for this one: {', '.join(task.metrics)}"
+        )
         raise UserError(f"--metric {metric} is {these}")
     if task.several:
         check_forgets(policy, "--policy")
@@ -198,7 +200,7 @@ def _prepare_classifier(
     inputs = show(options.rows_for(source, console, data), f"reading {data.name}")
     sample = draw(inputs, data, names, options.max_rows, options.seed, task, options.queries)
     if sample.labels is None:
-        if options.metric not in (None, *OF_ALL):
+        if options.metric not in (None, *OF_ALL) or options.metric == MEAN_IOU:
             raise UserError(f"{data}: has no column of labels, which --metric {metric} needs (see --label-column)")
         console.print(
             f"{data} has no column of labels: ramps learn what the network itself predicts (see --label-column), "

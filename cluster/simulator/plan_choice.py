@@ -27,6 +27,7 @@ from isobatch.cluster.simulator.sustained import (
     run_if_sustained,
     sustained_in,
 )
+from isobatch.cluster.simulator.tails import Tails
 from isobatch.optimizer.effort import MOST_GAP, never
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.moves import neighbours
@@ -72,6 +73,10 @@ class SimulationEffort:
     out_of_time: Callable[[], bool] = never
     hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short too
     better: Callable[[Plan, float, int], None] = ignore
+    tails: Tails | None = None  # the latencies that plans must keep; None: any
+
+    def allows(self, plan: Plan) -> bool:
+        return self.tails is None or self.tails.kept_by(plan)
 
     def shortened(self, at_once: float) -> "SimulationEffort":
         """With runs that are short enough to compare some plans, if `at_once` inputs arrive within an SLO."""
@@ -123,11 +128,12 @@ class BestSoFar:
     rate_per_s: float = 0.0
     tried: int = 0
     simulated: float = 0.0  # inputs
+    _first: Plan = field(init=False)
     _tried: set[Plan] = field(default_factory=set)
     _passed: list[Plan] = field(default_factory=list)  # earlier best plans, the last one last
 
     def __post_init__(self) -> None:
-        effort, world = self.effort, self._world(self.best)
+        self._first, effort, world = self.best, self.effort, self._world(self.best)
         believed_per_s = evaluate(self.best, self.facts).goodput_per_s
         first_per_s = sustained_in(world, believed_per_s, effort.inputs, slos=effort.slos, in_time=effort.in_time)
         self.first_per_s = self.rate_per_s = first_per_s
@@ -150,7 +156,7 @@ class BestSoFar:
     def _is_better(self, plan: Plan) -> bool:
         # Where no rate is sustained so far, the first one to try is a tenth of the planner's estimate.
         step, rate_per_s = STEP, self.rate_per_s or 0.1 * evaluate(plan, self.facts).goodput_per_s
-        while self._sustains(plan, rate_per_s * (1 + step)):
+        while self._sustains(plan, rate_per_s * (1 + step)) and self.effort.allows(plan):
             if self.best is not plan:
                 self._passed.append(self.best)
             self.best, self.rate_per_s = plan, rate_per_s * (1 + step)
@@ -173,7 +179,7 @@ class BestSoFar:
         A rival that sustains more replaces the best plan, as does an earlier best plan, which may have lost by chance.
         In the end a plan with fewer splits is taken if it sustains nearly as much.
         """
-        first, best = replace(planned, promise=None), self.best
+        first, best = self._first, self.best
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
         if best != first:
             worse = self.effort.hurries() or self.first_per_s * (1 + SURELY) < after_per_s
@@ -234,6 +240,8 @@ class BestSoFar:
         inputs = self._last_inputs(world, better_per_s)
         if run_if_sustained(world, better_per_s, inputs, OTHER_SEED, self.effort.in_time) is None:
             return 0.0
+        if not self.effort.allows(plan):
+            return 0.0
         confirmed_per_s = self._confirmed_per_s(plan, better_per_s)
         return confirmed_per_s if confirmed_per_s > rate_per_s else 0.0
 
@@ -279,7 +287,10 @@ def best_simulated(
         raise UserError("--polish searches for the most goodput within --slo-ms: it needs --slo-ms and no other goal")
     world = world_of(plan, facts, slo_s, effort.cell, 2 * effort.cell)
     effort = effort.shortened(world.slo_s * world.share * evaluate(plan, facts).goodput_per_s)
-    search = BestSoFar(facts, slo_s, replace(plan, promise=None), effort)
+    begun = replace(plan, promise=None)
+    if effort.tails and not effort.tails.kept_by(begun):
+        begun = replace(effort.tails.stock, promise=None)
+    search = BestSoFar(facts, slo_s, begun, effort)
     free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)  # kinds apart, any cuts
     simple, rivals = tee(starts(facts, objective, LIMITS, effort.out_of_time) if free else ())
     others = chain(simple, within_limits(facts, objective, find))

@@ -74,6 +74,17 @@ def by_pixel(logits: Tensor) -> Tensor:
     return logits.permute(0, 2, 3, 1).flatten(0, 2)
 
 
+class RegionEnd(nn.Module):
+    """The end of a region of tokens: its norm, and the tokens as a map."""
+
+    def __init__(self, norm: nn.Module, sides: tuple[int, int]) -> None:
+        super().__init__()
+        self.norm, self._sides = norm, sides
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return as_map(self.norm(tokens), self._sides)
+
+
 class Bridge(nn.Module):
     """What stands between a block and a head of its own: the end of the block's region, and a stage of one block for
     each later region."""

@@ -30,11 +30,12 @@ from isobatch.deployments.prepare.sample import Indices, Sample
 from isobatch.deployments.prepare.thresholds import calibration_error, replay
 from isobatch.deployments.progress import show
 from isobatch.profiles.exit_table import ExitTable
+from isobatch.profiles.losses import picture_iou
 
 UNSURE = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # shares of pixels that need not be sure, from which the best is chosen
 HELD = 0.25  # of the training part: bridges do not learn from it, and thresholds are ordered by it
-EPOCHS, EPOCHS_WITHOUT_GAIN = 40, 3
-BATCH, LEARNING_RATE = 16, 2e-3  # pictures per step of Adam
+EPOCHS = 8
+BATCH, LEARNING_RATE = 16, 4e-3  # pictures per step of Adam, and its highest rate, which falls to nothing in the end
 CALIBRATED_BY = 20_000  # pixels
 
 
@@ -112,7 +113,10 @@ def _trained(pictures: PixelSample, learn: Indices, held: Indices) -> list[nn.Mo
     assert anatomy.bridge, "This is a bug: a network that labels pixels has bridges."
     bridges = [anatomy.bridge(block).to(device) for block in range(pictures.model.num_blocks - 1)]
     optimiser = torch.optim.AdamW(nn.ModuleList(bridges).parameters(), lr=LEARNING_RATE)
-    least, best, since = np.full(len(bridges), np.inf), [bridge.state_dict() for bridge in bridges], 0
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, LEARNING_RATE, epochs=EPOCHS, steps_per_epoch=len(_parts(learn))
+    )
+    least, best = np.full(len(bridges), np.inf), [bridge.state_dict() for bridge in bridges]
     for _ in show(range(EPOCHS), "bridges, epoch by epoch"):
         for bridge in bridges:
             bridge.train()
@@ -120,16 +124,13 @@ def _trained(pictures: PixelSample, learn: Indices, held: Indices) -> list[nn.Mo
             optimiser.zero_grad()
             torch.autograd.backward(seen.losses(bridges).sum())
             optimiser.step()
+            schedule.step()
         for bridge in bridges:
             bridge.eval()
         with torch.inference_mode():
             lost = torch.stack([seen.losses(bridges) for seen in pictures.seen(held)]).mean(dim=0).cpu().numpy()
         for better in np.flatnonzero(lost < least):
             least[better], best[better] = lost[better], deepcopy(bridges[better].state_dict())
-            since = -1
-        since += 1
-        if since == EPOCHS_WITHOUT_GAIN:
-            break
     for bridge, state in zip(bridges, best, strict=True):
         bridge.load_state_dict(state)
         bridge.requires_grad_(False)
@@ -156,16 +157,19 @@ def picture_tables(
         logits = seen.logits(bridges).calibrated(temperatures)
         of_pixels = replay(policy, logits.ramps, logits.head, logits.truth, costs)
         pixels = len(logits.head) // len(some)
-        labelled = logits.truth.sum(dim=1).reshape(len(some), -1).mean(dim=1).numpy()
+        has_label = logits.truth.sum(dim=1).reshape(len(some), -1).numpy()
+        labelled, truth = has_label.mean(axis=1), np.where(has_label > 0, of_pixels.truth.reshape(len(some), -1), -1)
+        answers = of_pixels.labels.reshape(-1, *truth.shape).astype(np.int64)
+        iou = np.array([picture_iou(truth, each, logits.head.shape[1]) for each in answers], np.float32)
         for most in sorted({int(share * pixels) for share in UNSURE}):
             table = of_texts(of_pixels, np.full(len(some), pixels), most)
             right = np.where(labelled > 0, table.right / np.maximum(labelled, 1 / pixels), 1.0)
-            made.setdefault(most, []).append(replace(table, right=right.astype(np.float32)))
+            made.setdefault(most, []).append(replace(table, right=right.astype(np.float32), iou=iou))
     return {most: _joined(tables) for most, tables in made.items()}
 
 
 def _joined(tables: Sequence[ExitTable]) -> ExitTable:
-    names = ("first", "right", "labels", "truth", "agreed")
+    names = ("first", "right", "labels", "truth", "agreed", "iou")
     return replace(tables[0], **{name: np.concatenate([getattr(each, name) for each in tables], -1) for name in names})
 
 

@@ -1,7 +1,7 @@
 """Whether the tail grows where inputs leave early (PAME: it never should).
 
 Plans have no SLO here but the one that `isobatch plan --no-later` works out: the latency without exits, at full load.
-They are played beside the network without exits, at 70 and 90 % of what that sustains, by the real dispatcher in
+They are played beside the network without exits, at four shares of what that sustains, by the real dispatcher in
 virtual time, with thresholds of `isobatch prepare`; and so are plans for the most goodput, whatever their latency.
 """
 
@@ -12,16 +12,17 @@ import numpy as np
 from experiments.promise.audited import RecordedDevices
 from experiments.promise.plans import fleet_of
 from experiments.promise.tried import drawn
-from experiments.shared.gains import baseline_plan
+from experiments.shared.gains import baseline_plan, keeping_tail
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.cluster.simulator.simulation import Simulation, World
+from isobatch.cluster.simulator.tails import LOADS
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
 from isobatch.optimizer.pipelines.baselines import NO_EXITS, no_later
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 
-MAX_BATCH, LOADS, INPUTS, SLO_S = 32, (0.7, 0.9), 12_000, 2.0
+MAX_BATCH, INPUTS, SLO_S = 32, 12_000, 2.0
 
 
 def tail(name: str, recording: str) -> dict[str, float]:
@@ -46,7 +47,9 @@ def tail(name: str, recording: str) -> dict[str, float]:
         world = World(plan, here, SLO_S, Limits())
         return Simulation(world, [(times_s, rows)], INPUTS / rate, 0, devices).finish().tally.quantile_s(0.99)
 
-    limited, free = planned(no_later(facts, most)), planned(most)
+    limit, free = no_later(facts, most), planned(most)
+    estimated, here = planned(limit)
+    limited = keeping_tail(estimated, here, limit)[1], here
     result = {"tail_goodput_ratio": _goodput_per_s(*limited) / _goodput_per_s(*stock)}
     for load in LOADS:
         without_s, kept_s, free_s = (p99_s(*each, load) for each in (stock, limited, free))

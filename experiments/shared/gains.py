@@ -5,14 +5,17 @@ E3's figures 7 (`experiments/homogeneous`) and 13 (`experiments/heterogeneous`) 
 
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
 from rich.progress import track
 
 from experiments.planner.settings import Network
+from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT, best_simulated
 from isobatch.cluster.simulator.sustained import sustained_per_s
+from isobatch.cluster.simulator.tails import Tails
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS, SERIAL, baseline
@@ -34,6 +37,14 @@ def baseline_plan(name: str, facts: Problem, objective: Objective) -> Plan:
     if plan is None:
         raise UserError(f"{name}: no batch size keeps these limits")
     return plan
+
+
+def keeping_tail(plan: Plan, facts: Problem, limited: Objective) -> tuple[Tails, Plan]:
+    """The tail without exits, and the plan of `isobatch plan --no-later`. `plan`: the one that is not simulated yet."""
+    assert limited.slo_s, "This is a bug: a plan that is no later has an SLO."
+    stock, find = baseline_plan(NO_EXITS, facts, limited), partial(side_by_side, gap=GAP)
+    tails = Tails(facts, stock, limited.slo_s, DEFAULT_EFFORT.last_inputs)
+    return tails, best_simulated(plan, facts, limited, find, replace(DEFAULT_EFFORT, tails=tails)).plan
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 SIDE, MOST_DIGITS, NOISE = 32, 6, 0.15
+GRID = SIDE // 2  # of the network's map, which halves the picture
 NAMES = ("background", *map(str, range(10)))
 BATCH, RATE = 32, 3e-3
 TRAINED_ON = 4000
@@ -42,6 +43,12 @@ def drawn(count: int, seed: int) -> Scenes:
             ground[place] += images[digit]
             marks[place][images[digit] > 0.3] = digits[digit] + 1
     return Scenes((64 + 128 * grounds).clip(0, 255).astype(np.uint8), labels)
+
+
+def on_grid(labels: NDArray[np.int64], side: int) -> NDArray[np.int64]:
+    """The label in the middle of each pixel of a map of this side; a row for each scene."""
+    places = ((np.arange(side) + 0.5) * (labels.shape[1] / side)).astype(int)
+    return labels[:, places][:, :, places].reshape(len(labels), -1)
 
 
 def scene_network(folder: Path, steps: int, depths: tuple[int, ...] = (2, 2, 2), progress: Any = iter) -> None:

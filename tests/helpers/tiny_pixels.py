@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.shared.scenes import NAMES, SIDE, drawn, scene_network
-
-GRID = SIDE // 2
+from experiments.shared.scenes import GRID, NAMES, SIDE, drawn, on_grid, scene_network
 
 
 @cache
@@ -22,14 +20,21 @@ def pixel_network(steps: int = 150) -> Path:
 
 
 @cache
-def upernet() -> Path:
-    """A UperNet over ConvNeXt with random weights, for the same pictures."""
+def upernet(over: str = "convnext") -> Path:
+    """A UperNet over ConvNeXt or Swin with random weights, for the same pictures."""
     import transformers
 
     folder = Path(mkdtemp(prefix="tiny-upernet-"))
-    names = {"out_features": ["stage1", "stage2", "stage3", "stage4"], "layer_scale_init_value": 0.5}
-    backbone = transformers.ConvNextConfig(
-        num_channels=1, hidden_sizes=[8, 12, 16, 20], depths=[2, 1, 2, 1], drop_path_rate=0.0, **names
+    own: dict[str, Any] = {"hidden_sizes": [8, 12, 16, 20], "layer_scale_init_value": 0.5}
+    if over == "swin":
+        own = {"embed_dim": 8, "num_heads": [1, 2, 2, 4], "window_size": 3, "image_size": SIDE, "patch_size": 4}
+    kind = transformers.SwinConfig if over == "swin" else transformers.ConvNextConfig
+    backbone = kind(
+        num_channels=1,
+        depths=[2, 1, 2, 1],
+        drop_path_rate=0.0,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+        **own,
     )
     torch.manual_seed(0)
     config = transformers.UperNetConfig(
@@ -66,4 +71,14 @@ def rows_of(logits: torch.Tensor) -> torch.Tensor:
     return logits.permute(0, 2, 3, 1).flatten(0, 2)
 
 
-__all__ = ["GRID", "NAMES", "drawn", "hugging_face", "pixel_network", "reference_logits", "rows_of", "upernet"]
+__all__ = [
+    "GRID",
+    "NAMES",
+    "drawn",
+    "hugging_face",
+    "on_grid",
+    "pixel_network",
+    "reference_logits",
+    "rows_of",
+    "upernet",
+]

@@ -8,7 +8,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
-from isobatch.deployments.models.regions import Bridge, Maps, MapStep, Regions, as_map, pixel_anatomy, region_anatomy
+from isobatch.deployments.models.regions import (
+    Bridge,
+    Maps,
+    MapStep,
+    RegionEnd,
+    Regions,
+    as_map,
+    pixel_anatomy,
+    region_anatomy,
+)
 
 
 def regions_of(config: Any) -> Regions:
@@ -16,17 +25,6 @@ def regions_of(config: Any) -> Regions:
     for patch, stride in zip(config.patch_sizes, config.strides, strict=True):
         sides.append(tuple((side + 2 * (patch // 2) - patch) // stride + 1 for side in sides[-1]))
     return Regions(config.hidden_sizes, [(height, width) for height, width in sides[1:]], config.depths, as_tokens=True)
-
-
-class _End(nn.Module):
-    """The norm at the end of a region."""
-
-    def __init__(self, norm: nn.Module, sides: tuple[int, int]) -> None:
-        super().__init__()
-        self.norm, self._sides = norm, sides
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return as_map(self.norm(tokens), self._sides)
 
 
 def segformer(model: Any) -> Anatomy:
@@ -63,7 +61,7 @@ def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
     short.load_state_dict(model.state_dict(), strict=False)
     region, _ = regions.places[block]
     stages = short.base_model.stages
-    end = nn.Identity() if regions.is_whole(block) else _End(stages[region].layer_norm, regions.sides[region])
+    end = nn.Identity() if regions.is_whole(block) else RegionEnd(stages[region].layer_norm, regions.sides[region])
     return Bridge(regions, block, end, stages[region + 1 :], short.decode_head)
 
 

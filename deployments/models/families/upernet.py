@@ -1,4 +1,7 @@
-"""UperNet over ConvNeXt: residual layers of convolutions, and a head that reads a norm of each region's last map."""
+"""UperNet over ConvNeXt or Swin: a head that reads a norm of each region's last map.
+
+ConvNeXt's blocks make maps, Swin's make tokens. What makes a map smaller belongs to the first block behind it.
+"""
 
 from copy import deepcopy
 from functools import partial
@@ -8,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from isobatch.deployments.models.anatomy import Anatomy, Family
-from isobatch.deployments.models.regions import Bridge, Maps, MapStep, Regions, pixel_anatomy
+from isobatch.deployments.models.regions import Bridge, Maps, RegionEnd, Regions, as_map, pixel_anatomy
 from isobatch.profiles.errors import UserError
 
-BACKBONES = ("convnext", "convnextv2")
+SWIN = "swin"
+BACKBONES = ("convnext", "convnextv2", SWIN)
 
 
 def regions_of(config: Any) -> Regions:
@@ -21,7 +25,11 @@ def regions_of(config: Any) -> Regions:
         raise UserError(f"upernet over {listed} is not known; known are: {', '.join(BACKBONES)} with all stages")
     height, width = config.image_size
     shrunk = accumulate([inner.patch_size, *[2] * (len(inner.depths) - 1)], lambda whole, step: whole * step)
-    return Regions(inner.hidden_sizes, [(height // each, width // each) for each in shrunk], inner.depths)
+    if inner.model_type != SWIN:
+        return Regions(inner.hidden_sizes, [(height // each, width // each) for each in shrunk], inner.depths)
+    channels = [inner.embed_dim * 2**region for region in range(len(inner.depths))]
+    padded = [(-(-height // each), -(-width // each)) for each in shrunk]  # Swin fills up what is not divisible
+    return Regions(channels, padded, inner.depths, as_tokens=True)
 
 
 class _Head(nn.Module):
@@ -30,31 +38,52 @@ class _Head(nn.Module):
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.norms, self.decode = network.backbone.hidden_states_norms, network.decode_head
+        self._channels_last = network.config.backbone_config.model_type == SWIN
 
     def forward(self, maps: Maps) -> Tensor:
-        logits: Tensor = self.decode([norm(each) for norm, each in zip(self.norms.values(), maps, strict=True)])
+        logits: Tensor = self.decode([self._normed(*each) for each in zip(self.norms.values(), maps, strict=True)])
         return logits
+
+    def _normed(self, norm: nn.Module, each: Tensor) -> Tensor:
+        normed: Tensor = norm(each.movedim(1, 3)).movedim(3, 1).contiguous() if self._channels_last else norm(each)
+        return normed
+
+
+class _SwinBlock(nn.Module):
+    """A layer of Swin: from tokens to tokens, but a region begins and ends with a map."""
+
+    def __init__(self, stages: Any, regions: Regions, region: int, place: int) -> None:
+        super().__init__()
+        self.layer, self._sides = stages[region].blocks[place], regions.sides[region]
+        self.smaller = stages[region - 1].downsample if region and place == 0 else None
+        self._larger_sides, self._ends = regions.sides[region - 1], place == len(stages[region].blocks) - 1
+
+    def forward(self, before: Tensor) -> Tensor:
+        if self.smaller is not None:
+            before = self.smaller(before.flatten(2).transpose(1, 2), self._larger_sides)
+        tokens: Tensor = self.layer(before, self._sides, always_partition=True)[0]
+        return as_map(tokens, self._sides) if self._ends else tokens
+
+
+def _block(backbone: Any, regions: Regions, region: int, place: int) -> nn.Module:
+    if regions.as_tokens:
+        return _SwinBlock(backbone.swin.encoder.layers, regions, region, place)
+    stage = backbone.encoder.stages[region]
+    return nn.Sequential(*(stage.downsampling_layer if place == 0 else ()), stage.layers[place])
 
 
 def upernet(model: Any) -> Anatomy:
-    """A layer is a block; the first one of a region includes its downsampling."""
-    stages, regions = model.backbone.encoder.stages, regions_of(model.config)
-
-    def block_of(region: int, place: int) -> MapStep:
-        stage = stages[region]
-
-        def step(before: Tensor) -> Tensor:
-            for each in (*(stage.downsampling_layer if place == 0 else ()), stage.layers[place]):
-                before = each(before)
-            return before
-
-        return step
+    """A layer is a block."""
+    backbone, regions = model.backbone, regions_of(model.config)
 
     def embed(arrays: Any) -> Tensor:
-        embedded: Tensor = model.backbone.embeddings(arrays["pixel_values"])
+        pixels = arrays["pixel_values"]
+        embedded: Tensor = backbone.swin.embeddings(pixels)[0] if regions.as_tokens else backbone.embeddings(pixels)
         return embedded
 
-    return pixel_anatomy(regions, embed, block_of, _Head(model), partial(_bridge, model, regions))
+    return pixel_anatomy(
+        regions, embed, partial(_block, backbone, regions), _Head(model), partial(_bridge, model, regions)
+    )
 
 
 def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
@@ -63,7 +92,11 @@ def _bridge(model: Any, regions: Regions, block: int) -> nn.Module:
     short = type(model)(config)
     short.load_state_dict(model.state_dict(), strict=False)
     region, _ = regions.places[block]
-    return Bridge(regions, block, nn.Identity(), short.backbone.encoder.stages[region + 1 :], _Head(short))
+    inside = regions.as_tokens and not regions.is_whole(block)
+    end = RegionEnd(nn.Identity(), regions.sides[region]) if inside else nn.Identity()
+    later = range(region + 1, len(regions.depths))
+    stages = nn.ModuleList(_block(short.backbone, regions, each, 0) for each in later)
+    return Bridge(regions, block, end, stages, _Head(short))
 
 
 FAMILIES = (Family(("upernet",), "image", upernet, True, lambda config: regions_of(config).sides[0]),)

@@ -25,6 +25,7 @@ from tests.helpers.backend_parity import assert_same
 from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of, upernet
 
 PICTURES = drawn(5, seed=9).pictures
+OverEach = pytest.mark.parametrize("over", ["convnext", "swin"])
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,9 @@ def test_every_pair_of_cuts_equals_the_uncut_network(model: TorchModel) -> None:
             assert np.abs(launched.exits.logits - expected).max() < 1e-5
 
 
-def test_upernet_equals_transformers_wherever_it_is_cut() -> None:
-    model, expected = load(upernet()), reference_logits(PICTURES, upernet())
+@OverEach
+def test_upernet_equals_transformers_wherever_it_is_cut(over: str) -> None:
+    model, expected = load(upernet(over)), reference_logits(PICTURES, upernet(over))
     assert (model.num_blocks, model.task.parts(11)) == (6, 64)
     for cut in range(1, 6):
         after = model.run(model.encode(list(PICTURES)), cut, ()).survivors
@@ -59,9 +61,10 @@ def test_upernet_equals_transformers_wherever_it_is_cut() -> None:
         assert float((grown - expected).abs().max()) < 1e-5
 
 
-def test_bridges_of_upernet_begin_as_its_own_blocks() -> None:
+@OverEach
+def test_bridges_of_upernet_begin_as_its_own_blocks(over: str) -> None:
     """Behind the block before the last region, whose only block the bridge has, they are the rest of the network."""
-    model = load(upernet())
+    model = load(upernet(over))
     pooled, logits = model.features(model.encode(list(PICTURES)))
     assert model.anatomy.bridge
     with torch.inference_mode():

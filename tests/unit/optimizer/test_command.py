@@ -10,13 +10,17 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.simulator.plan_choice import DEFAULT_EFFORT
+from isobatch.cluster.simulator.tails import Tails
+from isobatch.optimizer import Objective, problem
+from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, no_later
 from isobatch.optimizer.pipelines.batch_gain import BatchGain
 from isobatch.optimizer.plan import read_plan
 from isobatch.profiles.curves import DTYPES, curve_table
 from isobatch.profiles.datasheet import datasheet_table, distilbert
+from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile, save
+from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.latency import LatencyTable
 
 
@@ -217,6 +221,23 @@ def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sen
     with pytest.raises(UserError, match=sentence) as error:
         run(profile, "--picture", "", *options)
     assert "\n" not in str(error.value)
+
+
+def test_a_simulated_plan_is_no_later_than_without_exits_at_any_load(
+    profile: Path, tmp_path: Path, small: tuple[str, ...]
+) -> None:
+    path, kinds, known = tmp_path / "plan.json", fleet("v100=1"), load(profile)
+    facts = problem(known, kinds, links_between(kinds))
+    options = (*small, "--max-batch", "32", "--no-later", "--slo-ms", "100", "--out", str(path))
+    limited = no_later(facts, Objective(slo_s=0.1, max_batch=32))
+    stock = baseline(NO_EXITS, facts, limited).plan
+    assert stock is not None
+    assert limited.slo_s is not None
+    tails = Tails(facts, stock, limited.slo_s, 1000)
+    run(profile, *options)
+    assert not tails.kept_by(read_plan(path))
+    run_played(profile, *options)
+    assert tails.kept_by(read_plan(path))
 
 
 def test_plans_in_seconds_or_for_any_rate_are_simulated(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:

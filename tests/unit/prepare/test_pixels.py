@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from isobatch.deployments.tasks import PixelClassification
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import outcome
+from isobatch.profiles.losses import MEAN_IOU, picture_iou
 from tests.helpers.preparing import command, prepared_network
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of
+from tests.helpers.tiny_pixels import GRID, NAMES, drawn, on_grid, pixel_network, reference_logits, rows_of
 
 TASK = PixelClassification((GRID, GRID))
 SCENES = drawn(240, seed=3)
@@ -38,17 +40,12 @@ def maps(answers: list[Any]) -> np.ndarray:
     return np.array([each.label for each in answers])
 
 
-def on_grid(labels: np.ndarray) -> np.ndarray:
-    places = np.arange(GRID) * 2 + 1
-    return labels[:, places][:, :, places].reshape(len(labels), -1)
-
-
 def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Path) -> None:
     rules, model = json.loads((prepared / "exits.json").read_text()), load(prepared)
     data = prepared.parent / "a.npz"
     sample = draw(rows(data, channels=1), data, LabelNames(NAMES), 20_000, task=TASK)
     pictures = [sample.values[row] for row in sample.parts.test]
-    truth = on_grid(SCENES.labels)
+    truth = on_grid(SCENES.labels, GRID)
     assert sample.labels is not None
     assert sorted(map(tuple, sample.labels.tolist())) == sorted(map(tuple, truth.tolist()))
     exits, full = (model.predict(pictures, early) for early in (True, False))
@@ -68,6 +65,9 @@ def test_what_is_promised_and_measured_is_what_the_network_answers(prepared: Pat
     chosen = evidence.nearest({each["block"]: each["threshold"] for each in rules["ramps"]})
     assert (evidence.test.places(chosen) == blocks).all()
     assert outcome(evidence.test, chosen, "agreement").lost.mean == pytest.approx(1 - same.mean(), abs=1e-6)
+    before, after = (picture_iou(right, maps(answers), len(NAMES)).mean() for answers in (full, exits))
+    by_iou = outcome(evidence.for_metric(MEAN_IOU).test, chosen, MEAN_IOU)
+    assert by_iou.lost.mean == pytest.approx(before - after, abs=1e-6)
 
 
 def test_a_picture_leaves_where_few_of_its_pixels_are_not_sure(prepared: Path) -> None:
@@ -101,9 +101,11 @@ def test_evaluate_compares_maps(prepared: Path, tmp_path: Path) -> None:
     found = command("evaluate", prepared, "--data", tmp_path / "b.npz", "--json").stdout
     evaluation, model = json.loads(found), load(prepared)
     exits, full = (maps(model.predict(list(fresh.pictures), early)) for early in (True, False))
-    truth = on_grid(labels)
+    truth = on_grid(labels, GRID)
     assert evaluation["agreement"]["mean"] == pytest.approx((exits == full).mean())
     assert evaluation["accuracy"]["mean"] == pytest.approx((exits == truth)[truth < 255].mean())
+    before, after = (picture_iou(np.where(truth < 255, truth, -1), each, len(NAMES)).mean() for each in (full, exits))
+    assert evaluation["scores"]["mean-iou"]["lost"]["mean"] == pytest.approx(before - after)
     assert evaluation["full_accuracy"]["mean"] == pytest.approx((full == truth)[truth < 255].mean())
 
 
@@ -171,3 +173,23 @@ def test_without_labels_bridges_learn_the_full_networks_map() -> None:
     (labelled,) = PixelSample(model, pictures, labels).seen(rows)
     places = [5, GRID * GRID]
     assert labelled.truth.nonzero().tolist() == labelled.targets.nonzero().tolist() == [[places[0], 4], [places[1], 1]]
+
+
+def test_a_promise_of_mean_iou_holds_of_the_tested_pictures(prepared: Path) -> None:
+    evidence = Evidence.read(prepared / EVIDENCE).for_metric(MEAN_IOU)
+    leaving = outcome(evidence.test, evidence.prepared, MEAN_IOU)
+    assert leaving.cost < 1
+    assert evidence.shows(leaving.lost)
+    assert float(evidence.test.losses(MEAN_IOU)[leaving.places, np.arange(evidence.test.num_inputs)].mean()) == (
+        pytest.approx(leaving.lost.mean)
+    )
+    without = replace(evidence, test=replace(evidence.test, iou=None))
+    with pytest.raises(UserError, match="--metric mean-iou is for networks that label pixels"):
+        without.for_metric(MEAN_IOU)
+
+
+def test_mean_iou_needs_labels(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=SCENES.pictures)
+    arguments = (pixel_network(), "--data", tmp_path / "a.npz", "--out", tmp_path / "out", "--metric", "mean-iou")
+    with pytest.raises(UserError, match="has no column of labels, which --metric mean-iou needs"):
+        command("prepare", *arguments)

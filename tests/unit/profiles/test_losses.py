@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from isobatch.profiles.losses import SCORES, Labels, Metric, balancing, losses_by_class, mean_loss, score_loss, scored
+from isobatch.profiles.losses import (
+    SCORES,
+    Labels,
+    Metric,
+    balancing,
+    losses_by_class,
+    mean_loss,
+    picture_iou,
+    score_loss,
+    scored,
+)
 
 Score = pytest.mark.parametrize("metric", ["macro-f1", "mcc"])
 
@@ -30,6 +40,18 @@ def test_scores_are_scikit_learns(seed: int, classes: int, count: int) -> None:
     expected = f1_score(truth, answers, labels=np.unique(truth), average="macro", zero_division=0)
     assert scored("macro-f1", truth, answers)[0] == pytest.approx(expected)
     assert scored("mcc", truth, answers)[0] == pytest.approx(matthews_corrcoef(truth, answers))
+
+
+@given(seed=st.integers(0, 10_000), labels=st.integers(1, 4), pixels=st.integers(1, 12))
+def test_the_iou_of_a_picture_is_that_of_its_definition(seed: int, labels: int, pixels: int) -> None:
+    random = np.random.default_rng(seed)
+    truth, answers = random.integers(-1, labels, (3, pixels)), random.integers(0, labels, (3, pixels))
+    for true, answered, found in zip(truth, answers, picture_iou(truth, answers, labels), strict=True):
+        ious = []
+        for label in set(true.tolist()) - {-1}:
+            is_true, is_answered = true == label, (answered == label) & (true >= 0)
+            ious.append((is_true & is_answered).sum() / (is_true | is_answered).sum())
+        assert found == pytest.approx(np.mean(ious) if ious else 1.0)
 
 
 @Score
