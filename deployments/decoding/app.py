@@ -63,7 +63,7 @@ class DecoderIngress:
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
             config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing,
-            generation_defaults(folder),
+            generation_defaults(folder), grammars_of(folder),
         )  # fmt: skip
 
     def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:

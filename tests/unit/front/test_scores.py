@@ -74,6 +74,18 @@ def test_the_full_network_is_asked_for_as_always(client: DocumentedClient) -> No
     }
 
 
+def test_documents_that_cannot_be_among_the_best_leave_early(ranks: Path) -> None:
+    """Most of the best three of six documents are those of the full network, and no more inputs run to the end."""
+    with serving(ranks, exits=True) as client:
+        kept = 0
+        for query, documents, _ in (found := lists(60, seed=5)):
+            body = {"query": query, "documents": documents}
+            full = client.post("/v1/rerank", json=body, headers={"X-Full": "1"}).json()["results"]
+            best = client.post("/v1/rerank", json={**body, "top_n": 3}).json()["results"]
+            kept += len({each["index"] for each in best} & {each["index"] for each in full[:3]})
+    assert kept > 0.9 * 3 * len(found)
+
+
 def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:
     model, found = load(ranks), lists(100, seed=5)
     values = [(query, each) for query, documents, _ in found for each in documents]
