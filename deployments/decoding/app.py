@@ -16,7 +16,7 @@ from ray.serve import Application
 
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.engine_setup import decoder_shape, grammars_of, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api

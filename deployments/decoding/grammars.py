@@ -58,7 +58,7 @@ class Grammars:
         if not self._stop:
             return "the model has no token that ends a text"
         try:
-            return "" if self._tokenizer else ""
+            return "" if self._tokenizer.vocab_size else "the model's tokenizer has no tokens"
         except ValueError as error:
             return f"llguidance cannot read the model's tokenizer: {error}"
 

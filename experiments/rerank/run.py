@@ -11,8 +11,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.rerank.network import LENGTH, answered, lists_of, reranker
 from isobatch.deployments.models import TorchModel, load
@@ -22,6 +24,7 @@ from isobatch.deployments.prepare.measuring import PrepareOptions
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.deployments.progress import show
+from isobatch.deployments.transport.packed import contest, pack, unpack
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import NDCG, Indices
@@ -29,6 +32,8 @@ from isobatch.profiles.ranking import RankedLists
 
 PROMISED = 0.01
 TURNS = 3
+BEST = 3  # documents that a request wants of its ten
+LISTS_AT_ONCE = 6  # in a launch
 
 
 def measure(lists: int = 1500, fresh: int = 200, repeats: int = 100) -> dict[str, float]:
@@ -37,7 +42,8 @@ def measure(lists: int = 1500, fresh: int = 200, repeats: int = 100) -> dict[str
         folder = Path(name) / "reranker-ee"
         figures = _prepared(found[:lists], folder)
         figures |= _broken(Evidence.read(folder / EVIDENCE), repeats)
-        return figures | _timed(load(folder), found[lists:])
+        network = load(folder)
+        return figures | _of_the_best(network, found[lists:]) | _timed(network, found[lists:])
 
 
 def _prepared(found: list[tuple[str, list[str]]], folder: Path) -> dict[str, float]:
@@ -89,6 +95,35 @@ def redrawn(table: ExitTable, random: np.random.Generator, count: int) -> ExitTa
     chosen = [order[starts[each] : starts[each + 1]] for each in random.integers(len(numbers), size=count)]
     lists: Indices = np.repeat(np.arange(count), [len(each) for each in chosen])
     return replace(table.of(np.concatenate(chosen)), lists=lists)
+
+
+def _of_the_best(network: TorchModel, found: list[tuple[str, list[str]]]) -> dict[str, float]:
+    """How deep documents run if each request wants its best ones or all, and how many of the full network's best ones
+    are not among those that it gets."""
+    depths, lost = {BEST: list[float](), 0: list[float]()}, {BEST: list[float](), 0: list[float]()}
+    for start in show(range(0, len(found), LISTS_AT_ONCE), "requests for the best"):
+        lists = [[(question, text) for text in texts] for question, texts in found[start : start + LISTS_AT_ONCE]]
+        encoded = [pack(network.encode(values)) for values in lists]
+        full = [each.score for values in lists for each in network.predict(values, exits=False)]
+        for wanted in depths:
+            parts = [contest(each, number, wanted) for number, each in enumerate(encoded)]
+            exits = network.run(unpack(parts), network.num_blocks, network.ramp_blocks).exits
+            depths[wanted] += ((exits.blocks + 1) / network.num_blocks).tolist()
+            scores = exits.logits[np.argsort(exits.rows), 0]
+            lost[wanted] += [
+                1 - len(set(here.tolist()) & set(there.tolist())) / BEST
+                for here, there in zip(_best(scores), _best(np.array(full)), strict=True)
+            ]
+    names = {"best": BEST, "all": 0}
+    return {
+        **{f"depth_of_{name}": float(np.mean(depths[wanted])) for name, wanted in names.items()},
+        **{f"best_lost_of_{name}": float(np.mean(lost[wanted])) for name, wanted in names.items()},
+    }
+
+
+def _best(scores: NDArray[Any]) -> Indices:
+    """The places of the best documents of each list."""
+    return np.argsort(-scores.reshape(-1, LENGTH), axis=1)[:, :BEST]
 
 
 def _timed(network: TorchModel, found: list[tuple[str, list[str]]]) -> dict[str, float]:
