@@ -26,14 +26,15 @@ BITS = 32  # of a number of llguidance's masks
 
 
 def grammar_of(schema: dict[str, Any]) -> str:
-    """The grammar of all JSON with this schema; raises ValueError with the reason if there is none."""
+    """The grammar of all JSON with this schema, in one line: some networks never end a blank. Raises ValueError with
+    the reason if there is none."""
     try:
         from llguidance import LLMatcher
     except ImportError as error:
         raise ValueError("this server has no llguidance: pip install 'isobatch[json]'") from error
     if len(str(schema)) > MOST_SCHEMA:
         raise ValueError(f"the schema must have at most {MOST_SCHEMA} characters")
-    grammar = LLMatcher.grammar_from_json_schema(schema)
+    grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": " ?"})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(" ".join(problem.split()))
     return grammar

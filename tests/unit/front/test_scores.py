@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from isobatch import load
+from isobatch.deployments.transport.packed import contest, pack, unpack
 from tests.helpers.documented import DocumentedClient, check_interface, served
 from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_scores import (
@@ -75,15 +76,37 @@ def test_the_full_network_is_asked_for_as_always(client: DocumentedClient) -> No
 
 
 def test_documents_that_cannot_be_among_the_best_leave_early(ranks: Path) -> None:
-    """Most of the best three of six documents are those of the full network, and no more inputs run to the end."""
-    with serving(ranks, exits=True) as client:
-        kept = 0
-        for query, documents, _ in (found := lists(60, seed=5)):
-            body = {"query": query, "documents": documents}
-            full = client.post("/v1/rerank", json=body, headers={"X-Full": "1"}).json()["results"]
-            best = client.post("/v1/rerank", json={**body, "top_n": 3}).json()["results"]
-            kept += len({each["index"] for each in best} & {each["index"] for each in full[:3]})
-    assert kept > 0.9 * 3 * len(found)
+    """Nearly all of the best two of six documents are those that the same exits give without `top_n`."""
+
+    def asked(top_n: int | None) -> tuple[list[set[int]], float]:
+        with serving(ranks) as client:
+            best = [
+                client.post("/v1/rerank", json={"query": query, "documents": documents, "top_n": top_n}).json()
+                for query, documents, _ in lists(60, seed=5)
+            ]
+            exits = client.get("/stats").json()["exits"]
+        depth = sum(int(block) * count for block, count in exits.items()) / sum(exits.values())
+        return [{each["index"] for each in reply["results"][:2]} for reply in best], depth
+
+    (all_documents, depth), (best_two, depth_of_best) = asked(None), asked(2)
+    assert depth_of_best < depth - 0.1
+    assert sum(map(len, map(set.intersection, best_two, all_documents))) > 0.95 * 2 * 60
+
+
+def test_no_document_of_another_request_counts(ranks: Path) -> None:
+    """Nor of one that wants all scores, or more than it has documents."""
+    model = load(ranks)
+    encoded = pack(model.encode([(QUERY, each) for each in DOCUMENTS]))
+    plain, alone, beside, more = (
+        model.run(unpack(parts), model.num_blocks, model.ramp_blocks).exits.blocks[:4].tolist()
+        for parts in (
+            [encoded],
+            [contest(encoded, 7, 1)],
+            [contest(encoded, 7, 1), contest(encoded, 8, 1)],
+            [contest(encoded, 7, 5), contest(encoded, 8, 1)],
+        )
+    )
+    assert alone == beside != plain == more
 
 
 def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:
