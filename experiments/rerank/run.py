@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.rerank.network import LENGTH, answered, lists_of, reranker
+from experiments.shared.kept_parts import place_of
 from isobatch.deployments.models import TorchModel, load
 from isobatch.deployments.models.checkpoint import label_names, task_at
+from isobatch.deployments.models.ramps import read_rules
 from isobatch.deployments.prepare.data import Columns, rows
 from isobatch.deployments.prepare.measuring import PrepareOptions
 from isobatch.deployments.prepare.pipeline import prepare
@@ -28,35 +30,41 @@ from isobatch.deployments.transport.packed import contest, pack, unpack
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import NDCG, Indices
+from isobatch.profiles.promise import RULES
 from isobatch.profiles.ranking import RankedLists
 
 PROMISED = 0.01
-TURNS = 3
+TURNS = 2
 BEST = 3  # documents that a request wants of its ten
 LISTS_AT_ONCE = 6  # in a launch
 
 
-def measure(lists: int = 1500, fresh: int = 200, repeats: int = 100) -> dict[str, float]:
+def measure(lists: int = 900, fresh: int = 150, repeats: int = 100) -> dict[str, float]:
     found = lists_of(answered("dev"), lists + fresh)
-    with TemporaryDirectory() as name:
-        folder = Path(name) / "reranker-ee"
-        figures = _prepared(found[:lists], folder)
-        figures |= _broken(Evidence.read(folder / EVIDENCE), repeats)
-        network = load(folder)
-        return figures | _of_the_best(network, found[lists:]) | _timed(network, found[lists:])
+    folder = _prepared(found[:lists])
+    promise = read_rules(folder / RULES).promise
+    assert promise, "This is a bug: policies of scores have a threshold at which no input leaves."
+    figures = {"lists_tested": promise.deciding, "ndcg_lost_tested": promise.lost, "ndcg_bound": promise.bound}
+    figures |= _broken(Evidence.read(folder / EVIDENCE), repeats)
+    network = load(folder)
+    return figures | _of_the_best(network, found[lists:]) | _timed(network, found[lists:])
 
 
-def _prepared(found: list[tuple[str, list[str]]], folder: Path) -> dict[str, float]:
-    network, data = reranker(), folder.with_suffix(".jsonl")
+def _prepared(found: list[tuple[str, list[str]]]) -> Path:
+    """The reranker with exits for these lists. It is kept, so that an interrupted run goes on after it."""
+    network, folder = reranker(), place_of("rerank", str(len(found)))
+    if folder.exists():
+        return folder
     relevance = [1] + [0] * (LENGTH - 1)
     lines = [json.dumps({"query": each, "documents": texts, "relevance": relevance}) for each, texts in found]
-    data.write_text("\n".join(lines))
-    names, task = LabelNames(label_names(network)), task_at(network)
-    sample = draw(rows(data, Columns()), data, names, LENGTH * len(found), task=task, queries=True)
-    rules = prepare(network, sample, folder, PrepareOptions(max_accuracy_loss=PROMISED, metric=NDCG))
-    promise = rules.promise
-    assert promise, "This is a bug: policies of scores have a threshold at which no input leaves."
-    return {"lists_tested": promise.deciding, "ndcg_lost_tested": promise.lost, "ndcg_bound": promise.bound}
+    with TemporaryDirectory() as name:
+        data = Path(name) / "lists.jsonl"
+        data.write_text("\n".join(lines))
+        names, task = LabelNames(label_names(network)), task_at(network)
+        sample = draw(rows(data, Columns()), data, names, LENGTH * len(found), task=task, queries=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prepare(network, sample, folder, PrepareOptions(max_accuracy_loss=PROMISED, metric=NDCG))
+    return folder
 
 
 def _broken(evidence: Evidence, repeats: int) -> dict[str, float]:
