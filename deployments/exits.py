@@ -74,19 +74,19 @@ def remembers(width: Callable[[int], int]) -> Callable[[AnyPolicy], AnyPolicy]:
     return declare
 
 
-def keeps_the_best(policy: AnyPolicy) -> AnyPolicy:
-    """Declare that a policy remembers a `Contest` of each input. It needs no other ramp for that."""
-    policy.__dict__["keeps_the_best"] = True
-    return remembers(lambda num_labels: len(Contest._fields))(policy)
+def remembers_best(policy: AnyPolicy) -> AnyPolicy:
+    """Declare that a policy remembers a `BestOf` of each input. It needs no other ramp for that."""
+    policy.__dict__["remembers_best"] = True
+    return remembers(lambda num_labels: len(BestOf._fields))(policy)
 
 
-def knows_contests(policy: Policy) -> bool:
-    return hasattr(policy, "keeps_the_best")
+def knows_best(policy: Policy) -> bool:
+    return hasattr(policy, "remembers_best")
 
 
 def forgets(policy: Policy) -> bool:
     """Whether a policy decides from one ramp alone."""
-    return memory_width(policy, num_labels=2) == 0 or knows_contests(policy)
+    return memory_width(policy, num_labels=2) == 0 or knows_best(policy)
 
 
 def memory_width(policy: Policy, num_labels: int) -> int:
@@ -190,7 +190,7 @@ def slope(score: Tensor) -> Tensor:
     return score * (1 - score) + SCORE_STEP
 
 
-class Contest(NamedTuple):
+class BestOf(NamedTuple):
     """What is remembered of inputs whose request wants only its best scores, a row for each.
 
     `requests` are the numbers of their requests, and `wanted` how many scores each wants (0: all). `bars`: as many
@@ -212,7 +212,7 @@ class Contest(NamedTuple):
 
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
-@keeps_the_best
+@remembers_best
 def near(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     """Leave when the last block's score will probably be within the threshold of this one, or below the best ones.
 
@@ -223,9 +223,9 @@ def near(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     leaves = distance < threshold
     # Most launches hold no such request. To ask a GPU whether one does takes longer than to compute.
     if memory.shape[1] and (memory.device.type != "cpu" or memory[:, 1].any()):
-        contest = Contest(*memory.unbind(dim=1))
-        bars = contest.raised(score - distance)
-        leaves, memory = leaves | (score + distance < bars), torch.stack((*contest[:2], bars), dim=1)
+        best = BestOf(*memory.unbind(dim=1))
+        bars = best.raised(score - distance)
+        leaves, memory = leaves | (score + distance < bars), torch.stack((*best[:2], bars), dim=1)
     return Decision(leaves, logits[:, :1], memory)
 
 

@@ -28,7 +28,7 @@ from isobatch.deployments.front.proxy import WatchedProxies
 from isobatch.deployments.tracing import Span, current
 from isobatch.deployments.transport.holdings import Claim, LostError, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, contest, take
+from isobatch.deployments.transport.packed import Packed, take, wanting_best
 
 log = logging.getLogger(__name__)
 # Survivors are held this much longer than the last deadline, since a launch may be running then.
@@ -36,7 +36,7 @@ GRACE_S = 5.0
 # The time to read replies that have already arrived, when a launch times out.
 READ_S = 0.05
 # Numbers of requests for the best scores: as many as float32 tells apart.
-MOST_CONTESTS = 2**24
+MOST_NUMBERS = 2**24
 
 
 class Workers(Protocol):
@@ -90,7 +90,7 @@ class Driver:
         self._clock = clock
         self._traced = False  # whether any request was traced
         self._requests = 0  # that wait for their answers
-        self._contests = count(secrets.randbelow(MOST_CONTESTS))  # other fronts have other numbers
+        self._numbers = count(secrets.randbelow(MOST_NUMBERS))  # other fronts have other numbers
         self._drained: asyncio.Future[None] | None = None  # done when no request waits any more
         self._flights: set[asyncio.Task[None]] = set()
         self._pumping = False  # whether `_pump` runs in this turn of the event loop
@@ -103,10 +103,10 @@ class Driver:
         """The answers to all inputs of one request, in their order. All are admitted, or none.
 
         `full`: answers of the full network. `waits`: the client waits for as long as the SLO. `priority`: the inputs'.
-        `best`: how many of the scores matter, the highest ones (0: all), where the policy knows contests.
+        `best`: how many of the scores matter, the highest ones (0: all), where the policy knows them.
         """
         if best:
-            inputs = contest(inputs, next(self._contests) % MOST_CONTESTS, best)
+            inputs = wanting_best(inputs, next(self._numbers) % MOST_NUMBERS, best)
         tickets = self._admit(inputs, self._clock() + within_s, full, waits)
         if best:  # scores that do not matter may be far from the full network's, so they are not audited
             for ticket in tickets:

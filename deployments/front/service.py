@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.exits import knows_contests
+from isobatch.deployments.exits import knows_best
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.driver import Driver
@@ -123,7 +123,7 @@ class Service:
         # The number of the label that says that a document is relevant; None: there is none.
         self.relevant = relevant_label(self.labels, config.relevant_label)
         ramps = getattr(self._model, "ramps", None)
-        self._keeps_the_best = ramps is not None and knows_contests(ramps.policy)
+        self._knows_best = ramps is not None and knows_best(ramps.policy)
         self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)
@@ -243,7 +243,7 @@ class Service:
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s)
         try:
-            best = 0 if incoming.full or not self._keeps_the_best or content.best >= len(inputs) else content.best
+            best = 0 if incoming.full or not self._knows_best or content.best >= len(inputs) else content.best
             answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
         except RefusedError as refused:
             refused.strains = waits

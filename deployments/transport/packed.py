@@ -116,8 +116,8 @@ def take(packed: Packed, rows: Integers) -> Packed:
     return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16, ahead=ahead)
 
 
-def contest(packed: Packed, number: int, wanted: int) -> Packed:
-    """The same inputs, of a request with this number that wants only the highest scores (`exits.Contest`)."""
+def wanting_best(packed: Packed, number: int, wanted: int) -> Packed:
+    """The same inputs, of a request with this number that wants only the highest scores (`exits.BestOf`)."""
     memory = np.tile(np.array([number, wanted, 0], np.float32), (len(packed), 1))
     return msgspec.structs.replace(packed, memory=memory)
 

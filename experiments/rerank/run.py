@@ -26,7 +26,7 @@ from isobatch.deployments.prepare.measuring import PrepareOptions
 from isobatch.deployments.prepare.pipeline import prepare
 from isobatch.deployments.prepare.sample import LabelNames, draw
 from isobatch.deployments.progress import show
-from isobatch.deployments.transport.packed import contest, pack, unpack
+from isobatch.deployments.transport.packed import pack, unpack, wanting_best
 from isobatch.profiles.evidence import EVIDENCE, Evidence
 from isobatch.profiles.exit_table import ExitTable, outcome
 from isobatch.profiles.losses import NDCG, Indices
@@ -114,7 +114,7 @@ def _of_the_best(network: TorchModel, found: list[tuple[str, list[str]]]) -> dic
         encoded = [pack(network.encode(values)) for values in lists]
         full = [each.score for values in lists for each in network.predict(values, exits=False)]
         for wanted in depths:
-            parts = [contest(each, number, wanted) for number, each in enumerate(encoded)]
+            parts = [wanting_best(each, number, wanted) for number, each in enumerate(encoded)]
             exits = network.run(unpack(parts), network.num_blocks, network.ramp_blocks).exits
             depths[wanted] += ((exits.blocks + 1) / network.num_blocks).tolist()
             scores = exits.logits[np.argsort(exits.rows), 0]
