@@ -211,7 +211,7 @@ class _Generation(_RequestFields):
 
     @cached_property
     def _grammar(self) -> str:
-        schema = self.response_format and self.response_format.schema_of_text
+        schema = self.response_format.schema_of_text if self.response_format else None
         return "" if schema is None else grammar_of(schema)
 
     @property
