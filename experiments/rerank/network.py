@@ -16,8 +16,8 @@ from isobatch.deployments.prepare.records import Layout
 from isobatch.deployments.progress import show
 
 LENGTH = 10  # of a list: a question's own sentence, and nine others
-NEGATIVES = 2  # sentences of the others in a list, for each own one in a step of fine-tuning
-STEPS, QUESTIONS, LEARNING_RATE = 300, 8, 1e-4
+NEGATIVES = 1  # sentences of other questions, for each one of its own in a step of fine-tuning
+STEPS, QUESTIONS, LEARNING_RATE = 120, 8, 1e-4
 LONGEST = 48  # tokens of a pair in fine-tuning
 
 Pair = tuple[str, str]
@@ -57,12 +57,11 @@ def reranker() -> Path:
     with locked(target):
         if not target.is_dir():
             with quietly(), replacing(target) as draft:
-                pairs = answered("train")
-                _fine_tune(lists_of(pairs, len(pairs)), draft)
+                _fine_tune(answered("train"), draft)
     return target
 
 
-def _fine_tune(found: Sequence[tuple[str, list[str]]], folder: Path) -> None:
+def _fine_tune(pairs: Sequence[Pair], folder: Path) -> None:
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(source())
@@ -72,14 +71,14 @@ def _fine_tune(found: Sequence[tuple[str, list[str]]], folder: Path) -> None:
     random = np.random.default_rng(0)
     torch.manual_seed(0)
     for _ in show(range(STEPS), "fine-tuning MiniLM (once)"):
-        chosen = [found[place] for place in random.choice(len(found), QUESTIONS, replace=False)]
-        places = [[0, *(1 + random.choice(len(texts) - 1, NEGATIVES, replace=False))] for _, texts in chosen]
-        questions = [question for question, _ in chosen for _ in range(1 + NEGATIVES)]
-        sentences = [texts[each] for (_, texts), own in zip(chosen, places, strict=True) for each in own]
+        chosen = [pairs[place] for place in random.choice(len(pairs), QUESTIONS, replace=False)]
+        others = [pairs[place][1] for place in random.integers(len(pairs), size=NEGATIVES * QUESTIONS)]
+        questions = [question for question, _ in chosen] * (1 + NEGATIVES)
+        sentences = [*(sentence for _, sentence in chosen), *others]
         tokens = tokenizer(
             questions, sentences, padding=True, truncation="longest_first", max_length=LONGEST, return_tensors="pt"
         )
-        relevant = torch.tensor(([[1.0]] + [[0.0]] * NEGATIVES) * QUESTIONS)
+        relevant = torch.tensor([[1.0]] * QUESTIONS + [[0.0]] * len(others))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(model(**tokens).logits, relevant)
         optimiser.zero_grad()
         torch.autograd.backward(loss)
