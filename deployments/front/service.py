@@ -15,7 +15,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.exits import knows_best
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.bodies import Sizes
 from isobatch.deployments.front.driver import Driver
@@ -122,8 +121,7 @@ class Service:
         self.labels, self.task = label_names(self._model), task_of(self._model)
         # The number of the label that says that a document is relevant; None: there is none.
         self.relevant = relevant_label(self.labels, config.relevant_label)
-        ramps = getattr(self._model, "ramps", None)
-        self._knows_best = ramps is not None and knows_best(ramps.policy)
+        self._knows_best: bool = getattr(getattr(self._model, "ramps", None), "knows_best", False)
         self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, memory_width, name_of, reach
+from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
@@ -110,6 +110,11 @@ class Ramps:
     @property
     def blocks(self) -> tuple[int, ...]:
         return tuple(sorted(self._rule_of))
+
+    @property
+    def knows_best(self) -> bool:
+        """Whether inputs also leave because they are not among the best that their request wants."""
+        return knows_best(self.policy)
 
     def idle(self, num_labels: int) -> list[str]:
         """A sentence about each threshold that never or always fires, which is allowed but rarely intended."""
