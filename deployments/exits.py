@@ -2,11 +2,13 @@
 `isobatch.deployments.exits:entropy`.
 
 A policy gets the ramp's (calibrated) logits of a batch, the ramp's threshold, and what it remembers of each input. Its
-decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is. Where
-each word or each label is answered by itself, a policy decides on each of them, and an input leaves with all of them.
+decision for one input never depends on the others, so an input leaves at the same ramp in whatever batch it is; the one
+exception are requests for the best scores. Where each word or each label is answered by itself, a policy decides on
+each of them, and an input leaves with all of them.
 
 - Independent policies decide from this ramp alone: `entropy`, `confidence`, `margin`.
-- Of networks with one output: `near`, `near_number`.
+- Of networks with one output: `near`, `near_number`. `near` also lets inputs of a request for the best scores leave
+  when they can no longer be among them.
 - Dependent ones remember earlier ramps: `patience`, `voting`. Their memory is sent along with each survivor.
 
 Your own policy is a function with this signature anywhere on the import path. Decorate it with `remembers` if it has a
@@ -16,7 +18,7 @@ memory, and with `takes` so that thresholds are searched in its range (example: 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -70,6 +72,21 @@ def remembers(width: Callable[[int], int]) -> Callable[[AnyPolicy], AnyPolicy]:
         return policy
 
     return declare
+
+
+def remembers_best(policy: AnyPolicy) -> AnyPolicy:
+    """Declare that a policy remembers a `BestOf` of each input. It needs no other ramp for that."""
+    policy.__dict__["remembers_best"] = True
+    return remembers(lambda num_labels: len(BestOf._fields))(policy)
+
+
+def knows_best(policy: Policy) -> bool:
+    return hasattr(policy, "remembers_best")
+
+
+def forgets(policy: Policy) -> bool:
+    """Whether a policy decides from one ramp alone."""
+    return memory_width(policy, num_labels=2) == 0 or knows_best(policy)
 
 
 def memory_width(policy: Policy, num_labels: int) -> int:
@@ -173,14 +190,43 @@ def slope(score: Tensor) -> Tensor:
     return score * (1 - score) + SCORE_STEP
 
 
+class BestOf(NamedTuple):
+    """What is remembered of inputs whose request wants only its best scores, a row for each.
+
+    `requests` are the numbers of their requests, and `wanted` how many scores each wants (0: all). `bars`: as many
+    scores of the request will probably be above this.
+    """
+
+    requests: Tensor
+    wanted: Tensor
+    bars: Tensor
+
+    def raised(self, lows: Tensor) -> Tensor:
+        """The bars, where the scores of this batch will probably be above `lows`."""
+        order = lows.argsort(descending=True)
+        order = order[self.requests[order].argsort(stable=True)]
+        requests, own = self.requests[order], self.requests.contiguous()
+        last = torch.searchsorted(requests, own) + self.wanted.long() - 1
+        is_there = (self.wanted > 0) & (last < torch.searchsorted(requests, own, right=True))
+        return torch.where(is_there, lows[order[last.clamp(0, len(lows) - 1)]], self.bars).maximum(self.bars)
+
+
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))
+@remembers_best
 def near(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
-    """Leave when the last block's score will probably be within the threshold of this one.
+    """Leave when the last block's score will probably be within the threshold of this one, or below the best ones.
 
     A ramp gives two numbers: the logit of the score, and the logarithm of how far the last block's will be from it.
     """
-    distance = logits[:, 1].exp() * slope(logits[:, 0].sigmoid())
-    return Decision(distance.clamp(max=1.0) < threshold, logits[:, :1], memory)
+    score = logits[:, 0].sigmoid()
+    distance = (logits[:, 1].exp() * slope(score)).clamp(max=1.0)
+    leaves = distance < threshold
+    # Most launches hold no such request. To ask a GPU whether one does takes longer than to compute.
+    if memory.shape[1] and (memory.device.type != "cpu" or memory[:, 1].any()):
+        best = BestOf(*memory.unbind(dim=1))
+        bars = best.raised(score - distance)
+        leaves, memory = leaves | (score + distance < bars), torch.stack((*best[:2], bars), dim=1)
+    return Decision(leaves, logits[:, :1], memory)
 
 
 @takes(Range(low=lambda labels: 0.0, high=lambda ramps: 1.0, leaves_below=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView
+from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, capped
 from isobatch.deployments.decoding.products import pack_all, product_of
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
@@ -109,6 +109,7 @@ class LlamaBlock:
         self._keys = self._queries + config.num_key_value_heads  # among the heads
         self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._window: int | None = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+        self._cap: float | None = config.attn_logit_softcapping if config.model_type == "gemma2" else None
         several = isinstance((config.rope_parameters or {}).get("full_attention"), dict)
         self.rotation = (attention.layer_type if several else "") if getattr(attention, "use_rope", True) else None
         joined = hasattr(attention, "qkv_proj")
@@ -131,7 +132,8 @@ class LlamaBlock:
             queries.copy_(self._query_norm(queries))
             keys.copy_(self._key_norm(keys))
         _rotate(heads[:, : self._keys], rotation)
-        attended = self._out(view.attend(self._number, queries, heads[:, self._queries :], self._scaling, self._window))
+        scoring = self._scaling, self._window, self._cap
+        attended = self._out(view.attend(self._number, queries, heads[:, self._queries :], *scoring))
         states = states + (self._after_attention(attended) if self._after_attention else attended)
         gate, up = self._feed(self._feed_norm(states)).chunk(2, dim=-1)
         fed = self._down(self._activation(gate).mul_(up))
@@ -195,7 +197,7 @@ class LlamaAnatomy:
     def head(self, states: Tensor) -> Tensor:
         """The logits of the next token, after the final norm."""
         logits: Tensor = self._model.lm_head(self._body.norm(states))
-        return logits
+        return capped(logits, getattr(self._model.config, "final_logit_softcapping", None))
 
     def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
         """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""

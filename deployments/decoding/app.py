@@ -16,7 +16,7 @@ from ray.serve import Application
 
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
-from isobatch.deployments.decoding.engine_setup import decoder_shape, load_tokenizer, stop_tokens
+from isobatch.deployments.decoding.engine_setup import decoder_shape, grammars_of, load_tokenizer, stop_tokens
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
@@ -63,7 +63,7 @@ class DecoderIngress:
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
             config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing,
-            generation_defaults(folder),
+            generation_defaults(folder), grammars_of(folder),
         )  # fmt: skip
 
     def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:

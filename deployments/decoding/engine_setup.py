@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
 from isobatch.deployments.decoding.pages import PagePool, pages_for
 from isobatch.deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
@@ -51,7 +53,11 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
 
 
 def engine_of(
-    model: Any, rules: DecoderRules, config: DecoderConfig, clock: Callable[[], float] = time.perf_counter
+    model: Any,
+    rules: DecoderRules,
+    config: DecoderConfig,
+    clock: Callable[[], float] = time.perf_counter,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine whose network is cut at the ramps, with as many pages as the memory for KV holds."""
     anatomy = anatomy_of(model)
@@ -68,7 +74,7 @@ def engine_of(
             f"kv_megabytes = {config.kv_megabytes}: one text of {context} tokens needs "
             f"{-(-needed * page_bytes // 2**20)}; give more, or set max_context"
         )
-    network = CutDecoder(anatomy, DecoderRamps(rules), splits, pages, config.page_tokens)
+    network = CutDecoder(anatomy, DecoderRamps(rules), splits, pages, config.page_tokens, grammars)
     return Engine(Scheduler(splits, limits, PagePool(pages)), network, clock)
 
 
@@ -94,6 +100,10 @@ def stop_tokens(folder: Path) -> frozenset[int]:
     except OSError:  # an older checkpoint has no file for it
         tokens = read_config(folder).eos_token_id
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
+
+
+def grammars_of(folder: Path) -> Grammars:
+    return Grammars(partial(load_tokenizer, folder), decoder_shape(folder).vocabulary, stop_tokens(folder))
 
 
 def usual_dtype(folder: Path, device: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from isobatch.deployments.decoding.anatomy import DecoderShape
 from isobatch.deployments.decoding.client_meter import ClientMeter, RequestEnd
 from isobatch.deployments.decoding.config import DecoderConfig
+from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import TokenInbox, TokenStream
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.replica import DECODER, ReplicaState
@@ -67,6 +68,7 @@ class DecoderFront:
     key: bytes | None = None
     tracing: Tracing | None = None
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    grammars: Grammars | None = None
     _retries: RetryTimes = field(default_factory=RetryTimes)
 
     @property
@@ -124,10 +126,19 @@ class DecoderFront:
             raise RefusedError(400, f"max_tokens = {max_tokens}: {most} are allowed")
         if terms.min_tokens > max_tokens:
             raise RefusedError(400, f"min_tokens = {terms.min_tokens}: max_tokens is only {max_tokens}")
+        if terms.sampling.grammar:
+            self._check_grammar(terms)
         stop = frozenset[int]() if terms.ignore_eos else self.stop
         request = self.shape.request(prompt, max_tokens, stop, terms.sampling)
         self._check_lengths(request, room)
         return replace(request, min_tokens=terms.min_tokens)
+
+    def _check_grammar(self, terms: TextTerms) -> None:
+        obstacle = self.grammars.obstacle if self.grammars else "this server has no grammars"
+        if terms.min_tokens or terms.ignore_eos:
+            obstacle = "such a text ends with its JSON: leave out min_tokens and ignore_eos"
+        if obstacle:
+            raise RefusedError(400, f"response_format: {obstacle}")
 
     def _check_lengths(self, request: TextRequest, room: int) -> None:
         context, sentence = self.texts.context, f"the prompt has {request.given} tokens"

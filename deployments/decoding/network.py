@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy
+from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.paged_attention import PagedKv
 from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece
@@ -177,9 +178,10 @@ class CutDecoder:
     """Runs launches, and keeps the states of positions that are pending before a deeper split."""
 
     def __init__(
-        self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int
-    ) -> None:
-        self._anatomy, self._ramps, self._splits = anatomy, ramps, splits
+        self, anatomy: DecoderAnatomy, ramps: DecoderRamps, splits: Splits, pages: int, page_tokens: int,
+        grammars: Grammars | None = None,
+    ) -> None:  # fmt: skip
+        self._anatomy, self._ramps, self._splits, self._grammars = anatomy, ramps, splits, grammars
         shape = anatomy.shape
         self._kv = PagedKv(
             shape.num_blocks, shape.heads, shape.width, anatomy.queries_per_key, anatomy.weights, pages, page_tokens
@@ -264,6 +266,8 @@ class CutDecoder:
         logits, draws = at_least_float32(self._anatomy.head(states)), _draws(launch)
         asked = AskedLogprobs(logits, draws, self._splits.ends[launch.split] - 1)
         adjust(logits, draws)
+        if self._grammars:
+            self._grammars.apply(logits, [(draw.sampling, draw.written) for draw in draws])
         tokens = choose(logits, draws)
         on_host = torch.stack((tokens, self._sure(launch.split, logits))).tolist()  # one copy
         logprobs = asked.of(tokens)

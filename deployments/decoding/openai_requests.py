@@ -1,6 +1,7 @@
 """The fields of OpenAI's requests that are served. Other fields are refused by name, in one sentence."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from secrets import randbits
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,6 +16,7 @@ from pydantic import (
     field_validator,
 )
 
+from isobatch.deployments.decoding.grammars import grammar_of
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults
 from isobatch.deployments.decoding.sequences import Sampling, TextTerms
 from isobatch.deployments.front.answers import RefusedError, shown
@@ -97,6 +99,41 @@ class StreamOptions(_RequestFields):
 class PlainText(_RequestFields):
     type: Literal["text"]
 
+    @property
+    def schema_of_text(self) -> dict[str, Any] | None:
+        return None
+
+
+class JsonText(_RequestFields):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+    @property
+    def schema_of_text(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+
+class NamedSchema(_RequestFields):
+    name: str = Field("", description="Ignored.")
+    description: str | None = Field(None, description="Ignored.")
+    strict: bool | None = Field(None, description="Ignored: the text always follows the schema.")
+    content: dict[str, Any] = Field(alias="schema", description="A JSON Schema.")
+
+
+class SchemaText(_RequestFields):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def schema_of_text(self) -> dict[str, Any]:
+        return self.json_schema.content
+
+
+AnyFormat = PlainText | JsonText | SchemaText | None
+
 
 class _Generation(_RequestFields):
     """The fields that completions and chats share."""
@@ -143,7 +180,9 @@ class _Generation(_RequestFields):
         f"they are negative; {_OF_THE_FILE}1.",
     )
     logit_bias: Biases = Field({}, description=f"{_EXPERIMENTAL}added to the logits of tokens, by their numbers.")
-    response_format: PlainText | None = Field(None, description=_NEUTRAL)
+    response_format: AnyFormat = Field(
+        None, discriminator="type", description=f"{_EXPERIMENTAL}plain text, any JSON object, or JSON by a schema."
+    )
     store: Literal[False, None] = Field(None, description=_NEUTRAL)
 
     def terms(self, defaults: GenerationDefaults, number: int = 0) -> TextTerms:
@@ -159,8 +198,21 @@ class _Generation(_RequestFields):
             self.frequency_penalty,
             self.repetition_penalty or defaults.repetition_penalty or 1.0,
             self._alternatives,
+            self._grammar,
         )
         return TextTerms(self._most_tokens, sampling, self.min_tokens, self.ignore_eos)
+
+    @field_validator("response_format")
+    @classmethod
+    def _with_grammar(cls, value: AnyFormat) -> AnyFormat:
+        if value and value.schema_of_text is not None:
+            grammar_of(value.schema_of_text)
+        return value
+
+    @cached_property
+    def _grammar(self) -> str:
+        schema = self.response_format.schema_of_text if self.response_format else None
+        return "" if schema is None else grammar_of(schema)
 
     @property
     def _most_tokens(self) -> int | None:

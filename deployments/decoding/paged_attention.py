@@ -78,28 +78,32 @@ class PagedView:
         """Write keys and values: rows x both."""
         self._kv.write(block, self._places, kv)
 
-    def attend(self, block: int, query: Tensor, kv: Tensor, scaling: float, window: int | None = None) -> Tensor:
+    def attend(
+        self, block: int, query: Tensor, kv: Tensor, scaling: float, window: int | None = None, cap: float | None = None
+    ) -> Tensor:
         """Write the KV of the rows (rows x keys and values), and attend with their queries (rows x heads x width) to
-        all positions, or to a window of the latest ones. The result is rows x (heads * width)."""
+        all positions, or to a window of the latest ones. The result is rows x (heads * width). `cap`: scores come no
+        nearer to it than by a tanh."""
         self.write(block, kv)
         if window is None:
-            return self._attend(self._bands, block, query, scaling)
+            return self._attend(self._bands, block, query, scaling, cap)
         if window not in self._within:
             self._within[window] = [band.within(window) for band in self._bands]
-        return self._attend(self._within[window], block, query, scaling)
+        return self._attend(self._within[window], block, query, scaling, cap)
 
     def attend_source(self, block: int, query: Tensor, scaling: float) -> Tensor:
         """Attend to the sources."""
         return self._attend(self._sources, block, query, scaling)
 
-    def _attend(self, bands: Listed[PieceBand], block: int, query: Tensor, scaling: float) -> Tensor:
-        if len(bands) == 1:
-            return _attend_together(query, self._kv.read(block, bands[0]), bands[0], scaling)
+    def _attend(
+        self, bands: Listed[PieceBand], block: int, query: Tensor, scaling: float, cap: float | None = None
+    ) -> Tensor:
         parts = zip(bands, torch.split(query, [band.size for band in bands]), strict=True)
-        return torch.cat([_attend_together(rows, self._kv.read(block, band), band, scaling) for band, rows in parts])
+        done = [_attend_together(rows, self._kv.read(block, band), band, scaling, cap) for band, rows in parts]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
 
-def _attend_together(query: Tensor, kv: Tensor, band: PieceBand, scaling: float) -> Tensor:
+def _attend_together(query: Tensor, kv: Tensor, band: PieceBand, scaling: float, cap: float | None) -> Tensor:
     """Attend to keys and values: 2 x pieces x heads x positions x width."""
     all_heads, width = query.shape[1:]
     heads = kv.shape[2]
@@ -108,18 +112,23 @@ def _attend_together(query: Tensor, kv: Tensor, band: PieceBand, scaling: float)
         padded = query.new_zeros(band.count * band.rows, all_heads, width).index_copy_(0, band.real_rows, query)
     shared = all_heads // heads  # query heads that read the same keys: they are rows of one head
     rows = padded.reshape(band.count, band.rows, heads, shared, width).permute(0, 2, 3, 1, 4)
-    attended = _attended(rows.reshape(band.count, heads, shared * band.rows, width), kv, band.mask, scaling)
+    attended = _attended(rows.reshape(band.count, heads, shared * band.rows, width), kv, band.mask, scaling, cap)
     by_row = attended.view(band.count, heads, shared, band.rows, width).permute(0, 3, 1, 2, 4)
     flat = by_row.reshape(band.count * band.rows, all_heads * width)
     return flat if band.real_rows is None else flat[band.real_rows]
 
 
-def _attended(queries: Tensor, kv: Tensor, mask: Tensor, scaling: float) -> Tensor:
+def _attended(queries: Tensor, kv: Tensor, mask: Tensor, scaling: float, cap: float | None) -> Tensor:
     keys, values = kv
-    if queries.device.type != "cpu" or queries.shape[2] > FEW_QUERIES:
+    if cap is None and (queries.device.type != "cpu" or queries.shape[2] > FEW_QUERIES):
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
-    scores = torch.matmul(queries * scaling, keys.transpose(2, 3)).add_(mask)
+    scores = capped(torch.matmul(queries * scaling, keys.transpose(2, 3)), cap).add_(mask)
     return torch.matmul(scores.softmax(dim=-1), values)
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """The scores, or logits, softly kept below a cap; changes them."""
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
 class PagedKv:

@@ -11,14 +11,13 @@ from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.promise import RULES, FilePart, in_order
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma3_text", "t5", "mt5")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "t5", "mt5")
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # the ends of the names of their classes
 # Frequencies of positions that depend on the length of a text: in a batch, texts of other lengths would change them.
 BY_LENGTH = ("longrope", "su", "dynamic")
 
 
 KNOWN_ATTENTION = {"full_attention", "sliding_attention"}
-UNSERVED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 class DecoderRamp(FilePart):
@@ -153,8 +152,8 @@ def check_decoder(folder: Path, cuts: Sequence[int] | None = None, project: bool
             )
     if unknown := sorted(set(config.get("layer_types") or ()) - KNOWN_ATTENTION):
         raise UserError(f"{folder}: its attention is {unknown[0]}: {' and '.join(sorted(KNOWN_ATTENTION))} are served")
-    if odd := [name for name in UNSERVED if config.get(name)]:
-        raise UserError(f"{folder}: {odd[0]} is {config[odd[0]]}: networks with it are not served")
+    if config.get("use_bidirectional_attention"):
+        raise UserError(f"{folder}: use_bidirectional_attention is true: such networks are not served")
     depths = (config.get(name) for name in ("num_decoder_layers", "num_layers", "num_hidden_layers"))
     rules = rules_of(folder, next((int(depth) for depth in depths if depth), 0))
     generation_defaults(folder)

@@ -12,7 +12,7 @@ from functools import partial
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
-from isobatch.deployments.decoding.engine_setup import engine_of, load_decoder, splits_and_limits
+from isobatch.deployments.decoding.engine_setup import engine_of, grammars_of, load_decoder, splits_and_limits
 from isobatch.deployments.decoding.loop import EngineLoop, TokenAddress, TokenOutlets
 from isobatch.deployments.decoding.plan_switch import switched_plan
 from isobatch.deployments.decoding.ramp_rules import rules_of
@@ -64,7 +64,7 @@ class DecoderReplica(ReplicaProcess):
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
         if self._rules.ramps and config.exits != "off":
             warn_of_ramp_dtype(folder, self._rules.dtype, config.dtype)
-        engine = engine_of(model, self._rules, config)
+        engine = engine_of(model, self._rules, config, grammars=grammars_of(folder))
         self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)

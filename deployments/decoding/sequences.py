@@ -22,6 +22,7 @@ class Sampling:
     Logits are changed before: by `bias`, for some tokens; by `repetition`, for tokens that the prompt or the text has
     already; by `presence` for those that were written, and by `frequency` as often as they were. `alternatives`: as
     many of the most probable tokens are returned with their log probabilities; None: no log probabilities are.
+    `grammar`: of llguidance, which the whole text follows; empty: none.
     """
 
     temperature: float = 0.0
@@ -34,11 +35,12 @@ class Sampling:
     frequency: float = 0.0
     repetition: float = 1.0
     alternatives: int | None = None
+    grammar: str = ""
 
     @property
     def looks_back(self) -> bool:
         """Whether the tokens before the next one matter beside the network's logits."""
-        return bool(self.presence or self.frequency or self.repetition != 1.0)
+        return bool(self.presence or self.frequency or self.repetition != 1.0 or self.grammar)
 
 
 GREEDY = Sampling()

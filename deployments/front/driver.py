@@ -5,12 +5,13 @@ Launches run on `Workers`: replicas on Ray Serve, or threads of this process.
 
 import asyncio
 import logging
+import secrets
 import weakref
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import count, groupby
 from math import inf, isfinite
 from typing import Protocol
 
@@ -27,13 +28,15 @@ from isobatch.deployments.front.proxy import WatchedProxies
 from isobatch.deployments.tracing import Span, current
 from isobatch.deployments.transport.holdings import Claim, LostError, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, take
+from isobatch.deployments.transport.packed import Packed, take, wanting_best
 
 log = logging.getLogger(__name__)
 # Survivors are held this much longer than the last deadline, since a launch may be running then.
 GRACE_S = 5.0
 # The time to read replies that have already arrived, when a launch times out.
 READ_S = 0.05
+# Numbers of requests for the best scores: as many as float32 tells apart.
+MOST_NUMBERS = 2**24
 
 
 class Workers(Protocol):
@@ -87,6 +90,7 @@ class Driver:
         self._clock = clock
         self._traced = False  # whether any request was traced
         self._requests = 0  # that wait for their answers
+        self._numbers = count(secrets.randbelow(MOST_NUMBERS))  # other fronts have other numbers
         self._drained: asyncio.Future[None] | None = None  # done when no request waits any more
         self._flights: set[asyncio.Task[None]] = set()
         self._pumping = False  # whether `_pump` runs in this turn of the event loop
@@ -94,13 +98,19 @@ class Driver:
         self._wake_s = inf  # when the alarm goes off
 
     async def answer(
-        self, inputs: Packed, within_s: float, full: bool = False, waits: bool = True, priority: int = 0
+        self, inputs: Packed, within_s: float, full: bool = False, waits: bool = True, priority: int = 0, best: int = 0
     ) -> list[Answer]:
         """The answers to all inputs of one request, in their order. All are admitted, or none.
 
         `full`: answers of the full network. `waits`: the client waits for as long as the SLO. `priority`: the inputs'.
+        `best`: how many of the scores matter, the highest ones (0: all), where the policy knows them.
         """
+        if best:
+            inputs = wanting_best(inputs, next(self._numbers) % MOST_NUMBERS, best)
         tickets = self._admit(inputs, self._clock() + within_s, full, waits)
+        if best:  # scores that do not matter may be far from the full network's, so they are not audited
+            for ticket in tickets:
+                ticket.kind = RowKind.PLAIN
         if priority:
             for ticket in tickets:
                 ticket.priority = priority

@@ -91,6 +91,7 @@ class Content(Generic[Format]):
     inputs: Packed | Pictures
     write: Callable[[list[Answer]], Format]
     within_s: float | None = None  # the client's deadline, if only the body tells it
+    best: int = 0  # how many of its scores the client wants, the highest ones; 0: all
 
 
 class _RequestCosts:
@@ -120,6 +121,7 @@ class Service:
         self.labels, self.task = label_names(self._model), task_of(self._model)
         # The number of the label that says that a document is relevant; None: there is none.
         self.relevant = relevant_label(self.labels, config.relevant_label)
+        self._knows_best: bool = getattr(getattr(self._model, "ramps", None), "knows_best", False)
         self.example = example_of(config.model and config.folder)
         promising = config.prepared_folder
         self.promised = str((promising and promise_in(promising)) or NOTHING)
@@ -239,7 +241,8 @@ class Service:
         within_s = deadline_s - self._after_s(deadline_s) - self._clock()
         waits = self._waits(deadline_s - incoming.arrived_s)
         try:
-            answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority)
+            best = 0 if incoming.full or not self._knows_best or content.best >= len(inputs) else content.best
+            answers = await self._driver.answer(inputs, within_s, incoming.full, waits, incoming.priority, best)
         except RefusedError as refused:
             refused.strains = waits
             raise

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from isobatch.deployments.exits import USUAL, Decision, Policy, memory_width, name_of, reach
+from isobatch.deployments.exits import USUAL, Decision, Policy, forgets, knows_best, memory_width, name_of, reach
 from isobatch.deployments.named import current_path
 from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.losses import EntityF1, ListNdcg
@@ -111,6 +111,11 @@ class Ramps:
     def blocks(self) -> tuple[int, ...]:
         return tuple(sorted(self._rule_of))
 
+    @property
+    def knows_best(self) -> bool:
+        """Whether inputs also leave because they are not among the best that their request wants."""
+        return knows_best(self.policy)
+
     def idle(self, num_labels: int) -> list[str]:
         """A sentence about each threshold that never or always fires, which is allowed but rarely intended."""
         fires = {
@@ -124,10 +129,10 @@ class Ramps:
     def observed(self, active: Collection[int]) -> frozenset[int]:
         """The ramps whose logits must be computed.
 
-        A policy with memory needs every ramp before an active one: otherwise switching a ramp off would change the
-        decisions at the others.
+        A policy that remembers ramps needs every ramp before an active one: otherwise switching a ramp off would change
+        the decisions at the others.
         """
-        if not active or self.memory_width(num_labels=1) == 0:
+        if not active or forgets(self.policy):
             return frozenset(active)
         return frozenset(block for block in self.blocks if block <= max(active))
 
@@ -174,7 +179,7 @@ def policy_at(path: str) -> Policy:
 
 def check_forgets(policy: Policy, source: object, reason: str = "but this network answers its words or labels") -> None:
     """Raise UserError for a policy with memory, which cannot decide on parts of an input. `source`: where it stands."""
-    if memory_width(policy, num_labels=2):
+    if not forgets(policy):
         raise UserError(
             f"{source}: policy {name_of(policy)} remembers earlier ramps of an input, {reason}: "
             "use entropy, confidence, margin, or one of your own that remembers nothing"

@@ -116,6 +116,12 @@ def take(packed: Packed, rows: Integers) -> Packed:
     return Packed(packed.cursor, arrays, packed.memory[rows], lengths, packed.bfloat16, ahead=ahead)
 
 
+def wanting_best(packed: Packed, number: int, wanted: int) -> Packed:
+    """The same inputs, of a request with this number that wants only the highest scores (`exits.BestOf`)."""
+    memory = np.tile(np.array([number, wanted, 0], np.float32), (len(packed), 1))
+    return msgspec.structs.replace(packed, memory=memory)
+
+
 def is_all(rows: Integers, count: int) -> bool:
     """Whether these are all rows of `count`, in order, so that nothing need be copied."""
     return len(rows) == count and bool((rows == np.arange(count)).all())

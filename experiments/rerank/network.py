@@ -16,9 +16,9 @@ from isobatch.deployments.prepare.records import Layout
 from isobatch.deployments.progress import show
 
 LENGTH = 10  # of a list: a question's own sentence, and nine others
-NEGATIVES = 2  # sentences of other questions, for each one of its own in a step of fine-tuning
-STEPS, QUESTIONS, LEARNING_RATE = 200, 8, 1e-4
-LONGEST = 64  # tokens of a pair in fine-tuning
+NEGATIVES = 1  # sentences of other questions, for each one of its own in a step of fine-tuning
+STEPS, QUESTIONS, LEARNING_RATE = 120, 8, 1e-4
+LONGEST = 48  # tokens of a pair in fine-tuning
 
 Pair = tuple[str, str]
 

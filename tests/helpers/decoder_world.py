@@ -12,6 +12,7 @@ from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.client_meter import ClientMeter
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.front import DecoderFront, summed
+from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.loop import EngineLoop
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.replica import ReplicaState
@@ -41,7 +42,8 @@ class World:
 
     def __init__(self, model: Any, words: Any) -> None:
         self.model, self.words = model, words
-        self.engine = engine(model, RAMPS, pages=4 * 32)
+        self.grammars = Grammars(lambda: words, model.config.vocab_size, STOP)
+        self.engine = engine(model, RAMPS, pages=4 * 32, grammars=self.grammars)
         self.loop = EngineLoop(self.engine)
         self.failing, self.full, self.asked, self.grouped = 0, False, 0, 0
         self.texts = TextTokens(words, 64)
@@ -49,6 +51,7 @@ class World:
         meter = ClientMeter(MetricSeries(TEXT_FRONT, self.metrics), lambda: self.now_s, 1.0, 0.2)
         shape = shape_of(model.config)
         self.front = DecoderFront(CONFIG, "tiny", shape, self.texts, STOP, self.ask, meter, self.stats)
+        self.front.grammars = self.grammars
 
     async def ask(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
         self.asked += 1

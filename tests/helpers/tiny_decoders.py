@@ -8,6 +8,7 @@ import torch
 
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.deployments.decoding.engine import Engine
+from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps, Draw, adjust, at_least_float32, choose
 from isobatch.deployments.decoding.pages import PagePool
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules
@@ -63,13 +64,21 @@ def ramps_of(thresholds: dict[int, float]) -> DecoderRamps:
 
 @torch.inference_mode()
 def plainly(
-    model: Any, request: TextRequest, thresholds: Thresholds | Callable[[int], Thresholds], project: bool = False
-) -> tuple[list[int], list[int]]:
+    model: Any, request: TextRequest, thresholds: Thresholds | Callable[[int], Thresholds], project: bool = False,
+    allowed: Callable[[tuple[int, ...]], set[int]] | None = None,
+) -> tuple[list[int], list[int]]:  # fmt: skip
     """Tokens and depths of one sequence: the whole network on the whole prefix for every token, and no cache.
 
     `thresholds` may be others for each token, by its number. `project`: a position whose token left stays in that state
-    in all blocks behind, which make KV of it.
+    in all blocks behind, which make KV of it. `allowed`: the tokens that may come after others.
     """
+
+    def change(logits: torch.Tensor) -> None:
+        adjust(logits, draw)
+        if allowed:
+            others = set(range(logits.shape[1])) - allowed(tuple(tokens))
+            logits[:, sorted(others)] = -torch.inf
+
     tokens: list[int] = []
     depths: list[int] = []
     read = model.encoder(torch.tensor([request.source])) if request.source else None
@@ -81,13 +90,13 @@ def plainly(
         draw = [Draw.at(request, len(request.prompt) + len(tokens), [*request.prompt, *tokens])]
         for block, threshold in sorted((thresholds(len(tokens)) if callable(thresholds) else thresholds).items()):
             logits = at_least_float32(_head(model, states[block]))
-            adjust(logits, draw)
+            change(logits)
             if logits.softmax(dim=1).max() >= threshold:
                 depths.append(block)
                 break
         else:
             logits = last.clone()
-            adjust(logits, draw)
+            change(logits)
             depths.append(BLOCKS - 1)
         tokens.append(int(choose(logits, draw)))
     return tokens, depths
@@ -130,7 +139,9 @@ def _seen(model: Any, read: Any, prefix: torch.Tensor, left: dict[int, int]) -> 
 def _head(model: Any, states: torch.Tensor) -> torch.Tensor:
     """What the model itself does after its last block."""
     if not model.config.is_encoder_decoder:
-        return cast(torch.Tensor, model.lm_head(model.model.norm(states)))
+        logits: torch.Tensor = model.lm_head(model.model.norm(states))
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
     normed = model.decoder.final_layer_norm(states)
     if getattr(model.config, "scale_decoder_outputs", False):
         normed = normed * model.config.d_model**-0.5
@@ -150,14 +161,14 @@ class Clock:
 
 def engine(
     model: Any, thresholds: dict[int, float], verified: bool = False, pages: int = 400, max_pending: int = 4,
-    limits: DecodingLimits | None = None, project: bool = False,
+    limits: DecodingLimits | None = None, project: bool = False, grammars: Grammars | None = None,
 ) -> Engine:  # fmt: skip
     """An engine that is cut at its ramps."""
     ends = (*(block + 1 for block in sorted(thresholds)), BLOCKS)
     splits = Splits(ends, verified, max_pending, project)
     limits = limits or DecodingLimits(page_tokens=4, ttft_s=1e9, tpot_s=1e9)
     scheduler = Scheduler(splits, limits, PagePool(pages))
-    network = CutDecoder(anatomy_of(model), ramps_of(thresholds), splits, pages, limits.page_tokens)
+    network = CutDecoder(anatomy_of(model), ramps_of(thresholds), splits, pages, limits.page_tokens, grammars)
     return Engine(scheduler, network, Clock())
 
 

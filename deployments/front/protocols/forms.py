@@ -63,7 +63,11 @@ class TextForm(Form, Generic[AnyBody]):
     def read(self, content: object) -> Content[bytes]:
         body = self.checked(content)
         inputs = self.inputs(body)
-        return Content(inputs, lambda answers: encode(self.reply(body, inputs, answers)))
+        return Content(inputs, lambda answers: encode(self.reply(body, inputs, answers)), best=self.best(body))
+
+    def best(self, body: AnyBody) -> int:
+        """How many of the scores are returned, the highest ones; 0: all."""
+        return 0
 
     def inputs(self, body: AnyBody) -> Packed:
         raise NotImplementedError

@@ -216,6 +216,9 @@ class DocumentsForm(_VllmForm):
         """Jina's clients read `detail`, Cohere's `message`, vLLM's `error`."""
         return {"error": _about(refused), "detail": refused.sentence, "message": refused.sentence}
 
+    def best(self, body: DocumentsBody) -> int:
+        return body.top_n or 0
+
     def inputs(self, body: DocumentsBody) -> Packed:
         self.check_relevant(400)
         return self.encoded([[body.query, text] for text in _texts_of(body)])

@@ -231,7 +231,7 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
             {"layer_types": ["full_attention", "chunked_attention"]},
             "its attention is chunked_attention: full_attention",
         ),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: networks with it are not served"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true: such networks are not served"),
     ],
 )
 @pytest.mark.parametrize("command", ["prepare", "profile", "plan", "serve"])

@@ -196,9 +196,11 @@ def test_an_encoder_reads_each_source_once_unless_its_sequence_begins_again() ->
 
 FEW = {"sliding_window": 5}  # positions that a row attends to
 EVERY_SECOND = {"layer_types": ("full_attention", "sliding_attention") * 2}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}  # so low that they matter
 FAMILIES = (
     ("mistral", {}), ("mistral", FEW), ("qwen2", {}), ("qwen2", FEW | EVERY_SECOND | {"use_sliding_window": True}),
     ("qwen3", {}), ("smollm3", {}), ("phi3", {}), ("phi3", FEW), ("phi3", {"partial_rotary_factor": 0.67}),
+    ("gemma2", FEW | CAPS), ("gemma2", FEW | CAPS | {"query_pre_attn_scalar": 9, "attn_logit_softcapping": None}),
     ("gemma3_text", FEW | EVERY_SECOND), ("gemma3_text", FEW | EVERY_SECOND | {"query_pre_attn_scalar": 9}),
 )  # fmt: skip
 
@@ -210,3 +212,5 @@ def test_families_that_are_shaped_like_llama(family: str, others: dict[str, Any]
     for project in (False, True):
         found = written_by(engine(model, ramps, project=project), asked)
         assert found == {place: plainly(model, one, ramps, project) for place, one in enumerate(asked)}
+    written = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert engine(model, {}).write_all(asked)[0] == written[0, 3:].tolist()

@@ -94,7 +94,7 @@ def test_a_field_that_changes_nothing_is_accepted(world: World, neutral: dict[st
 @pytest.mark.parametrize(
     "field",
     [
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "grammar"}},
         {"tools": [{"type": "function"}]},
         {"tool_choice": "auto"},
         {"store": True},

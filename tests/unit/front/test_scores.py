@@ -1,5 +1,6 @@
 """A served network with one output: scores with exits, in the interfaces of rerankers, and numbers."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ import numpy as np
 import pytest
 
 from isobatch import load
+from isobatch.deployments.models.ramps import read_rules, write_rules
+from isobatch.deployments.transport.packed import pack, unpack, wanting_best
+from isobatch.profiles.promise import RULES
 from tests.helpers.documented import DocumentedClient, check_interface, served
 from tests.helpers.preparing import prepared_network
 from tests.helpers.tiny_scores import (
@@ -72,6 +76,53 @@ def test_the_full_network_is_asked_for_as_always(client: DocumentedClient) -> No
     assert {each["index"]: each["score"] for each in ranked} == {
         place: near(score) for place, score in enumerate(scores.tolist())
     }
+
+
+@pytest.fixture(scope="module")
+def strict(ranks: Path) -> Path:
+    """The same network, with ramps that let no document go because its score is sure."""
+    folder = ranks.with_name("strict")
+    shutil.copytree(ranks, folder)
+    rules = read_rules(folder / RULES)
+    ramps = tuple(ramp.model_copy(update={"threshold": 0.0}) for ramp in rules.ramps)
+    write_rules(folder, rules.model_copy(update={"ramps": ramps}))
+    return folder
+
+
+def test_documents_that_cannot_be_among_the_best_leave_early(strict: Path) -> None:
+    """Nearly all of the best two of six documents are those of the full network."""
+
+    def asked(top_n: int | None) -> tuple[list[set[int]], float]:
+        with serving(strict) as client:
+            replies = [
+                client.post("/v1/rerank", json={"query": query, "documents": documents, "top_n": top_n}).json()
+                for query, documents, _ in lists(60, seed=5)
+            ]
+            exits = client.get("/stats").json()["exits"]
+        early = sum(count for block, count in exits.items() if int(block) < 3) / sum(exits.values())
+        return [{each["index"] for each in reply["results"][:2]} for reply in replies], early
+
+    (full, none), (best_two, early) = asked(None), asked(2)
+    assert none == 0 < 0.1 < early
+    assert sum(map(len, map(set.intersection, best_two, full))) > 0.9 * 2 * 60
+
+
+def test_no_document_of_another_request_counts(strict: Path) -> None:
+    """Nor of a request that wants more than it has."""
+    model, (query, documents, _) = load(strict), lists(60, seed=5)[0]
+    encoded, last = pack(model.encode([(query, each) for each in documents])), model.num_blocks
+    blocks = {
+        wanted: [
+            model.run(unpack([*others, wanting_best(encoded, 7, wanted)]), last, model.ramp_blocks).exits.blocks[-6:]
+            for others in ([], [wanting_best(encoded, 8, 1)])
+        ]
+        for wanted in range(8)
+    }
+    for alone, beside in blocks.values():
+        assert alone.tolist() == beside.tolist()
+    depths = [alone.sum() for alone, _ in blocks.values()]
+    assert depths[0] == depths[6] == depths[7] == 6 * (last - 1)
+    assert depths[1:7] == sorted(depths[1:7])
 
 
 def test_audits_compare_scores_within_the_tolerance(ranks: Path) -> None:

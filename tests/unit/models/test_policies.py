@@ -1,6 +1,7 @@
 """Policies decide input by input, as their definitions say, and what they remember is enough."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,13 +55,38 @@ def test_independent_policies_are_their_definitions(ramps: list[list[float]], th
 def test_a_score_leaves_where_it_will_hardly_move(logit: float, distance: float, threshold: float) -> None:
     score = 1 / (1 + math.exp(-logit))
     for policy, unit in ((exits.near, score * (1 - score) + exits.SCORE_STEP), (exits.near_number, 1.0)):
-        decision = policy(torch.tensor([[logit, distance]]), threshold, torch.zeros(1, 0))
+        decision = policy(torch.tensor([[logit, distance]]), threshold, torch.zeros(1, memory_width(policy, 1)))
         moves = min(1.0, math.exp(distance) * unit)
         if abs(moves - threshold) > 1e-5:
             assert decision.leaves.item() == (moves < threshold)
         assert decision.answer.tolist() == [[logit]]
         assert reach(policy, 1.001, 2, 3) == "always"
         assert reach(policy, 0.0, 2, 3) == "never"
+
+
+numbers_of_a_ramp = st.tuples(st.floats(-4, 4, width=32), st.floats(-6, 2, width=32))
+contestants = st.lists(st.tuples(st.integers(0, 2), st.lists(numbers_of_a_ramp, min_size=2, max_size=2)), max_size=9)
+
+
+@given(contestants, st.lists(st.integers(0, 3), min_size=3, max_size=3))
+def test_a_score_leaves_that_cannot_be_among_the_best_of_its_request(found: list[Any], wanted: list[int]) -> None:
+    """At each of two ramps: so many others of its request are known to end above it, here or at the ramp before."""
+    requests = [request for request, _ in found]
+    memory = torch.tensor([[request, wanted[request], 0.0] for request in requests]).reshape(-1, 3)
+    bars = [0.0] * len(found)
+    for ramp in range(2):
+        logits = torch.tensor([numbers[ramp] for _, numbers in found]).reshape(-1, 2)
+        score = logits[:, 0].sigmoid()
+        far = (logits[:, 1].exp() * exits.slope(score)).clamp(max=1.0)
+        lows, highs = (score - far).tolist(), (score + far).tolist()
+        for place, request in enumerate(requests):
+            own = sorted((low for low, other in zip(lows, requests, strict=True) if other == request), reverse=True)
+            if 0 < wanted[request] <= len(own):
+                bars[place] = max(bars[place], own[wanted[request] - 1])
+        decision = exits.near(logits, 0.0, memory)
+        assert decision.leaves.tolist() == [high < bar for high, bar in zip(highs, bars, strict=True)]
+        assert decision.memory[:, 2].tolist() == bars
+        memory = decision.memory
 
 
 @given(logits_of_ramps, st.integers(1, 6))

@@ -1,0 +1,107 @@
+"""Texts that are JSON: which tokens may come next, by a schema. The grammars are those of llguidance.
+
+A ramp and the head choose among the same tokens, so an exit cannot break a schema.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Listed
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isobatch.deployments.decoding.sequences import Sampling
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Written = tuple[int, ...]
+MOST_MATCHERS = 256  # that are kept, each for one text
+MOST_SCHEMA = 2**14  # characters: compiling a schema holds up everyone else's tokens
+BITS = 32  # of a number of llguidance's masks
+
+
+def grammar_of(schema: dict[str, Any]) -> str:
+    """The grammar of all JSON with this schema, in one line: some networks never end a blank. Raises ValueError with
+    the reason if there is none."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise ValueError("this server has no llguidance: pip install 'isobatch[json]'") from error
+    if len(str(schema)) > MOST_SCHEMA:
+        raise ValueError(f"the schema must have at most {MOST_SCHEMA} characters")
+    grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": " ?"})
+    if problem := LLMatcher.validate_grammar(grammar):
+        raise ValueError(" ".join(problem.split()))
+    return grammar
+
+
+class Grammars:
+    """The texts of one process that follow grammars. `load` gives the tokenizer, when the first of them comes."""
+
+    def __init__(self, load: Callable[[], Any], vocabulary: int, stop: Collection[int]) -> None:
+        self._load, self._vocabulary, self._stop = load, vocabulary, sorted(stop)
+        self._matched: OrderedDict[tuple[str, int], _Matched] = OrderedDict()
+
+    @cached_property
+    def _tokenizer(self) -> "LLTokenizer":
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(self._load(), self._vocabulary, self._stop)
+
+    @cached_property
+    def obstacle(self) -> str:
+        """Why this network can follow no grammar; empty: it can."""
+        if not self._stop:
+            return "the model has no token that ends a text"
+        try:
+            return "" if self._tokenizer.vocab_size else "the model's tokenizer has no tokens"
+        except ValueError as error:
+            return f"llguidance cannot read the model's tokenizer: {error}"
+
+    def apply(self, logits: Tensor, texts: Listed[tuple[Sampling, Written]]) -> None:
+        """Give tokens that break the grammar of a row no probability. `texts`: what was written before each row."""
+        rows = [row for row, (sampling, _) in enumerate(texts) if sampling.grammar]
+        if not rows:
+            return
+        masks = np.zeros((len(rows), -(-logits.shape[1] // BITS)), np.int32)
+        for mask, row in zip(masks, rows, strict=True):
+            self._matcher(*texts[row]).unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+        logits[rows] = logits[rows].masked_fill(torch.from_numpy(allowed == 0).to(logits.device), -torch.inf)
+
+    def _matcher(self, sampling: Sampling, written: Written) -> "LLMatcher":
+        """The matcher of a text, after what was written. Texts that share one make it go back and forth."""
+        key = sampling.grammar, sampling.seed
+        matched = self._matched.pop(key, None)
+        if matched is None or matched.failed:
+            matched = _Matched(self._tokenizer, sampling.grammar)
+        self._matched[key] = matched
+        if len(self._matched) > MOST_MATCHERS:
+            self._matched.popitem(last=False)
+        return matched.after(written)
+
+
+class _Matched:
+    """A matcher, and the tokens that it has read."""
+
+    def __init__(self, tokenizer: "LLTokenizer", grammar: str) -> None:
+        from llguidance import LLMatcher
+
+        self._matcher, self._read = LLMatcher(tokenizer, grammar), Written()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a limit of llguidance was reached. Then only a token that ends the text was allowed."""
+        return self._matcher.is_error()
+
+    def after(self, written: Written) -> "LLMatcher":
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._read, written, strict=False)))
+        self._matcher.rollback(len(self._read) - same)
+        self._matcher.consume_tokens(list(written[same:]))
+        self._read = written
+        return self._matcher

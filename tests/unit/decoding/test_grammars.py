@@ -1,0 +1,123 @@
+"""Texts that are JSON by a schema: with exits and without, tokens are chosen among those that keep to it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import validate
+
+from isobatch.deployments.decoding.grammars import Grammars, grammar_of
+from isobatch.deployments.decoding.sequences import Sampling, TextRequest
+from tests.helpers.decoder_world import STOP, World
+from tests.helpers.tiny_decoders import decoder, engine, plainly, written_by
+
+END, SIZE = "<end>", 257  # the token that ends a text, and one for each byte
+COLOURS = {"enum": ["red", "rust", 12]}
+SPELLED = ('"red"', '"rust"', "12")
+SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}, "of": COLOURS},
+    "required": ["sure", "of"],
+    "additionalProperties": False,
+}
+
+
+def letters() -> Any:
+    """A tokenizer with a token for each byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = Tokenizer(models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END, pad_token=END)
+
+
+def allowed(written: tuple[int, ...]) -> set[int]:
+    """What may follow in one of the spelled colours."""
+    so_far, tokens = letters().decode(list(written)), letters().get_vocab()
+    rest = [each.removeprefix(so_far) for each in SPELLED if each.startswith(so_far)]
+    return {tokens[each[0]] if each else 0 for each in rest}
+
+
+@pytest.fixture
+def grammars() -> Grammars:
+    return Grammars(letters, SIZE, STOP)
+
+
+def test_only_tokens_that_keep_to_the_grammar_have_a_probability(grammars: Grammars) -> None:
+    """Whatever the order in which texts are asked about."""
+    sampling, words = Sampling(grammar=grammar_of(COLOURS)), letters()
+    texts = ["", '"r', '"', "1", '"red', '"red"', '"ru', "12", '"r']
+    written = [tuple(words(each)["input_ids"]) for each in texts]
+    logits = torch.randn(len(texts) + 1, SIZE, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    grammars.apply(logits, [*((sampling, each) for each in written), (Sampling(), written[1])])
+    for row, each in enumerate(written):
+        kept = sorted(allowed(each))
+        assert logits[row].isfinite().nonzero()[:, 0].tolist() == kept, texts[row]
+        assert torch.equal(logits[row, kept], before[row, kept])
+    assert torch.equal(logits[-1], before[-1]), "this text follows no grammar"
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_exits_choose_among_the_same_tokens(grammars: Grammars, verified: bool) -> None:
+    model, ramps = decoder(vocab_size=SIZE), {0: 0.6, 2: 0.6}
+    sampling = Sampling(grammar=grammar_of(COLOURS))
+    asked = [TextRequest((1, 2, 3 + number), 9, STOP, sampling) for number in range(4)]
+    running = engine(model, ramps, verified, pages=8, grammars=grammars)  # so few that texts begin again
+    found = written_by(running, asked)
+    plain = [plainly(model, each, {} if verified else ramps, allowed=allowed) for each in asked]
+    assert [tokens for tokens, _ in found.values()] == [tokens for tokens, _ in plain]
+    assert {letters().decode(tokens[:-1]) for tokens, _ in plain} <= set(SPELLED)
+    assert all(0 in depths for _, depths in found.values()), "what must come is sure at the first ramp"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(decoder(vocab_size=SIZE), letters())
+    yield made
+    made.loop.end()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_json_over_http(world: World, temperature: float) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "colours", "strict": True, "schema": SCHEMA}}
+    asked = {"prompt": "a", "max_tokens": 40, "n": 3, "temperature": temperature, "response_format": wanted}
+    choices = world.client().post("/v1/completions", json=asked).json()["choices"]
+    ended = [each["text"] for each in choices if each["finish_reason"] == "stop"]
+    for text in ended:
+        validate(json.loads(text), SCHEMA)
+    assert all(each["text"].startswith("{") for each in choices)
+    assert len(ended) == 3
+    asked["response_format"] = {"type": "json_object"}
+    for each in world.client().post("/v1/completions", json=asked).json()["choices"]:
+        assert each["text"].startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "sentence"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}, {}, "response_format = an object: Inv"),
+        ({"type": "json_schema", "json_schema": {"schema": {"title": "a" * 2**14}}}, {}, "at most 16384 characters"),
+        ({"type": "json_schema"}, {}, "response_format.json_schema.json_schema is missing"),
+        ({"type": "grammar"}, {}, "response_format = an object: Input tag 'grammar'"),
+        ({"type": "json_object"}, {"ignore_eos": True}, "such a text ends with its JSON: leave out min_tokens"),
+        ({"type": "json_object"}, {"min_tokens": 2}, "such a text ends with its JSON: leave out min_tokens"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(world: World, wanted: Any, others: Any, sentence: str) -> None:
+    asked = {"prompt": "a", "response_format": wanted, **others}
+    world.front.config = world.front.config.model_copy(update={"max_body_bytes": 2**20})
+    reply = world.client().post("/v1/completions", json=asked)
+    assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (400, True), reply.text
+
+
+def test_a_tokenizer_that_is_not_understood_is_named() -> None:
+    from experiments.demos.sums import tokenizer
+
+    assert "llguidance cannot read the model's tokenizer" in Grammars(tokenizer, 23, STOP).obstacle
+    assert Grammars(letters, SIZE, ()).obstacle == "the model has no token that ends a text"
