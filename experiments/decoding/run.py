@@ -9,6 +9,7 @@ transformers, which has none for T5. What other devices would make of exits is p
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,8 @@ from experiments.decoding import served
 from experiments.decoding.on_paper import measure_on_paper
 from experiments.demos.sums import add_ramps
 from experiments.demos.t5_sums import save, train
+from experiments.shared.kept_parts import kept_part
+from experiments.shared.real_network import DTYPE
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine_setup import (
     decoder_shape,
@@ -34,6 +37,7 @@ from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums
 from isobatch.deployments.folders import cache_directory, replacing
+from isobatch.profiles.errors import UserError
 
 MAX_TOKENS = 24
 RESIDENTS = 32
@@ -53,20 +57,34 @@ class WrittenWay:
     share: float = 1.0  # of the prompts, where it is slow
 
 
+PARTS = ("engines", "paper", "served")
+PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32")))
+
+
 def measure(
-    parts: str = "engines,paper,served", rounds: int = 5, texts: int = 320, dtypes: str = "float32,bfloat16",
-    threads: str = "1,2", seconds: int = 20, ways: str = ",".join(served.WAYS),
+    parts: str = ",".join(PARTS), rounds: int = 3, texts: int = 320, dtypes: str = ",".join(PRECISIONS),
+    threads: str = "1,2", seconds: int = 12, ways: str = ",".join(served.WAYS), again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of each part. Served, each precision and number of threads has figures of its own, for these `ways`."""
+    """`rounds` of each part. Served, each precision and number of threads has figures of its own, for these `ways`;
+    only the first one takes all rounds, the others a third. `again=1`: measure also what is kept."""
+    if unknown := set(parts.split(",")) - set(PARTS):
+        raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
+
+    def part(name: str, measure_part: Callable[[], dict[str, float]]) -> dict[str, float]:
+        options = f"{rounds} {texts} {seconds} {ways}"
+        return kept_part("decoding", name, options, bool(again), measure_part, console)
+
     figures: dict[str, float] = {}
     if "engines" in parts:
-        figures |= _of_engines(rounds, texts)
+        figures |= part("engines", partial(_of_engines, rounds, texts))
     if "paper" in parts:
-        figures |= measure_on_paper(console.print)
+        figures |= part("paper", partial(measure_on_paper, console.print))
     if "served" in parts:
-        for dtype, count in product(dtypes.split(","), str(threads).split(",")):
-            measured_here = served.measure_served(dtype, int(count), rounds, seconds, ways.split(","))
-            figures |= {f"{name}_{dtype}_{count}": value for name, value in measured_here.items()}
+        for number, (dtype, count) in enumerate(product(dtypes.split(","), str(threads).split(","))):
+            times = max(1, rounds // 3) if number else rounds
+            measure_part = partial(served.measure_served, dtype, int(count), times, seconds, ways.split(","))
+            of_part = part(f"served {dtype} {count}", measure_part)
+            figures |= {f"{name}_{dtype}_{count}": value for name, value in of_part.items()}
     return figures
 
 

@@ -41,8 +41,8 @@ RESIDENTS = 32
 TTFT_MS, TPOT_MS = 1000.0, 250.0
 WAYS = ("off", "recompute", "verified", "project")
 SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
-WARMS_UP_S = 4.0
-SHARES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
+WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, for so long
+SHARES = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
 KEPT = 0.98  # of the texts in time: then a rate is sustained
 
 
@@ -165,8 +165,8 @@ async def _round(
         plan = read_plan(path)
         await asyncio.to_thread(here.deploy, _application(network, plan=str(path), replan=True))
         served = ServedWay(here.base, known)
-        await served.closed(RESIDENTS, WARMS_UP_S)
         promised = tokens_per_s(plan) / TOKENS
+        await served.open(WARMS_UP * promised, WARMS_UP_S, seed=number)
         kept, most = await _sustained(served, promised, seconds, number)
         figures[f"live_{way}"] = kept * TOKENS
         if way == "recompute":
@@ -181,16 +181,17 @@ async def _round(
 
 async def _sustained(served: ServedWay, promised: float, seconds: int, seed: int) -> tuple[float, int]:
     """The most texts per second, of some shares of the promise, at which nearly all are in time; and the most texts
-    were in time at any of these rates."""
-    kept, most = 0.0, 0
+    that were in time at any of these rates. Two rates in a row that are not kept end the search."""
+    kept, most, missed = 0.0, 0, 0
     for share in SHARES:
         texts = await served.open(share * promised, seconds, seed)
         in_time = len(_in_time(texts))
         most = max(most, in_time)
         console.print(f"{share:.0%} of {promised:.1f} texts/s: {in_time} of {len(texts)} in time")
-        if in_time < KEPT * len(texts):
+        if in_time >= KEPT * len(texts):
+            kept, missed = share * promised, 0
+        elif (missed := missed + 1) == 2:
             break
-        kept = share * promised
     return kept, most
 
 
@@ -239,8 +240,8 @@ def generated_per_s(network: Path, dtype: str, threads: int) -> float:
     """Tokens per second of transformers' `generate`, in a process of its own."""
     code = "import sys; from experiments.decoding import served; served.print_generated(*sys.argv[1:])"
     command = [sys.executable, "-c", code, str(network), dtype, str(threads)]
-    told = subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
-    return float(json.loads(told.stdout.splitlines()[-1]))
+    done = subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    return float(json.loads(done.stdout.splitlines()[-1]))
 
 
 def print_generated(network: str, dtype: str, threads: str) -> None:
