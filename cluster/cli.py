@@ -20,7 +20,6 @@ from isobatch.cluster.commands.plan import plan
 from isobatch.cluster.commands.predict import predict
 from isobatch.cluster.commands.prepare import prepare
 from isobatch.cluster.commands.profile import profile
-from isobatch.cluster.commands.profiles import profiles
 from isobatch.cluster.commands.serve import serve
 from isobatch.cluster.commands.shared_options import with_options
 from isobatch.cluster.commands.simulate import simulate
@@ -57,7 +56,6 @@ for command in (
     prepare, profile, serve, simulate, status, tune, up,
 ):  # fmt: skip
     app.command()(with_options()(command))
-app.add_typer(profiles, name="profiles")
 
 
 def main() -> None:

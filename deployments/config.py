@@ -154,10 +154,8 @@ class AppConfig(ServedConfig):
     )
     backend: Annotated[str, AfterValidator(_known_backend_or_virtual)] = Field(
         "torch",
-        description="What computes the network: torch, onnx, or an object of your own by its import path. auto: the "
-        "fastest on this device, measured at the first start. graphs, onnx-graphs: torch or ONNX Runtime, replayed as "
-        "CUDA graphs. virtual: replicas sleep for the profile's times instead of computing (a rehearsal). If not "
-        "given: the backend of the plan's file.",
+        description="What computes the network: torch, onnx, graphs, onnx-graphs, auto (the fastest here), virtual (a "
+        "rehearsal), or an object of your own by its import path. If not given: the backend of the plan's file.",
     )
     front_replicas: int = Field(
         1,
@@ -206,11 +204,6 @@ class AppConfig(ServedConfig):
         DEADLINE,
         description="Which of the waiting inputs a launch takes first: deadline, priority (X-Priority), das or "
         "slotted_das (TCB's, short texts first), or your own as package.module:function.",
-    )
-    on_deadline: Literal["refuse", "best"] = Field(
-        "refuse",
-        description="For an input of a cascade that has no time left for the next level. refuse: the request ends with "
-        'status 504. best: it is answered by the levels so far, with "degraded": true.',
     )
     max_inputs: int = Field(256, ge=1, description="The most inputs in one request (422 beyond).")
     scores: Literal["winner", "all"] | LabelCount = Field(
@@ -287,7 +280,6 @@ class AppConfig(ServedConfig):
             audit_share=self.audit_share,
             audit_cost=self.audit_cost,
             tolerance=tolerance_in(self.prepared_folder) if self.prepared_folder else 0.0,
-            degrades=self.on_deadline == "best",
             answers_early=self.answers == "early",
             order=order_named(self.order),
         )

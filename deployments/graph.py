@@ -40,7 +40,7 @@ class Graph:
     def groups(self) -> list[str]:
         """The group of each placement: its kind and a number. A change within one kind keeps the other kinds' names.
 
-        Kinds that are the same device under several names share groups.
+        Pipelines that differ only in replicas share groups.
         """
         numbers = {kind: count() for kind in self.plan.devices()}
         return named_groups(
@@ -166,7 +166,7 @@ OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replic
 OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format"}
 OF_FRONTS = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
-    "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "on_deadline", "replan", "audit_share",
+    "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",
     "audit_cost", "agreement", "scores", "predict_form", "relevant_label", "order",
 }  # fmt: skip
 

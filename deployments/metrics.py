@@ -69,7 +69,6 @@ FRONT = (
     MetricFamily(
         "isobatch_level_answers", "Counter", "Answers by the level of the cascade that gave them.", ("level",)
     ),
-    MetricFamily("isobatch_degraded_answers", "Counter", "Answers given without the next level, by level.", ("level",)),
 )
 CONTROLLER = (
     MetricFamily("isobatch_controller_looks", "Counter", "Times the controller has read its counts."),

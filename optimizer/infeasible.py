@@ -6,7 +6,7 @@ from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.model.limits import memory_bytes
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.plan import Plan, Split
+from isobatch.optimizer.plan import Split
 from isobatch.optimizer.problem import Problem
 
 
@@ -37,7 +37,7 @@ def _too_slow(facts: Problem, objective: Objective) -> str | None:
     if fastest is None:
         parts = "the network fits on these devices only in parts, and no links lead from one part to the next"
         return f"{parts}: add devices"
-    needed_s = _promise(fastest, facts, objective)[1] / (1 - objective.slack)
+    needed_s = evaluate(fastest, facts, objective).latency_s / (1 - objective.slack)
     if objective.slo_s is None or needed_s <= objective.slo_s:
         return None
     return f"{objective.slo_s * 1e3:.4g} ms SLO: the fastest plan needs {needed_s * 1e3:.4g} ms, slack included"
@@ -47,7 +47,7 @@ def _too_much(facts: Problem, objective: Objective) -> str | None:
     most = side_by_side(facts, objective.for_most_goodput)
     if most is None:
         return None
-    sustained = _promise(most, facts, objective)[0]
+    sustained = evaluate(most, facts, objective).goodput_per_s
     if sustained >= objective.goodput_per_s:
         return None
     within = "" if objective.slo_s is None else f" within {objective.slo_s * 1e3:.4g} ms"
@@ -61,13 +61,5 @@ def _too_dear(facts: Problem, objective: Objective) -> str | None:
     cheapest = side_by_side(facts, replace(objective, goal="cost", goodput_per_s=wanted, cost_per_hour=None))
     if cheapest is None:
         return None
-    dollars = _promise(cheapest, facts, objective)[2]
+    dollars = evaluate(cheapest, facts, objective).cost_per_hour
     return f"${objective.cost_per_hour:.4g} per hour: the cheapest plan costs ${dollars:.4g}"
-
-
-def _promise(plan: Plan, facts: Problem, objective: Objective) -> tuple[float, float, float]:
-    """The least goodput and the longest latency over all survivals of the problem, and the cost."""
-    truths = [replace(facts, survival=survival, pessimistic=None) for survival in facts.survivals]
-    scores = [evaluate(plan, truth, objective) for truth in truths]
-    goodput_per_s, latency_s = min(each.goodput_per_s for each in scores), max(each.latency_s for each in scores)
-    return goodput_per_s, latency_s, scores[0].cost_per_hour

@@ -1,8 +1,7 @@
 """The facts of one planning problem, taken from the profile, the fleet and the links."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.profiles.devices import Device, Link
@@ -20,7 +19,6 @@ class Problem:
     tables: tuple[LatencyTable, ...]
     devices: tuple[Device, ...]
     links: dict[tuple[str, str], Link]
-    pessimistic: tuple[float, ...] | None = None  # another survival at which the plan must keep its promise
     length: int | None = None  # tokens of an input, where everything counts tokens; None: inputs have one size
     edges: tuple[int, ...] = ()  # blocks at which a level of a cascade begins: every plan is cut before them
 
@@ -30,8 +28,6 @@ class Problem:
                 raise UserError(
                     f"the table of {table.kind} has {table.num_blocks} blocks, the exit profile {self.num_blocks}"
                 )
-        if self.pessimistic and any(low > high for low, high in zip(self.survival, self.pessimistic, strict=True)):
-            raise UserError("the pessimistic survival must nowhere be below the expected one")
 
     @property
     def num_blocks(self) -> int:
@@ -42,18 +38,13 @@ class Problem:
         """Blocks with a ramp behind them: the ramp takes time on some device, or inputs leave there."""
         before = range(self.num_blocks - 1)
         costs = {block for block in before for table in self.tables if any(row[block] > 0 for row in table.ramp_s)}
-        leaving = {block for block in before for share in self.survivals if share[block + 1] < share[block]}
+        leaving = {block for block in before if self.survival[block + 1] < self.survival[block]}
         return frozenset(costs | leaving)
-
-    @property
-    def survivals(self) -> tuple[tuple[float, ...], ...]:
-        """All the survivals at which the plan must keep its promise."""
-        return (self.survival,) if self.pessimistic is None else (self.survival, self.pessimistic)
 
     @property
     def without_exits(self) -> "Problem":
         """The same problem with no active ramp."""
-        return replace(self, survival=(1.0,) * self.num_blocks, pessimistic=None)
+        return replace(self, survival=(1.0,) * self.num_blocks)
 
     def surviving(self, survival: Sequence[float]) -> "Problem":
         """The same problem with other shares of survivors."""
@@ -71,43 +62,13 @@ class Problem:
             raise UserError(f"the plan uses device kind {kind!r}, the fleet has {has}")
         return device
 
-    @cached_property
-    def first_names(self) -> dict[str, str]:
-        """For every kind, the first kind that computes and sends alike: the same device under another name."""
-        names: dict[str, str] = {}
-        for each in self.devices:
-            alike = (first for first in names if names[first] == first and self._are_alike(first, each.kind))
-            names[each.kind] = next(alike, each.kind)
-        return names
-
     def lanes(self, plan: Plan) -> list[int]:
-        """The number of each pipeline's lane. Pipelines that differ only in names of one kind and replicas share one.
-
-        A plan that runs one kind under several names is written as such pipelines.
-        """
+        """The number of each pipeline's lane. Pipelines that differ only in replicas share one."""
         numbers: dict[object, int] = {}
         shapes = (
-            tuple(
-                (self.first_names[self.device(each.kind).kind], each.splits, each.local) for each in pipeline.placements
-            )
-            for pipeline in plan.pipelines
+            tuple((each.kind, each.splits, each.local) for each in pipeline.placements) for pipeline in plan.pipelines
         )
         return [numbers.setdefault(shape, len(numbers)) for shape in shapes]
-
-    def _are_alike(self, one: str, other: str) -> bool:
-        first, second = self.table(one), self.table(other)
-        names = {field.name for field in fields(LatencyTable)} - {"kind", "source"}
-        if any(getattr(first, name) != getattr(second, name) for name in names):
-            return False
-        kinds = [device.kind for device in self.devices]
-        return all(
-            self._way(one, kind) == self._way(other, kind) and self._way(kind, one) == self._way(kind, other)
-            for kind in kinds
-        )
-
-    def _way(self, source: str, target: str) -> Link | None:
-        link = self.links.get((source, target))
-        return link and replace(link, source="", target="")
 
     def turn_s(self, kind: str) -> float:
         """How long a replica of a local placement pauses between two launches."""
@@ -132,11 +93,11 @@ class Problem:
 
 def split_with_ramps(facts: Problem, start: int, stop: int, batch_size: int, inner: bool) -> Split:
     """A split with all its ramps at which inputs leave (`inner`), or with only the one at its end."""
-    leaving = [any(each[k + 1] < each[k] for each in facts.survivals) for k in range(start, stop - 1)]
-    ramps = [start + k for k, leaves in enumerate(leaving) if leaves and inner]
+    share = facts.survival
+    ramps = [block for block in range(start, stop - 1) if inner and share[block + 1] < share[block]]
     if stop < facts.num_blocks:
         before = stop - 1 if inner else start
-        ramps += [stop - 1] if any(each[stop] < each[before] for each in facts.survivals) else []
+        ramps += [stop - 1] if share[stop] < share[before] else []
     return Split(start, stop, batch_size, tuple(ramps))
 
 
@@ -145,7 +106,6 @@ def problem(
     devices: Sequence[Device],
     links: Sequence[Link],
     survival: Sequence[float] | None = None,
-    pessimistic: Sequence[float] | None = None,
     length: int | None = None,
 ) -> Problem:
     """Gather the facts of a problem. Kinds without devices are left out; without known exits, all inputs survive.
@@ -159,5 +119,4 @@ def problem(
     if survival is None:
         survival = profile.survival(length)
     ways = {(link.source, link.target): link for link in links}
-    worse = None if pessimistic is None else ExitProfile(tuple(pessimistic)).survival
-    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, worse, length, profile.edges)
+    return Problem(ExitProfile(tuple(survival)).survival, tables, here, ways, length, profile.edges)

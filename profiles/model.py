@@ -148,14 +148,10 @@ def probabilities_in(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Launched:
-    """The result of one launch: the inputs that left, and the survivors (None if no input is left).
-
-    `meanwhile` is the answer of the levels so far to inputs that have just reached the edge of a cascade.
-    """
+    """The result of one launch: the inputs that left, and the survivors (None if no input is left)."""
 
     exits: Exits
     survivors: Batch | None
-    meanwhile: Exits | None = None
 
 
 # The active ramps of a whole network, by the block before them; a mapping also gives thresholds (None: the network's).

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from math import exp, inf, log
+from math import inf
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +11,6 @@ from isobatch.profiles.files import SCHEMA_VERSION, as_profile, differ, fields_i
 
 KIND = "decoder"  # names the kind of profile in its file, as in exits.json
 LEAST_OBSERVED = 20  # texts: a plan from observations needs at least this number
-CERTAIN = 1e-4  # shares are kept this far from 0 and 1 when their log-odds are taken
 STRICT = {"extra": "forbid", "allow_inf_nan": False}  # a misspelt field in a file is an error
 
 
@@ -144,63 +143,6 @@ class DecodingWorkload:
     def after(self, block: int) -> float:
         """The share of tokens that go on after a block; all of them where no ramp is possible."""
         return dict(self.survival).get(block, 1.0)
-
-
-@dataclass(frozen=True)
-class ObservedTexts:
-    """A server's observations of its texts, as its `/stats` reports them.
-
-    `exits` counts tokens by the block after which they were known: after one of the `ramps`, or the last block.
-    `prompts` and `outputs` are the numbers of tokens of the latest texts; `texts` is the number of texts in `seconds`.
-    """
-
-    ramps: tuple[int, ...]
-    exits: tuple[tuple[int, int], ...]
-    prompts: tuple[int, ...]
-    outputs: tuple[int, ...]
-    texts: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if min(len(self.prompts), len(self.outputs)) < LEAST_OBSERVED:
-            raise ValueError(f"{len(self.outputs)} texts were written: a plan needs at least {LEAST_OBSERVED}")
-
-    @property
-    def texts_per_s(self) -> float:
-        return self.texts / self.seconds if self.seconds > 0 else 0.0
-
-    def survival(self, block: int) -> float:
-        """The share of tokens that go on after a ramp, never exactly 0 or 1."""
-        tokens = sum(count for _, count in self.exits)
-        return (sum(count for depth, count in self.exits if depth > block) + 0.5) / (tokens + 1.0)
-
-
-def as_observed(workload: DecodingWorkload, seen: ObservedTexts) -> DecodingWorkload:
-    """The workload as a server observes it. At ramps that the server does not use, survival is assumed to have moved as
-    much as on average at the used ones, in log-odds.
-
-    >>> before = DecodingWorkload(((1, 0.5), (3, 0.2)), (4,), (8,))
-    >>> seen = ObservedTexts((1,), ((1, 25), (7, 75)), (5,) * 20, (6,) * 20, 20, 10.0)
-    >>> [(block, round(share, 2)) for block, share in as_observed(before, seen).survival], seen.texts_per_s
-    ([(1, 0.75), (3, 0.43)], 2.0)
-    """
-    used = [block for block in seen.ramps if block in dict(workload.survival)]
-    moves = [_log_odds(seen.survival(block)) - _log_odds(workload.after(block)) for block in used]
-    mean_move = sum(moves) / len(moves) if moves else 0.0
-    survival = tuple(
-        (block, seen.survival(block) if block in used else _share(_log_odds(share) + mean_move))
-        for block, share in workload.survival
-    )
-    return replace(workload, survival=survival, prompts=seen.prompts, outputs=seen.outputs)
-
-
-def _log_odds(share: float) -> float:
-    sure = min(max(share, CERTAIN), 1.0 - CERTAIN)
-    return log(sure / (1.0 - sure))
-
-
-def _share(log_odds: float) -> float:
-    return 1.0 / (1.0 + exp(-log_odds))
 
 
 @dataclass(frozen=True)

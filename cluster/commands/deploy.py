@@ -96,7 +96,6 @@ def kubernetes(
         ),
     ] = None,
     out: Annotated[Path | None, "Write to this file instead of printing."] = None,
-    chart: Annotated[Path | None, "Instead: write a Helm chart to this folder; image and class are its values."] = None,
 ) -> None:
     """Write a RayService with a group of nodes for each kind of device of the plan, and a volume.
 
@@ -107,17 +106,10 @@ def kubernetes(
     import sys
 
     from isobatch.cluster.serving.kubernetes import KubernetesPlace, as_yaml, files, labels, objects
-    from isobatch.cluster.serving.kubernetes import chart as chart_files
     from isobatch.cluster.serving.serve_file import serve_file
 
-    if out and chart:
-        raise UserError("--out and --chart both name a place to write to: give one of them")
     content, place = serve_file(file, {}), KubernetesPlace(image, storage_class, labels(nodes or ()))
-    if chart:
-        for name, text in chart_files(content, place).items():
-            (chart / name).parent.mkdir(parents=True, exist_ok=True)
-            (chart / name).write_text(text)
-    elif out:
+    if out:
         out.write_text(as_yaml(objects(content, place)))
     else:
         print(as_yaml(objects(content, place)), end="")

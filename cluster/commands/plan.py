@@ -25,21 +25,11 @@ class _CommonOptions:
     rate: Annotated[float | None, "Inputs per second to sustain; if not given, as many as possible."] = None
     goal: Annotated[
         str | None,
-        typer.Option(help="The plan's goal, such as cost; goodput if not given.", metavar="NAME"),
+        typer.Option(help="goodput (if not given), cost, latency or goodput-per-dollar.", metavar="NAME"),
     ] = None
-    min_cost: Annotated[bool, "--goal cost: the fewest dollars that sustain --rate."] = False
-    per_dollar: Annotated[bool, "--goal goodput-per-dollar: the most inputs per dollar."] = False
     in_time: Annotated[float, "The share of inputs that must be answered in time at the promised rate."] = 0.99
     out: Annotated[Path | None, "Write the plan as JSON."] = None
     as_json: Annotated[bool, "Print JSON, for other programs."] = False
-
-    @property
-    def goal_name(self) -> str | None:
-        """The goal by its name, for which --min-cost and --per-dollar are short."""
-        names = [self.goal, "cost" if self.min_cost else None, "goodput-per-dollar" if self.per_dollar else None]
-        if len(given := [name for name in names if name]) > 1:
-            raise UserError("--goal, --min-cost and --per-dollar each name the goal: choose one")
-        return next(iter(given), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +42,15 @@ class ClassifierPlanOptions(_CommonOptions):
     backend: Annotated[str, "Times of this backend, where the profile has several: onnx, torch, graphs, tensorrt."] = ""
     dtype: Annotated[str, "Times in this precision, where the profile has several: float16, float32."] = ""
     no_later: Annotated[bool, "No answer takes longer than without exits, whatever the SLO allows."] = False
-    margin: Annotated[float, "Hold also if this share fewer inputs leave early than expected."] = 0.0
     max_batch: Annotated[int, "The largest batch."] = 64
     cut: Annotated[str | None, "Cut before exactly these blocks: 2,4. If not given: where it pays."] = None
     one_machine: Annotated[bool, "Devices share a host, not a network."] = False
-    one_pipeline: Annotated[bool, "Chain all kinds of devices: no pipelines side by side."] = False
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0
     seconds: Annotated[
         float | None, "Take the best plan found in about this time. Ctrl-C ends earlier and keeps it."
     ] = None
-    polish: Annotated[
-        float | None, "Simulate the plan and similar ones for this many seconds, and take the best of them."
-    ] = None
     believed: Annotated[bool, "Simulate nothing: promise the planner's own estimate of the goodput."] = False
     evaluate: Annotated[Path | None, "Score this plan instead of searching for one."] = None
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the plan; '': no picture.", show_default="beside --out, or plan.png")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +71,15 @@ class DecoderPlanOptions(_CommonOptions):
         int | None,
         typer.Option(min=1, help="The most memory for KV on a replica; if not given: all there is."),
     ] = None
-    observed: Annotated[str | None, "Plan for the texts of a running server: its address, or saved /stats."] = None
 
 
 PANELS = {
     "Further limits": (
-        "in_time", "budget", "slack", "no_later", "margin", "cut", "one_machine", "one_pipeline",
+        "in_time", "budget", "slack", "no_later", "cut", "one_machine",
     ),
-    "Search": ("gap", "seconds", "polish", "believed"),
+    "Search": ("gap", "seconds", "believed"),
     "Reports": ("evaluate",),
-    "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes", "observed"),
+    "Decoders": ("ttft_ms", "tpot_ms", "exits", "kv_megabytes"),
 }  # fmt: skip
 
 
@@ -111,14 +92,12 @@ def plan(given: GivenOptions) -> None:
 
     Example: [bold]isobatch plan my-llama-ee --ttft-ms 500 --tpot-ms 50 --out plan.json[/]
 
-    Example: [bold]isobatch plan my-llama-ee --observed http://127.0.0.1:8000 --out plan.json[/]
-
     Example: [bold]isobatch plan --profile bert.json --devices v100=6,p100=8 --slo-ms 100 --out plan.json[/]
 
     Example: [bold]isobatch plan fleet.yaml --out serve.yaml[/], several applications on one set of devices
     """
     for name in (
-        "slo_ms", "rate", "budget", "max_batch", "seconds", "polish", "ttft_ms", "tpot_ms",
+        "slo_ms", "rate", "budget", "max_batch", "seconds", "ttft_ms", "tpot_ms",
     ):  # fmt: skip
         above_0(flag(name), given.values[name])
     target = given.values["model"]
@@ -143,27 +122,19 @@ def _plan_classifier(options: ClassifierPlanOptions) -> None:
 
     if options.profile is None or options.devices is None:
         raise UserError("--profile and --devices are needed, unless you name a decoder's directory")
-    out, picture = options.out, options.picture
-    picture = (out or Path("plan.json")).with_suffix(".png") if picture is None else picture
-    for path in filter(None, (out, picture if picture.name else None)):
-        check_writable(path)
+    if out := options.out:
+        check_writable(out)
     profile, objective = load(options.profile), objective_of(options)
     with LivePlan(options.seconds) as live:
         result = searched(options, options.devices, profile, objective, live)
     if out:
         named = replace(result.plan, model=profile.model, weights=profile.weights, slo_s=objective.slo_s)
         out.write_text(named.to_json() + "\n")
-    if picture.name:
-        from isobatch.cluster.commands.plan_picture import draw
-
-        draw(result, picture)
     if options.as_json:
         print(json.dumps(result.as_json(), indent=2))
         return
     console = Console()
     for table in plan_report.tables(result, objective):
         console.print(table)
-    files = [f"written to {out}"] if out else []
-    files += [f"the picture is {picture}"] if picture.name else []
-    if files:
-        console.print("; ".join(files), highlight=False, soft_wrap=True)
+    if out:
+        console.print(f"written to {out}", highlight=False, soft_wrap=True)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # The options of one application's plan that a fleet's file says, or that its division does not know.
 OF_ONE = (
-    "profile", "devices", "rate", "goal", "min_cost", "per_dollar", "slo_ms", "budget", "no_later", "cut",
-    "one_pipeline", "polish", "evaluate", "picture",
+    "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
+    "evaluate",
 )  # fmt: skip
 DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave

@@ -32,7 +32,6 @@ from isobatch.optimizer.pipelines.baselines import NO_EXITS, baseline, baselines
 from isobatch.optimizer.pipelines.batch_gain import batch_gains
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.pipelines.spread import best_of
-from isobatch.optimizer.search.exact import search
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
 from isobatch.profiles.devices import fleet, links_between
 from isobatch.profiles.errors import UserError
@@ -173,7 +172,7 @@ def _between_per_s(result: PlanResult, slo_s: float | None) -> tuple[float, floa
 
 
 def objective_of(options: "ClassifierPlanOptions") -> Objective:
-    goal = options.goal_name or "goodput"
+    goal = options.goal or "goodput"
     if options.rate is None and goal in GOALS and GOALS[goal].at_given_goodput:
         raise UserError(f"the goal {goal} needs --rate: how many inputs per second must the plan sustain?")
     cuts = numbers_in("--cut", options.cut, int, "numbers of blocks above 0, as in 2,4") if options.cut else ()
@@ -198,48 +197,35 @@ def problems(
     measured = profile.on(backend, dtype)
     for device in kinds:
         measured.check_has(device.kind, backend, dtype)
-    if not 0 <= options.margin <= 1:
-        raise UserError(f"--margin {options.margin} must be between 0 and 1: the share of leavers that may stay")
     length = scored.length if scored else measured.length
     links = links_between(kinds, one_machine=options.one_machine)
 
     def problem_for(survival: tuple[float, ...]) -> Problem:
-        fewer_leave = tuple(1 - (1 - options.margin) * (1 - share) for share in survival)
-        worse = fewer_leave if measured.exits and options.margin else None
-        return problem(measured, kinds, links, survival, worse, length)
+        return problem(measured, kinds, links, survival, length)
 
     return measured.exits_of(length), problem_for
 
 
 def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | None:
-    """The function that simulates the plan and similar ones; None where no plan is simulated.
-
-    Without --polish no plan is simulated if it comes from a file, or if its search is slow.
-    """
-    in_time, polish = options.in_time, options.polish
+    """The function that simulates the plan and similar ones; None where no plan is simulated."""
+    in_time = options.in_time
     if not 0 < in_time < 1:
         raise UserError(f"--in-time {in_time} must be between 0 and 1: the share of inputs that are answered in time")
-    if polish and options.believed:
-        raise UserError("--polish simulates plans, --believed simulates none: choose one")
-    slow_or_given = options.evaluate or options.one_pipeline
-    if not polish and (options.believed or slow_or_given):
+    if options.believed or options.evaluate:
         live.allow(1.0)
         return None
 
     def simulate(plan: Plan, facts: Problem, objective: Objective, find: choice.Find) -> choice.SimulatedChoice | None:
-        """The time of `--polish` begins when there is a plan."""
         live.allow(CHOOSING)
-        if polish:
-            until_s = time.monotonic() + polish
-            effort = replace(choice.LONG_EFFORT, out_of_time=lambda: live.is_over() or time.monotonic() >= until_s)
-        elif choice.why_not_simulated(facts, objective):
+        if choice.why_not_simulated(facts, objective):
             return None
-        else:
-            effort = replace(_hurried(options.seconds), out_of_time=live.is_over)
-        effort = replace(effort, in_time=in_time, better=live.better, hurries=live.is_stopped)
+        effort = replace(
+            _hurried(options.seconds), out_of_time=live.is_over, in_time=in_time, better=live.better,
+            hurries=live.is_stopped,
+        )  # fmt: skip
         if options.no_later and (stock := baseline(NO_EXITS, facts, objective).plan) and objective.slo_s:
             effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.last_inputs, effort.cell))
-        return choice.best_simulated(plan, facts, objective, find, effort, not options.one_pipeline)
+        return choice.best_simulated(plan, facts, objective, find, effort)
 
     return simulate
 
@@ -267,8 +253,7 @@ def _reason_not_simulated(result: PlanResult, options: "ClassifierPlanOptions", 
         return ""
     if simulate:
         return choice.why_not_simulated(result.facts, result.objective)
-    unusual = "with --evaluate or --one-pipeline, only --polish SECONDS simulates"
-    return "--believed" if options.believed else unusual
+    return "--believed" if options.believed else "--evaluate"
 
 
 def plan_result(
@@ -288,7 +273,7 @@ def plan_result(
     effort = replace(EFFORT, out_of_time=live.is_over)
 
     def find(facts: Problem, objective: Objective, gap: float = choice.CANDIDATE_GAP) -> Plan | None:
-        return (search if options.one_pipeline else side_by_side)(facts, objective, gap, effort=effort)
+        return side_by_side(facts, objective, gap, effort=effort)
 
     chosen = read_plan(options.evaluate) if options.evaluate else find(facts, objective, options.gap)
     first = chosen or (find(facts, replace(objective, slack=0.0), options.gap) if simulate else None)

@@ -1,16 +1,13 @@
-"""The plan of a decoder: from the options of `isobatch plan` to what it prints, and what a server has observed."""
+"""The plan of a decoder: from the options of `isobatch plan` to what it prints."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from isobatch.cluster.commands import check_writable
-from isobatch.cluster.commands.status import ask
 from isobatch.cluster.simulator.text_choice import DecodingChoice, choose_plan
 from isobatch.deployments.decoding.config import cached_profile
 from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder, read_decoder_rules
@@ -20,10 +17,10 @@ from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_paces import DecodingGoal
 from isobatch.optimizer.text_plans import terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, fleet
-from isobatch.profiles.errors import UserError, first_wrong, read_json
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import differ
 from isobatch.profiles.promise import RULES
-from isobatch.profiles.text_profile import PROJECT, DecoderProfile, ObservedTexts, as_observed, load_text_profile
+from isobatch.profiles.text_profile import PROJECT, DecoderProfile, load_text_profile
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.plan import DecoderPlanOptions
@@ -35,19 +32,10 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
         check_writable(out)
     assert options.model, "This is a bug: without a directory, a classifier is planned."
     profile = profile_for(local(options.model), options.profile, goal.exits)
-    lines = []
-    if options.observed:
-        texts = observed_texts(_stats_at(options.observed), options.observed)
-        profile = replace(profile, workload=as_observed(profile.workload, texts))
-        goal = replace(
-            goal, texts_per_s=goal.texts_per_s or (texts.texts_per_s if options.goal_name == "cost" else 0.0)
-        )
-        lines.append(f"for what was observed: {observed_sentence(texts, profile)}")
     with Console(stderr=True).status("planning"):
         choice = choose_plan(profile, _devices(options.devices, profile), goal)
     if out:
         out.write_text(choice.plan.to_json() + "\n")
-        lines.append(f"written to {out}; isobatch serve {options.model} --plan {out}")
     if options.as_json:
         shares = {name: getattr(choice.run, name) for name in ("ttft_kept", "tpot_kept")}
         figures = {"tokens_per_s": tokens_per_s(choice.plan), **shares, "ceiling_tokens_per_s": choice.ceiling_per_s}
@@ -55,8 +43,8 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
         return
     console = Console(soft_wrap=True, markup=False)
     console.print(plan_table(choice, profile))
-    for line in lines:
-        console.print(line, highlight=False)
+    if out:
+        console.print(f"written to {out}; isobatch serve {options.model} --plan {out}", highlight=False)
 
 
 def plan_table(choice: DecodingChoice, profile: DecoderProfile) -> Table:
@@ -92,33 +80,11 @@ def _add_pipeline(table: Table, pipeline: Plan, profile: DecoderProfile, several
     table.add_row("prompts", f"at most {terms.prompt_rows} tokens of prompts in one launch")
 
 
-def observed_sentence(observed: ObservedTexts, profile: DecoderProfile) -> str:
-    """The texts that a server has observed; `profile` has their lengths already."""
-    workload = profile.workload
-    shares = [f"{observed.survival(block):.0%} go on after block {block}" for block in observed.ramps]
-    return (
-        f"{observed.texts_per_s:.3g} texts/s, on average {workload.prompt:.0f} tokens of a prompt and "
-        f"{workload.output:.0f} that are written (of the latest {len(observed.outputs)}); "
-        f"{', '.join(shares) or 'no exits'}"
-    )
-
-
-def observed_texts(stats: Any, source: str | Path) -> ObservedTexts:
-    """The texts in a decoder's `/stats`, which were read from `source`."""
-    try:
-        texts = {**stats["workload"], "ramps": stats["ramps"], "exits": list(stats["exits"].items())}
-        return TypeAdapter(ObservedTexts).validate_python(texts)
-    except ValidationError as error:
-        raise UserError(f"--observed {source}: {first_wrong(error).reason}") from None
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"--observed {source}: this is not the /stats of a decoder: {error!r}") from None
-
-
 def _decoding_goal(options: "DecoderPlanOptions") -> DecodingGoal:
-    if options.goal_name not in (None, "goodput", "cost"):
-        raise UserError(f"--goal {options.goal_name} is for classifiers: plans of a decoder are for goodput or cost")
-    if options.goal_name == "cost" and options.rate is None and not options.observed:
-        raise UserError("the goal cost needs --rate or --observed: how many texts per second must the plan sustain?")
+    if options.goal not in (None, "goodput", "cost"):
+        raise UserError(f"--goal {options.goal} is for classifiers: plans of a decoder are for goodput or cost")
+    if options.goal == "cost" and options.rate is None:
+        raise UserError("the goal cost needs --rate: how many texts per second must the plan sustain?")
     if options.exits not in ("recompute", "verified", "project", "off"):
         raise UserError(f"--exits {options.exits!r} must be recompute, verified, project or off")
     if not 0 < options.in_time < 1:
@@ -150,16 +116,6 @@ def _steps(source: Path, exits: str) -> str:
     return (
         f"isobatch prepare {source} --data FILE --out OUT, isobatch profile OUT and isobatch plan OUT --exits project"
     )
-
-
-def _stats_at(source: str) -> Any:
-    """The `/stats` of the server at an address, or those in a file."""
-    if source.startswith(("http://", "https://")):
-        return ask(f"{source.rstrip('/')}/stats", None)
-    try:
-        return read_json(Path(source))
-    except ValueError as error:
-        raise UserError(f"--observed {source}: this is not the /stats of a decoder: {error!r}") from None
 
 
 def _devices(fleet_text: str | None, profile: DecoderProfile) -> tuple[Device, ...]:

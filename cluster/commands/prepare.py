@@ -286,7 +286,7 @@ def ramp_report(
 
 
 def _ramp_sentences(report: "DecoderReport") -> str:
-    """What a decoder's ramp costs and brings, and what `exits: project` would, which is used only on demand."""
+    """What a decoder's ramp costs, and what `exits: project` would, which is used only on demand."""
     (ramp,), project = report.rules.ramps, report.rules.project
     assert project, "This is a bug: projection was not measured."
     leaving, agreement, same = 1 - (ramp.survival or 0), report.rules.agreement or 0, report.rules.same_texts or 0
@@ -294,10 +294,9 @@ def _ramp_sentences(report: "DecoderReport") -> str:
         f"a ramp after block {ramp.block} (from 0) of {report.num_blocks}: {leaving:.0%} of the tokens leave there, "
         f"where the head's probability is at least {ramp.threshold:.3f}. Of {report.tokens} tokens after prompts that "
         f"did not choose it, {agreement:.2%} are the full network's; {same:.1%} of the texts are, to the last token. "
-        f"Once prompts are read, full batches write {report.rhythm.gain:.2f} times as fast as without exits on this "
-        "device, by arithmetic. Not chosen is 'exits: project' (a token that leaves makes KV of the skipped blocks "
-        f"from the state in which it left): {project.same_texts:.1%} of the texts are the full network's, "
-        f"{project.same_tokens:.1%} of the tokens before the first other one, {1 - project.survival:.0%} of the tokens "
-        f"leave, and by arithmetic it is at most {project.gain:.2f} times as fast as without exits. If you accept "
-        "that, write it under args: of a Serve file"
+        "isobatch profile and isobatch plan say what that is worth. Not chosen is 'exits: project' (a token that "
+        "leaves makes KV of the skipped blocks from the state in which it left): "
+        f"{project.same_texts:.1%} of the texts are the full network's, {project.same_tokens:.1%} of the tokens before "
+        f"the first other one, and {1 - project.survival:.0%} of the tokens leave. If you accept that, write it under "
+        "args: of a Serve file"
     )

@@ -32,7 +32,7 @@ from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.files import Profile, load, save
 from isobatch.profiles.measure import count_exits, device_name
 from isobatch.profiles.model import edges_of
-from isobatch.profiles.picture import draw, name
+from isobatch.profiles.picture import name
 
 if TYPE_CHECKING:
     from isobatch.cluster.commands.profile import ClassifierProfileOptions
@@ -80,7 +80,6 @@ def profile_inputs(options: "ClassifierProfileOptions", source: Path) -> None:
     new = Profile(title_of(model), tables, exits, notes, weights, lengths, by_tokens, edges_of(network))
     with locked(out):  # another command may have added a profile meanwhile
         save(load(out).joined_by(new) if out.exists() else new, out)
-    draw(new, out.with_suffix(".png"))
     _report(console, new, out)
     if interrupted:
         raise typer.Exit(130)
@@ -92,7 +91,7 @@ def _report(console: Console, new: Profile, out: Path) -> None:
         console.print(f"not measured: {'; '.join(derived)}", highlight=False)
     for note in new.notes:
         console.print(note, highlight=False)
-    console.print(f"written to {out}; the picture is {out.with_suffix('.png')}")
+    console.print(f"written to {out}")
 
 
 def _prepared_exits(network: ServedModel) -> tuple[ExitProfile | None, tuple[str, ...]]:

@@ -58,7 +58,7 @@ def profile_texts(options: "DecoderProfileOptions", source: Path) -> None:
     tables = (measured, *(replace(estimated_table(model.config, kind), front_s=measured.front_s) for kind in kinds))
     notes = tuple(f"{table.kind}: {table.source}" for table in tables)
     if rules.lengths is None:
-        notes += ("lengths of texts are assumed: plan --observed takes those of a server, prepare measures them",)
+        notes += ("lengths of texts are assumed: prepare measures them, and a controller plans for those of a server",)
     has_encoder = shape.start is not None
     new = DecoderProfile(name, shape.num_blocks, shape.reads, tables, workload, has_encoder, notes, weights)
     for path in paths:

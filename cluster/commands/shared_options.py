@@ -126,7 +126,7 @@ class ArrivalOptions:
     trace_each_s: Annotated[
         float | None, "Seconds for which each count of the trace is, if the file does not say it."
     ] = None
-    arrivals: Annotated[str, "poisson, gamma, uniform, step or daynight."] = "poisson"
+    arrivals: Annotated[str, "poisson, gamma or uniform."] = "poisson"
     cv: Annotated[float, "Variation of the gaps between arrivals (gamma)."] = 3.0
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from isobatch.cluster.commands.shared_options import ArrivalOptions, GivenOptions, of_kinds
 from isobatch.profiles.errors import UserError
 
-OF_ONE = ("plan", "exits", "lengths", "slow", "gone")  # options that say nothing of several applications
+OF_ONE = ("plan", "lengths")  # options that say nothing of several applications
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +31,10 @@ class ClassifierSimulationOptions(CommonOptions):
         "Share of easy inputs (the half that leaves first) from some second on, as SECONDS:SHARE,... "
         "Example: 0:0.8,600:0.5 switches after ten minutes.",
     ] = ""
-    drift: Annotated[bool, "The share of --mix changes slowly instead of at once."] = False
-    exits: Annotated[Path | None, "Recorded exits: one block number per line, in order of arrival."] = None
     lengths: Annotated[
         Path | None, "The tokens of each text, one number per line, in turn. None: as the profile says."
     ] = None
     jitter: Annotated[float, "How much launches vary: 0.1 is about 10 %."] = 0.0
-    slow: Annotated[list[str] | None, "A straggler, as REPLICA=TIMES: v100/3=2 takes twice as long. Repeatable."] = None
-    gone: Annotated[
-        list[str] | None, "A replica that is away for a time, as REPLICA=FROM-UNTIL in seconds. Repeatable."
-    ] = None
-    failures: Annotated[float, "Share of launches that fail."] = 0.0
     replan: Annotated[bool, "Let the controller re-plan every two minutes, and a fleet's arbiter move devices."] = False
     load: Annotated[
         list[str] | None,

@@ -22,7 +22,7 @@ from isobatch.cluster.load.prompts import prompts_in, summed
 from isobatch.cluster.load.prompts import table as prompt_table
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers
-from isobatch.cluster.simulator.event_loop import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.event_loop import HostCosts, Troubles
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
 from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
@@ -34,7 +34,7 @@ from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import read_plan
 from isobatch.optimizer.text_plans import exits_of
 from isobatch.optimizer.tuning import opened
-from isobatch.profiles.errors import UserError, read_model, read_text
+from isobatch.profiles.errors import UserError, read_model
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.lengths import read_lengths
 
@@ -44,25 +44,6 @@ if TYPE_CHECKING:
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
 EXITS_SEED = 2  # the random stream that exits are drawn from; the streams of a run have other numbers
-
-
-def slow_of(written: Sequence[str]) -> dict[str, float]:
-    """
-    >>> slow_of(["v100/3=2.5"])
-    {'v100/3': 2.5}
-    """
-    parts = (parts_of(option, f"(.+?)={NUMBER}", "REPLICA=TIMES, as in v100/3=2") for option in written)
-    return {replica: float(times) for replica, times in parts}
-
-
-def outages_of(written: Sequence[str]) -> tuple[Outage, ...]:
-    """
-    >>> outages_of(["v100/3=60-90"])
-    (Outage(replica='v100/3', from_s=60.0, until_s=90.0),)
-    """
-    shape = "REPLICA=FROM-UNTIL in seconds, as in v100/3=60-90"
-    parts = (parts_of(option, f"(.+?)={NUMBER}-{NUMBER}", shape) for option in written)
-    return tuple(Outage(replica, float(from_s), float(until_s)) for replica, from_s, until_s in parts)
 
 
 def shares_of(option: str) -> tuple[tuple[float, float], ...]:
@@ -85,19 +66,6 @@ def parts_of(option: str, pattern: str, shape: str) -> tuple[str, ...]:
     return match.groups()
 
 
-def read_exits(path: Path, num_blocks: int) -> Ints:
-    """Read one number per line: the block, from 0, after which an input was sure. The caller repeats them as needed."""
-    text = read_text(path)
-    try:
-        blocks = np.array(text.split(), np.int64)
-    except (ValueError, OverflowError):
-        raise UserError(f"{path} must hold one block number per line, counted from 0") from None
-    if not len(blocks) or blocks.min() < 0 or blocks.max() >= num_blocks:
-        present = f"{blocks.min()}..{blocks.max()}" if len(blocks) else "none"
-        raise UserError(f"{path}: block numbers must lie in 0..{num_blocks - 1}, there are {present}")
-    return blocks
-
-
 def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
@@ -110,9 +78,8 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
 
 
 def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:
-    """The world with the troubles and the host of a command's options."""
-    troubles = Troubles(options.jitter, slow_of(options.slow or ()), options.failures, outages_of(options.gone or ()))
-    return world_of(config, troubles, read_model(options.host, HostCosts) if options.host else None)
+    """The world with the jitter and the host of a command's options."""
+    return world_of(config, Troubles(options.jitter), read_model(options.host, HostCosts) if options.host else None)
 
 
 def controlled_world(
@@ -142,12 +109,9 @@ def inputs_of(world: World, load: "ClassifierSimulationOptions") -> Iterator[Chu
 
 
 def _arrivals(world: World, load: "ClassifierSimulationOptions") -> Iterator[tuple[Floats, Ints]]:
-    """Chunks of arrivals, with exits as recorded, else as drawn from the mix, else as drawn from the profile."""
+    """Chunks of arrivals, with exits as drawn from the mix, else as drawn from the profile."""
     at_s, profile = load.times_s(load.seconds), ExitProfile(world.facts.survival)
-    if load.exits:
-        recorded = read_exits(load.exits, world.facts.num_blocks)
-        return iter([(at_s, np.resize(recorded, len(at_s)))])
-    mix = Mix.of(profile, shares_of(load.mix), load.drift) if load.mix else None
+    mix = Mix.of(profile, shares_of(load.mix)) if load.mix else None
     random = np.random.default_rng([load.seed, EXITS_SEED])
     parts = np.array_split(at_s, max(1, len(at_s) >> 16))
     return ((each, mix.exit_blocks(each, random) if mix else exit_blocks(profile, len(each), random)) for each in parts)
@@ -172,8 +136,6 @@ def progress_bar(seconds: float) -> Iterator[Callable[[float], None]]:
 def rehearse_inputs(options: "ClassifierSimulationOptions", content: ServeFile) -> None:
     """Run a classifier's dispatcher, and its controller with --replan."""
     application = _only(classifiers(content), "applications of isobatch")
-    if options.mix and options.exits:
-        raise UserError("--mix and --exits both say how hard inputs are: give one of them")
     app_config = checked(AppConfig, application["args"])
     world = world_for(app_config, options)
     console, changes_s = Console(soft_wrap=True, markup=False), list[float]()

@@ -45,7 +45,6 @@ def status(
     resume: Annotated[bool, "Let the controller change plans again."] = False,
     force: Annotated[bool, "Plan now, and apply the best plan, whatever it gains."] = False,
     dry_run: Annotated[bool, "Show what the controller would decide now, and apply nothing."] = False,
-    earlier: Annotated[bool, "Also show the decisions in earlier deployments of the application."] = False,
     path: Annotated[str, "Route prefix of the controller's application."] = PATH,
     api_key_variable: KeyVariable = None,
     as_json: Annotated[bool, "Print JSON, for other programs."] = False,
@@ -75,7 +74,7 @@ def status(
             raise _no_controller_error(base, stats)
         if watch:
             console.clear()
-        shown = fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last, earlier)
+        shown = fleet_tables(fleet, time.time()) if fleet else tables(answer, stats, last)
         console.print_json(json.dumps(fleet or answer)) if as_json else console.print(shown)
         if not watch:
             return
@@ -118,13 +117,10 @@ def _sentence(answer: dict[str, Any]) -> str:
     return f"{answer['what']}: {answer['why']}{change}"
 
 
-def tables(
-    answer: dict[str, Any] | None, stats: Stats | None = None, last: Stats | None = None, earlier: bool = False
-) -> Group:
+def tables(answer: dict[str, Any] | None, stats: Stats | None = None, last: Stats | None = None) -> Group:
     """The controller's state as tables, with a picture of the running plan from the fronts' statistics.
 
-    `last` are the previous statistics. `earlier`: whether to show the decisions of earlier deployments. For an
-    application without a controller, only the statistics are shown.
+    `last` are the previous statistics. For an application without a controller, only the statistics are shown.
     """
     writes_texts = stats is not None and "tokens_per_s" in stats
     if answer is None:
@@ -134,8 +130,7 @@ def tables(
         return Group(_without_controller(stats), picture(stats, last, ()))
     expected = carried(answer["survival"], answer.get("full_share", 0.0))  # of all answers, as the fronts count them
     drawn = [texts_table(stats) if writes_texts else picture(stats, last, expected)] if stats else []
-    previous = _earlier(answer.get("earlier", ()), answer["now_s"], earlier)
-    return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]), *previous)
+    return Group(_now(answer, stats), *drawn, _survival(answer), _events(answer["events"], answer["now_s"]))
 
 
 def fleet_tables(answer: dict[str, Any], now_s: float) -> Group:
@@ -212,28 +207,11 @@ def _survival(answer: dict[str, Any]) -> Table:
     return table
 
 
-def _earlier(deployments: Sequence[dict[str, Any]], now_s: float, unfolded: bool) -> list[str | Table]:
-    """The decisions before this deployment: one line, or a table for each earlier deployment, the latest first."""
-    if not deployments:
-        return []
-    if not unfolded:
-        ended = _at(deployments[0]["ended_s"], now_s)
-        return [f"earlier deployments: {len(deployments)} (the last ended {ended}; --earlier shows their decisions)"]
-    titles = [
-        f"earlier deployment, {_at(each['began_s'], now_s)} to {_at(each['ended_s'], now_s)}" for each in deployments
-    ]
-    none = "it decided nothing"
-    return [_events(each["events"], now_s, title, none) for each, title in zip(deployments, titles, strict=True)]
-
-
-def _events(
-    events: list[dict[str, Any]], now_s: float, title: str = "last decisions",
-    none: str = "none yet: the first comes after a whole window",
-) -> Table:  # fmt: skip
+def _events(events: list[dict[str, Any]], now_s: float) -> Table:
     """The decisions, the latest first. Equal decisions in a row, as in idle times, are shown once."""
-    table = Table("", "", "why", "promised", "seen", title=title, title_justify="left")
+    table = Table("", "", "why", "promised", "seen", title="last decisions", title_justify="left")
     if not events:
-        table.add_row("", "", none)
+        table.add_row("", "", "none yet: the first comes after a whole window")
     for _, run in groupby(events[::-1], key=lambda event: (event["what"], event["why"], event["before"])):
         event, *repeated = run
         gains = (event["gain_promised"], event["gain_seen"])

@@ -23,14 +23,14 @@ def tune(
     devices: Annotated[str, "The fleet: KIND=COUNT[@DOLLARS PER HOUR],..."],
     out: Annotated[Path, "Directory to write: the checkpoint, its plan.json and its profile.json."],
     slo_ms: Annotated[float | None, "The deadline of every answer; none: answers may take any time."] = None,
-    goal: Annotated[str, typer.Option(help="The plan's goal, such as cost.", metavar="NAME")] = "goodput",
-    per_dollar: Annotated[bool, "--goal goodput-per-dollar: the most inputs per dollar."] = False,
+    goal: Annotated[
+        str, typer.Option(help="goodput, cost, latency or goodput-per-dollar.", metavar="NAME")
+    ] = "goodput",
     metric: Annotated[
         Metric | None, typer.Option(help=f"The metric of the promise: {METRICS}.", show_default="as it was prepared")
     ] = None,
     max_batch: Annotated[int, "The largest batch."] = 64,
     one_machine: Annotated[bool, "All devices are in one machine, without a network between them."] = False,
-    one_pipeline: Annotated[bool, "Chain all kinds of devices, without parallel pipelines."] = False,
     gap: Annotated[float, "Stop when no plan can be better by more than this share."] = 0.0,
     force: Annotated[bool, "Replace OUT if it is a prepared model."] = False,
 ) -> None:
@@ -45,7 +45,6 @@ def tune(
     from isobatch.deployments.prepare.pipeline import check_free
     from isobatch.optimizer import Objective, problem
     from isobatch.optimizer.pipelines.side_by_side import side_by_side
-    from isobatch.optimizer.search.exact import search
     from isobatch.optimizer.tuning import tuned
     from isobatch.profiles.evidence import EVIDENCE, Evidence
 
@@ -57,9 +56,8 @@ def tune(
     facts = problem(known, kinds, links_between(kinds, one_machine=one_machine), length=known.length)
     if facts.num_blocks != (blocks := evidence.test.num_ramps + 1):
         raise UserError(f"{profile} has {facts.num_blocks} blocks, the model {blocks}: profile it first")
-    goal = "goodput-per-dollar" if per_dollar else goal
     objective = Objective(goal, None if slo_ms is None else slo_ms / 1e3, max_batch=max_batch)
-    find = partial(search if one_pipeline else side_by_side, objective=objective, gap=gap)
+    find = partial(side_by_side, objective=objective, gap=gap)
     console = Console(markup=False)
     with Console(stderr=True).status("planning"):
         result = tuned(facts, objective, evidence, find)

@@ -12,6 +12,20 @@ from isobatch.profiles.latency import MOST_BATCH
 GOALS_TEXT = "; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items())
 
 
+class WatcherConfig(BaseModel):
+    """An application that answers over HTTP beside the one that it watches."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
+    api_key_variable: str | None = Field(
+        None, description="Environment variable with the key that requests must show; none: no key is needed."
+    )
+    allowed_hosts: tuple[HostName, ...] = Field(
+        (), description="Names by which clients reach this server, besides addresses and local names."
+    )
+
+
 class Patience(BaseModel):
     """When to look, when to change the plan, and when to take a change back."""
 
@@ -66,7 +80,7 @@ class Patience(BaseModel):
 # Fields without effect for texts, whose application keeps its first devices and the TTFT and TPOT of its plan.
 OF_CLASSIFIERS = frozenset(
     (
-        "goal", "devices", "shared", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "side_by_side", "gap",
+        "goal", "devices", "shared", "grow_to", "slo_ms", "slack", "max_batch", "one_machine", "gap",
         "under_load", "strict", "learn", "notice", "reserve",
     )
 )  # fmt: skip
@@ -90,10 +104,8 @@ class MemberTerms(ShareTerms):
     controller: str = Field(description="The name of the application that is its controller.")
 
 
-class ArbiterConfig(BaseModel):
+class ArbiterConfig(WatcherConfig):
     """The arbiter of a fleet. `isobatch plan fleet.yaml --out FILE` writes these fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     devices: dict[str, PositiveInt] = Field(min_length=1, description="The devices of the fleet, as KIND: COUNT.")
     goal: FleetGoal = Field("goodput", description="What the division of the devices is best for.")
@@ -101,13 +113,6 @@ class ArbiterConfig(BaseModel):
     replan_every_s: float = Field(120.0, gt=0, description="How often the devices are divided again.")
     look_every_s: float = Field(5.0, gt=0, description="How often refusals and lost devices are looked for.")
     least_gain: float = Field(0.03, gt=0, description="The share of the goal's value that other budgets must gain.")
-    log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
-    api_key_variable: str | None = Field(
-        None, description="Environment variable with the key that requests must show; none: no key is needed."
-    )
-    allowed_hosts: tuple[HostName, ...] = Field(
-        (), description="Names by which clients reach this server, besides addresses and local names."
-    )
 
     @model_validator(mode="after")
     def _devices_suffice(self) -> Self:
@@ -126,7 +131,7 @@ class ArbiterConfig(BaseModel):
         return dict.fromkeys(self.devices, 0)
 
 
-class ControllerConfig(Patience):
+class ControllerConfig(WatcherConfig, Patience):
     """The controller of one application. All fields have defaults.
 
     The API key of the application is not taken over: `api_key_variable` must be set here as well.
@@ -135,8 +140,8 @@ class ControllerConfig(Patience):
     application: str = Field("isobatch", description="The name of the application it controls.")
     goal: str = Field(
         "goodput",
-        description=f"{GOALS_TEXT}. With goodput, a clearly quicker plan that sustains bursts may run instead; with "
-        "latency, plans sustain twice the expected rate, with other goals that rate and `reserve`.",
+        description=f"{GOALS_TEXT}. With latency, plans sustain twice the expected rate, with cost and "
+        "goodput-per-dollar that rate and `reserve`.",
     )
     reserve: float = Field(
         0.1,
@@ -162,7 +167,6 @@ class ControllerConfig(Patience):
     slack: float = Field(0.2, ge=0, lt=1, description="The share of the SLO that plans keep for bursts.")
     max_batch: int = Field(64, ge=1, le=MOST_BATCH, description="The largest batch of a plan.")
     one_machine: bool = Field(False, description="Devices share a host, not a network.")
-    side_by_side: bool = Field(True, description="Kinds of devices may serve in pipelines of their own.")
     gap: float = Field(0.01, ge=0, description="The planner stops when no plan can be better by more than this share.")
     memory: str | None = Field(
         None,
@@ -173,13 +177,6 @@ class ControllerConfig(Patience):
         None, gt=0, lt=1, description="The agreement that is enough while inputs are refused; none: never less."
     )
     strict: bool = Field(False, description="If no audit ends for ten minutes, the checkpoint's own thresholds return.")
-    log_format: LogFormat = Field("text", description="The format of log lines; json: an object in each line.")
-    api_key_variable: str | None = Field(
-        None, description="Environment variable with the key that requests must show; none: no key is needed."
-    )
-    allowed_hosts: tuple[HostName, ...] = Field(
-        (), description="Names by which clients reach this server, besides addresses and local names."
-    )
 
     @field_validator("goal")
     @classmethod

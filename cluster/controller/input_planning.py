@@ -47,7 +47,6 @@ class ClassifierPlanningProblem:
     fleet: tuple[Device, ...]
     objective: Objective
     one_machine: bool = False
-    side_by_side: bool = True
     gap: float = 0.01
     goal: str = "goodput"  # of the controller, by its name
     reserve: float = 0.1
@@ -127,11 +126,10 @@ class ClassifierPlanningProblem:
         self, survival: Sequence[float], corrections: Corrections, devices: tuple[Device, ...], objective: Objective
     ) -> Plan:
         links = links_between(devices, one_machine=self.one_machine, gbit_per_s=self.links)
-        side_by_side = self.side_by_side and objective.aim.adds_up
         profile = corrections.applied(self.profile)
         return optimize(
             profile, devices, links, objective, survival=_worth_planning(survival), gap=self.gap,
-            side_by_side=side_by_side,
+            side_by_side=objective.aim.adds_up,
         )  # fmt: skip
 
 
@@ -154,7 +152,7 @@ def classifier_problem(config: ControllerConfig, app_config: AppConfig, profile:
     )
     fleet = tuple(device(kind, amount) for kind, amount in allowed(config, app_config, profile).items())
     return ClassifierPlanningProblem(
-        profile, fleet, objective, config.one_machine, config.side_by_side, config.gap, config.goal,
+        profile, fleet, objective, config.one_machine, config.gap, config.goal,
         config.reserve, app_config.links,
     )  # fmt: skip
 

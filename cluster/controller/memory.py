@@ -9,27 +9,23 @@ import fcntl
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import groupby
 from pathlib import Path
 from shutil import rmtree
 from typing import IO
 from uuid import uuid4
 
 from isobatch.cluster.controller.config import ControllerConfig
-from isobatch.cluster.controller.record import Event, Events
+from isobatch.cluster.controller.record import Events
 from isobatch.deployments import ray_facts
 from isobatch.deployments.config import ServedConfig
 from isobatch.deployments.folders import cache_directory
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.windows import History
 
-KEEP = 5  # ended deployments whose folders are kept
-SHOWN = 20  # decisions of ended deployments that `/status` lists in all
 _DEPLOYED = "deployed:"  # prefix of the key under which Ray remembers the deployment of an application
-_NAME = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{6}")
+_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 _BEGAN = "%Y%m%dT%H%M%SZ"
 _WITHOUT_EFFECT = {"application", "memory", "log_format", "api_key_variable"}  # fields that change no decision
 
@@ -56,19 +52,10 @@ def configuration_of(config: ControllerConfig, app_config: ServedConfig) -> str:
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """A deployment that has ended: `events` are its last decisions, repeated ones once."""
-
-    began_s: float
-    ended_s: float  # its last decision, or its beginning where it decided nothing
-    events: tuple[Event, ...]
-
-
 class Memory:
     """The folder of one deployment. Only this process writes there, because it holds the lock until it is closed.
 
-    `earlier` are the ended deployments of the same application, the latest first. The oldest are deleted.
+    The folders of ended deployments of the same application are deleted.
     """
 
     def __init__(self, root: str | None, application: str, deployment: str) -> None:
@@ -82,7 +69,7 @@ class Memory:
         if lock is None:
             raise UserError(f"another controller of {application!r} runs: it holds {self.folder}")
         self._lock = lock
-        self.earlier = _earlier(self.folder)
+        _delete_ended(self.folder)
 
     def close(self) -> None:
         self._lock.close()
@@ -108,34 +95,12 @@ def _lock(folder: Path) -> IO[str] | None:
     return lock
 
 
-def _earlier(folder: Path) -> tuple[Earlier, ...]:
-    """The ended deployments before this one. A deployment that still runs, on another Ray, is left alone."""
-    before = [each for each in folder.parent.iterdir() if _NAME.fullmatch(each.name) and each.name < folder.name]
-    ended = list[tuple[float, list[Event]]]()
-    for each in sorted(before, reverse=True):
+def _delete_ended(folder: Path) -> None:
+    """Delete the ended deployments before this one. A deployment that still runs, on another Ray, is left alone."""
+    for each in folder.parent.iterdir():
+        if not _NAME.fullmatch(each.name) or each.name >= folder.name:
+            continue
         with suppress(OSError):  # another process has just deleted the folder, or another user owns it
-            if (lock := _lock(each)) is None:
-                continue
-            with lock:
-                if len(ended) < KEEP:
-                    ended.append((_began_s(each), _decided(each)))
-                else:
+            if lock := _lock(each):
+                with lock:
                     rmtree(each, ignore_errors=True)
-    most = SHOWN // len(ended) if ended else 0
-    return tuple(
-        Earlier(began_s, events[-1].at_s if events else began_s, tuple(events[-most:])) for began_s, events in ended
-    )
-
-
-def _began_s(folder: Path) -> float:
-    return datetime.strptime(folder.name.partition("-")[0], _BEGAN).replace(tzinfo=UTC).timestamp()
-
-
-def _decided(folder: Path) -> list[Event]:
-    """The decisions of a deployment; of those that repeat, the last."""
-    try:
-        events = Events(folder / "events.jsonl").all
-    except UserError:  # of another version of isobatch
-        return []
-    runs = groupby(events, key=lambda event: (event.what, event.why, event.before))
-    return [list(run)[-1] for _, run in runs]

@@ -75,14 +75,6 @@ class EventStatus(Schema):
     worse: float = Field(description="How many times as many answers disagree as `isobatch prepare` measured.")
 
 
-class EarlierStatus(Schema):
-    """A deployment of this application that ended before this one began."""
-
-    began_s: float = Field(description="Seconds since 1970.")
-    ended_s: float = Field(description="Its last decision, or its beginning where it decided nothing.")
-    events: list[EventStatus] = Field(description="Its last decisions, oldest first; those that repeat, once.")
-
-
 class EffortStatus(Schema):
     """The time that the controller itself takes."""
 
@@ -110,7 +102,6 @@ class ControllerStatus(Schema):
         description="By kind and blocks: measured time over the table's time."
     )
     events: list[EventStatus] = Field(description="The latest 20 of this deployment, oldest first.")
-    earlier: list[EarlierStatus] = Field(description="The latest 5, the latest first, with 20 decisions in all.")
     effort: EffortStatus
     trouble: str | None = Field(description="Why the last look failed.")
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from isobatch.cluster.controller.config import ControllerConfig
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.input_planning import allowed, classifier_problem
-from isobatch.cluster.controller.memory import Earlier, Memory, configuration_of, deployment_of
+from isobatch.cluster.controller.memory import Memory, configuration_of, deployment_of
 from isobatch.cluster.controller.planning_problem import PlanningProblem
 from isobatch.cluster.controller.promise_keeper import AgreementTerms, PromiseKeeper
 from isobatch.cluster.controller.record import Event
@@ -56,7 +56,6 @@ class ControllerService:
         self._request: Callable[[Mapping[str, int]], None] = request_nothing
         self._stays: Callable[[], Awaitable[bool]]  # whether the application keeps the configuration of the loop
         self.waits_for, self.promise = "the application to run", NOTHING
-        self.earlier: Sequence[Earlier] = ()
         self._memory: Memory | None = None
 
     async def run(self) -> None:
@@ -74,7 +73,7 @@ class ControllerService:
                 continue
             if self.loop:
                 loop.go_on_from(self.loop)
-            self.loop, self.earlier = loop, self._memory.earlier if self._memory else ()
+            self.loop = loop
             await loop.run(self._stays)
 
     async def _begin(self) -> ControlLoop:
@@ -229,8 +228,8 @@ def _routes(service: ControllerService) -> APIRouter:
 
     @routes.get("/status", **documented(ControllerStatus, *_REFUSALS))
     async def status() -> Response:
-        """The running plan, its figures, the forecast, and the last decisions, also of earlier deployments."""
-        state = status_of(loop(), time.time(), service.earlier)
+        """The running plan, its figures, the forecast, and the last decisions."""
+        state = status_of(loop(), time.time())
         return in_json({"application": service.name, "promise": service.promise, **state})
 
     @routes.post("/pause", **documented(PausedStatus, 403, *_REFUSALS))

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from isobatch.cluster.controller.control_loop import ControlLoop
 from isobatch.cluster.controller.core import Controller
-from isobatch.cluster.controller.memory import Earlier
 from isobatch.cluster.controller.record import Event
 from isobatch.cluster.controller.schemas import STATUS_VERSION
 from isobatch.cluster.controller.sentences import shortfall
@@ -20,7 +19,7 @@ from isobatch.profiles.forecast import Forecast
 EVENTS = 20  # decisions that `/status` lists
 
 
-def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) -> dict[str, Any]:
+def status_of(loop: ControlLoop, now_s: float) -> dict[str, Any]:
     """The state of the controller, its plan and its last decisions. Unknown numbers are null."""
     controller, spent, keeper = loop.controller, loop.spent, loop.controller.keeper
     return {
@@ -37,10 +36,6 @@ def status_of(loop: ControlLoop, now_s: float, earlier: Sequence[Earlier] = ()) 
         "full_share": controller.known.estimate.full_share,
         "corrections": controller.known.corrections.as_json,
         "events": [brief(event) for event in controller.record.events.all[-EVENTS:]],
-        "earlier": [
-            {"began_s": each.began_s, "ended_s": each.ended_s, "events": [brief(event) for event in each.events]}
-            for each in earlier
-        ],
         "effort": {
             "windows": spent.windows,
             "ms_per_window": 1e3 * spent.window_s / spent.windows if spent.windows else None,

@@ -17,12 +17,9 @@ from isobatch.profiles.exits import ExitProfile
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Run = TypeVar("Run")
-DAY_S = 86_400.0
-NIGHT = 0.25  # the lowest rate of a day, as a share of the mean rate
 MOST_INPUTS = 2e8  # of one run; each needs several times 8 bytes
 LEAST_CV = 1e-3  # of gaps; below it they are all equal
 MOST_CV = 100.0  # of gaps; above it nearly all are 0
-STEP = 0.5  # the rate before the step, as a share of the mean rate; the rate after it makes up for this
 
 
 def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: float = 3.0) -> Floats:
@@ -30,8 +27,6 @@ def arrivals(process: str, rate_per_s: float, seconds: float, seed: int, cv: flo
 
     >>> arrivals("uniform", rate_per_s=4, seconds=1, seed=0).tolist()
     [0.0, 0.25, 0.5, 0.75]
-    >>> bool(abs(len(arrivals("daynight", rate_per_s=1, seconds=86_400, seed=1)) - 86_400) < 1_000)
-    True
     """
     check(rate_per_s, seconds)
     if process not in PROCESSES:
@@ -62,12 +57,6 @@ def _gamma(rate: float, seconds: float, random: np.random.Generator, cv: float) 
     return times[times < seconds]
 
 
-def _daynight(rate: float, seconds: float, random: np.random.Generator, cv: float) -> Floats:
-    """Poisson arrivals whose rate is lowest at midnight and highest at noon."""
-    at = (np.arange(max(1, int(seconds / 60))) + 0.5) * 60
-    return following(1 - (1 - NIGHT) * np.cos(2 * np.pi * at / DAY_S), rate, seconds, random)
-
-
 def following(weights: Floats, rate: float, seconds: float, random: np.random.Generator) -> Floats:
     """Poisson arrivals at this mean rate. The rate is proportional to `weights` in periods of equal length."""
     share = np.append(0.0, np.cumsum(weights) / weights.sum())
@@ -80,8 +69,6 @@ PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats
     "poisson": lambda rate, seconds, random, cv: np.sort(random.random(random.poisson(rate * seconds))) * seconds,
     "gamma": _gamma,
     "uniform": lambda rate, seconds, random, cv: np.arange(np.ceil(rate * seconds)) / rate,
-    "step": lambda rate, seconds, random, cv: following(np.array([STEP, 2 - STEP]), rate, seconds, random),
-    "daynight": _daynight,
 }
 
 
@@ -89,20 +76,15 @@ PROCESSES: dict[str, Callable[[float, float, np.random.Generator, float], Floats
 class Mix:
     """A mix of easy and hard inputs. `shares` are (seconds, share of easy inputs) in ascending order of time.
 
-    The share switches from one to the next, or with `drifts` changes linearly.
-
     >>> easy, hard = ExitProfile((1.0, 0.0)), ExitProfile((1.0, 1.0))
     >>> mix = Mix(easy, hard, ((0.0, 1.0), (10.0, 0.0)))
     >>> mix.easy_share(np.array([0.0, 5.0, 10.0])).tolist()
     [1.0, 1.0, 0.0]
-    >>> Mix(easy, hard, mix.shares, drifts=True).easy_share(np.array([5.0])).tolist()
-    [0.5]
     """
 
     easy: ExitProfile
     hard: ExitProfile
     shares: tuple[tuple[float, float], ...] = ((0.0, 0.8),)
-    drifts: bool = False
 
     def __post_init__(self) -> None:
         if self.easy.num_blocks != self.hard.num_blocks:
@@ -111,7 +93,7 @@ class Mix:
             raise UserError(f"a mix needs shares of easy inputs between 0 and 1, got {self.shares}")
 
     @classmethod
-    def of(cls, profile: ExitProfile, shares: tuple[tuple[float, float], ...], drifts: bool = False) -> "Mix":
+    def of(cls, profile: ExitProfile, shares: tuple[tuple[float, float], ...]) -> "Mix":
         """Split a profile: easy inputs are the half that leaves first. An equal mix has the profile's survival.
 
         >>> Mix.of(ExitProfile((1.0, 0.8, 0.4)), ((0.0, 0.5),)).easy.survival
@@ -119,13 +101,10 @@ class Mix:
         """
         easy = tuple(round(max(0.0, 2 * share - 1), 12) for share in profile.survival)
         hard = tuple(min(1.0, 2 * share) for share in profile.survival)
-        return cls(ExitProfile(easy), ExitProfile(hard), shares, drifts)
+        return cls(ExitProfile(easy), ExitProfile(hard), shares)
 
     def easy_share(self, times_s: Floats) -> Floats:
         at, share = (np.array(each) for each in zip(*self.shares, strict=True))
-        if self.drifts:
-            drifting: Floats = np.interp(times_s, at, share)
-            return drifting
         return np.asarray(share[np.maximum(np.searchsorted(at, times_s, side="right") - 1, 0)])
 
     def exit_blocks(self, times_s: Floats, random: np.random.Generator) -> Ints:

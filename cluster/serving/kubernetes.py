@@ -7,8 +7,7 @@ fill them in.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -62,18 +61,6 @@ def objects(content: ServeFile, place: KubernetesPlace) -> list[dict[str, Any]]:
         pod["terminationGracePeriodSeconds"] = ends_s
         pod["containers"][0]["image"] = place.image
     return [volume, service]
-
-
-def chart(content: ServeFile, place: KubernetesPlace) -> dict[str, str]:
-    """The files of a Helm chart, by their paths: the same objects; the image and the storage class are values."""
-    values = {"image": place.image, "storageClass": place.storage_class}
-    template = as_yaml(objects(content, replace(place, image="@image", storage_class="@storageClass")))
-    template = template.replace("{{", '{{ "{{" }}')
-    for name in values:
-        template = template.replace(f"'@{name}'", f"{{{{ .Values.{name} | quote }}}}")
-    about = {"apiVersion": "v2", "name": "isobatch", "type": "application", "version": version("isobatch")}
-    documents = {"Chart.yaml": as_yaml([about]), "values.yaml": as_yaml([values])}
-    return documents | {"templates/isobatch.yaml": template}
 
 
 def files(content: ServeFile) -> dict[str, str]:

@@ -7,20 +7,19 @@ estimated latency, some above the SLO, and the plan that sustains most is taken.
 as long as one sustains more (optimizer/moves.py). Large fleets are simulated as cells (cluster/simulator/cells.py).
 
 The effort is counted in simulated inputs, not in seconds, so that the same problem has the same answer on any machine.
-`--polish` simulates for longer (`LONG_EFFORT`), `--seconds` ends earlier.
+`--seconds` ends earlier.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, tee
-from math import inf, sqrt
+from math import sqrt
 
 from isobatch.cluster.simulator.cells import SIZE, CellError, world_of
 from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.sustained import (
     IN_TIME_SHARE,
     SHORT_SLOS,
-    SLOS,
     confirmed_rate_per_s,
     inputs_of,
     run,
@@ -36,7 +35,6 @@ from isobatch.optimizer.pipelines.baselines import starts
 from isobatch.optimizer.pipelines.spread import joined
 from isobatch.optimizer.plan import Plan, SimulatedTimes
 from isobatch.optimizer.problem import Problem
-from isobatch.profiles.errors import UserError
 
 Find = Callable[[Problem, Objective], Plan | None]
 LIMITS = (1.0, 1.6, 0.65, 1.25, 2.2, 0.5, 0.85)  # limits of the estimated latency, as shares of the SLO
@@ -85,7 +83,6 @@ class SimulationEffort:
 
 
 DEFAULT_EFFORT = SimulationEffort()
-LONG_EFFORT = SimulationEffort(inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)  # ends by `out_of_time`
 
 
 @dataclass(frozen=True)
@@ -270,33 +267,32 @@ def num_splits(plan: Plan) -> int:
 def why_not_simulated(facts: Problem, objective: Objective) -> str:
     """Why a simulation would not cover the objective; empty where plans are simulated."""
     plain = not objective.goodput_per_s and objective.cost_per_hour is None
-    if objective.slo_s is None or not objective.aim.adds_up or not plain or facts.pessimistic is not None:
+    if objective.slo_s is None or not objective.aim.adds_up or not plain:
         return "only the most goodput within an SLO is, without another limit"
     return ""
 
 
 def best_simulated(
-    plan: Plan, facts: Problem, objective: Objective, find: Find, effort: SimulationEffort = DEFAULT_EFFORT,
-    apart: bool = True,
-) -> SimulatedChoice:  # fmt: skip
+    plan: Plan, facts: Problem, objective: Objective, find: Find, effort: SimulationEffort = DEFAULT_EFFORT
+) -> SimulatedChoice:
     """The best of the plan, of simple plans, and of the plans that `find` returns for other limits.
 
     Limits are changed for all pipelines first, then for one pipeline after the other; then moves are tried.
     """
     if (slo_s := objective.slo_s) is None or not objective.aim.adds_up:
-        raise UserError("--polish searches for the most goodput within --slo-ms: it needs --slo-ms and no other goal")
+        raise ValueError("only plans for the most goodput within an SLO are simulated")
     world = world_of(plan, facts, slo_s, effort.cell, 2 * effort.cell)
     effort = effort.shortened(world.slo_s * world.share * evaluate(plan, facts).goodput_per_s)
     begun = replace(plan, promise=None)
     if effort.tails and not effort.tails.kept_by(begun):
         begun = replace(effort.tails.stock, promise=None)
     search = BestSoFar(facts, slo_s, begun, effort)
-    free = objective.cuts is None and not facts.edges and (apart or len(facts.devices) == 1)  # kinds apart, any cuts
+    free = objective.cuts is None and not facts.edges  # simple plans cut anywhere
     simple, rivals = tee(starts(facts, objective, LIMITS, effort.out_of_time) if free else ())
     others = chain(simple, within_limits(facts, objective, find))
     while search.improve(others):
         pass
-    while apart and search.improve(_other_parts(search.best, facts, objective, find)):
+    while search.improve(_other_parts(search.best, facts, objective, find)):
         pass
     while search.improve(most_promising_first(search.best, facts, objective)):
         pass

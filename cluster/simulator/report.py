@@ -78,11 +78,6 @@ class Report:
         return int(self.tally.refused.sum())
 
     @property
-    def degraded(self) -> int:
-        """The number of answers that an earlier level of a cascade gave, as there was no time for the next."""
-        return int(self.tally.degraded.sum())
-
-    @property
     def expired(self) -> int:
         return int(self.tally.expired.sum())
 
@@ -123,7 +118,7 @@ def _summary(report: Report, slo_s: float) -> Table:
         arrived_per_s, good_per_s = tally.arrived_weight / tally.seconds, tally.good_weight / tally.seconds
         each = f"{tally.arrived_weight / arrived:.1f} a text (planned: {length})"
         table.add_row("tokens", f"{arrived_per_s:,.0f} per second arrived, {good_per_s:,.0f} in time; {each}")
-    for name in ("good", *(["degraded"] if report.degraded else []), "refused", "expired", "failed"):
+    for name in ("good", "refused", "expired", "failed"):
         count = getattr(report, name)
         table.add_row(name, f"{count:,} ({count / arrived:.2%})")
     table.add_row("answered late", f"{report.answered - report.good:,}")

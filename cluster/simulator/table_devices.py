@@ -12,7 +12,6 @@ from isobatch.deployments.dispatch.messages import Launch, Place, RowKind
 from isobatch.deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
 from isobatch.optimizer.plan import Placement, Plan
 from isobatch.optimizer.problem import Problem
-from isobatch.profiles.errors import UserError
 
 
 class LaunchPart(NamedTuple):
@@ -57,9 +56,6 @@ class TableDevices:
         self._posts: dict[str, _Post] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
         self.follow(plan)
-        everywhere = {f"{device.kind}/{number}" for device in facts.devices for number in range(device.count)}
-        if strangers := troubles.replicas - everywhere - self._free_s.keys():
-            raise UserError(f"there is no replica {min(strangers)!r}, only {', '.join(sorted(self._free_s))}")
 
     def follow(self, plan: Plan, now_s: float = 0.0, load_s: float = 0.0, benched: Collection[str] = ()) -> None:
         """Switch to this plan; replicas whose splits change need `load_s` first.

@@ -26,8 +26,8 @@ class Tally:
 
     def __init__(self, seconds: float, slo_s: float, num_blocks: int) -> None:
         self.seconds, self.slo_s = seconds, slo_s
-        self.arrived, self.good, self.degraded, self.refused, self.expired, self.failed = (
-            np.zeros(WINDOWS, np.int64) for _ in range(6)
+        self.arrived, self.good, self.refused, self.expired, self.failed = (
+            np.zeros(WINDOWS, np.int64) for _ in range(5)
         )
         self.launched: dict[LaunchKey, list[float]] = {}  # how many, and their seconds
         self.launched_since_s, self._launched_before = 0.0, dict[LaunchKey, tuple[float, float]]()
@@ -58,7 +58,7 @@ class Tally:
         self.refused_weight += weight
 
     def lose(self, ending: Ending, at_s: float) -> None:
-        counts = {Outcome.DEGRADED: self.degraded, Outcome.EXPIRED: self.expired}.get(ending.outcome, self.failed)
+        counts = self.expired if ending.outcome is Outcome.EXPIRED else self.failed
         counts[self.window(at_s)] += len(ending.tickets)
         for block, weight in ending.unfinished:
             self._unfinished[block] += 1

@@ -2,13 +2,13 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.front.proxy import Burden, WatchedProxies
 from isobatch.deployments.metrics import MetricSeries
 
-LATEST_TEXTS = 200  # whose lengths are reported to planners
+LATEST_TEXTS = 200  # whose lengths are reported to the controller
 LONG_WAIT = 0.8  # of the promised time to the first token: a longer wait is a sign of too many requests
 RequestEnd = Literal["answered", "refused", "cancelled", "failed"]
 _OUTCOMES = {"cancelled": "abandoned"}  # as the metric `isobatch_requests` names it for all networks
@@ -24,7 +24,7 @@ class ClientMeter:
         self.requests: dict[RequestEnd, int] = dict.fromkeys(("answered", "refused", "cancelled", "failed"), 0)
         self.clock, self.series = clock, series
         self.lengths = deque[tuple[int, int]](maxlen=LATEST_TEXTS)  # tokens of the prompt, tokens that were written
-        self._num_texts, self._began_s = 0, clock()
+        self._began_s = clock()
         self.ended_texts = self.ended_tokens = 0  # texts that were written to their end, and their tokens
         self.ttft_s, self.tpot_s = ttft_s, tpot_s
         self.depths: Counter[int] = Counter()  # tokens, by the block after which they were known
@@ -51,7 +51,6 @@ class ClientMeter:
 
     def sequence(self, prompt_tokens: int, share: float = 1.0, age_s: float = 0.0) -> "SequenceMeter":
         """The meter of a sequence that was requested `age_s` ago, as this share of a request."""
-        self._num_texts += 1
         self.inside += share
         return SequenceMeter(self, prompt_tokens, share, age_s)
 
@@ -67,12 +66,6 @@ class ClientMeter:
             self._began_s, self.clock() - self._began_s, tokens, self.in_time, exits, arrived_weight=tokens,
             texts=self.ended_texts, ended=self.ended_tokens, lengths=tuple(self.lengths),
         )  # fmt: skip
-
-    def workload(self) -> dict[str, Any]:
-        """The latest texts, as `isobatch plan --observed` reads them."""
-        prompts, outputs = zip(*self.lengths, strict=True) if self.lengths else ((), ())
-        seconds = self.clock() - self._began_s
-        return {"texts": self._num_texts, "seconds": seconds, "prompts": list(prompts), "outputs": list(outputs)}
 
 
 class SequenceMeter:

@@ -33,10 +33,8 @@ class DecoderConfig(ServedConfig):
     model: str = Field(description="Directory, hub id or URL of a decoder, with an exits.json if it has ramps.")
     exits: Literal["recompute", "project", "verified", "off"] = Field(
         "recompute",
-        description="recompute: a token is the one of the first ramp that is sure. project: the same, and keys and "
-        "values of the skipped blocks are projected from the state in which it left, which changes later tokens; "
-        "isobatch prepare measures how often. verified: a ramp's token is a draft, sent once the full network "
-        "predicts the same token. off: every token runs through the whole network.",
+        description="How a token that leaves early gets keys and values in blocks that it skips (docs/decoding.md); "
+        "off: every token runs through the whole network.",
     )
     replicas: int = Field(1, ge=1, description="Replicas that hold the network, each with KV memory of its own.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="Precision of the network.")

@@ -89,8 +89,8 @@ class DecoderFront:
 
     async def stats(self) -> dict[str, Any]:
         """The counts since the start, and the present state of all replicas."""
-        about = {"schema_version": 1, "model": self.name, "requests": self.meter.counted()}
-        return {**about, **await self.state(), "workload": self.meter.workload()}
+        about = {"schema_version": 2, "model": self.name, "requests": self.meter.counted()}
+        return {**about, **await self.state()}
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -126,20 +126,11 @@ class DecoderSplit(Schema):
     fill: float
 
 
-class DecoderWorkload(Schema):
-    """The texts that clients have asked for; `isobatch plan --observed` plans for them."""
-
-    texts: int = Field(description="Texts that were asked for since the start, refused ones included.")
-    seconds: float = Field(description="Since the start.")
-    prompts: list[int] = Field(description="Tokens of the prompts of the latest texts that were written to their end.")
-    outputs: list[int] = Field(description="Tokens that were written of these texts.")
-
-
 class DecoderStats(Schema):
     """The counts since the start, and the present state."""
 
     version: str = Field(description="Of isobatch.")
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     model: str
     requests: DecoderRequests
     replicas: int = Field(description="The replicas that answered; all that follows is the sum over them.")
@@ -152,7 +143,6 @@ class DecoderStats(Schema):
     preempted: int
     tokens_per_s: float
     splits: list[DecoderSplit]
-    workload: DecoderWorkload
 
 
 def route_options(model: type[BaseModel], *statuses: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class ProjectedTexts(FilePart):
     same_tokens: float = Field(ge=0, le=1, description="Of the full network's tokens, those before the first other.")
     same_texts: float = Field(ge=0, le=1, description="Texts that are the full network's, to the last token.")
     deep_share: float = Field(gt=0, le=1, description="Share of the residents that deep splits wait for.")
-    gain: float = Field(gt=0, description="By arithmetic: how many times as fast as without exits, where measured.")
+    gain: float | None = Field(None, description="In older files: what plans now say of the times without exits.")
 
 
 class DecoderRules(FilePart):

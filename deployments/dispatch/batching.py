@@ -7,8 +7,7 @@ wait, the launch that ends may fill a batch of a later stage, which should go fi
 
 When several queues compete for the same replicas,
 1. full and urgent queues come first (urgent: with a longer wait, an input would miss its deadline). Of these, the one
-   closest to the end of the network comes first, because it finishes inputs and frees their memory. Exception: where a
-   cascade may degrade, the queues of its first level come first, since those answers were promised;
+   closest to the end of the network comes first, because it finishes inputs and frees their memory;
 2. of the other queues, the fullest comes first, since a small launch costs almost as much as a full one. An input that
    waits for long becomes urgent.
 """
@@ -84,14 +83,10 @@ class Ticket:
 
 
 class StageQueues:
-    """The queues of one stage. Inputs wait together, except those that a replica keeps (`Lane.kept_queues`).
-
-    Inputs are promised the stages before block `until`. Later stages run as far as time allows, after what was
-    promised, and no estimate counts on them.
-    """
+    """The queues of one stage. Inputs wait together, except those that a replica keeps (`Lane.kept_queues`)."""
 
     def __init__(
-        self, route: Route, stage: Stage, groups: Mapping[str, Group], until: int | None = None,
+        self, route: Route, stage: Stage, groups: Mapping[str, Group],
         order: Callable[[Sequence[Ticket], int], list[Ticket]] | None = None,
     ) -> None:  # fmt: skip
         self.route, self.stage, self.group, self.order = route, stage, groups[stage.group], order
@@ -99,8 +94,6 @@ class StageQueues:
         self.keep = route.keeps(stage)
         self.shared: dict[int, Queue] = {}  # queues of inputs that any replica can have, by the block before them
         self._groups = groups
-        self.until = route.num_blocks if until is None else until
-        self.is_promised = stage.start < self.until
         self.is_alone = False  # no other stage of the lane uses its group
         self.fill = 1.0  # how full recent launches were, as a share of a full one
 
@@ -118,8 +111,8 @@ class StageQueues:
 
     def costs(self, cursor: int) -> tuple[Costs, Costs]:
         """The cost for each group of a weight of 1 before this block: in all, and without its next launch."""
-        promised = [stage for stage in self.route.onward(cursor) if stage.start < self.until]
-        return self._costs(promised), self._costs(promised[1:])
+        onward = self.route.onward(cursor)
+        return self._costs(onward), self._costs(onward[1:])
 
     def _costs(self, stages: Sequence[Stage]) -> Costs:
         seconds: dict[Group, float] = {}
@@ -137,10 +130,7 @@ class Queue:
     def __init__(self, owner: StageQueues, cursor: int, keeper: Replica | None = None) -> None:
         self.owner, self.stage, self.cursor, self.keeper = owner, owner.stage, cursor, keeper
         self.size = self.weight = 0  # the number and the weight of tickets that have not ended
-        self.goes_first = cursor < owner.until < owner.route.num_blocks
         self.remaining_s = owner.route.remaining_s[cursor]
-        if self.goes_first:  # it also waits for launches of later levels at the replica: one that runs, one that waits
-            self.remaining_s *= 2
         self._tickets: list[Ticket] = []
         # The cost for each group of a weight of 1 that waits here.
         self.costs, self._costs_after_launch = owner.costs(cursor)
@@ -279,7 +269,7 @@ def choose(
 def _replica_for(queue: Queue, group: Group, stages: Sequence[StageQueues], now_s: float) -> Replica | None:
     if idle := group.idle(now_s):
         return idle
-    if queue.weight >= queue.stage.room or (queue.goes_first and _is_urgent(queue, now_s)):
+    if queue.weight >= queue.stage.room:
         return group.soonest()
     replica = group.nearly_idle(now_s)
     return replica if replica and sum(stage.waiting for stage in stages) < queue.stage.room else None
@@ -300,7 +290,7 @@ def _rank(queue: Queue, now_s: float) -> tuple[bool, float]:
     """The queue with the lowest rank is launched first."""
     cursor, room = queue.cursor, queue.stage.room
     if queue.weight >= room or _is_urgent(queue, now_s):
-        return False, -cursor - (queue.owner.route.num_blocks if queue.goes_first else 0)
+        return False, -cursor
     return True, -queue.weight / room
 
 

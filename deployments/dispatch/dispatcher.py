@@ -162,7 +162,7 @@ class Dispatcher:
             launch.compare(blocks[rows.index(sample)], now_s)
         tickets = launch.tickets
         fresh = [row for row in rows if not tickets[row].ended]
-        self._close_risk([tickets[row] for row in fresh], now_s if launch.queue.owner.is_promised else -inf)
+        self._close_risk([tickets[row] for row in fresh], now_s)
         if launch.kinds:
             for row, block, label in zip(rows, blocks, labels, strict=True):
                 self._audits.record(tickets[row], block, label, launch)
@@ -196,7 +196,7 @@ class Dispatcher:
             self._audits.earn(launch.planned_s)
             launch.compare(stop - 1, now_s)
             answered = [ticket for row, ticket in enumerate(tickets) if row not in survivors and not ticket.ended]
-            self._close_risk(answered, now_s if launch.queue.owner.is_promised else -inf)
+            self._close_risk(answered, now_s)
         if survivors and stop >= self.route.num_blocks:
             raise ValueError(f"launch {launch.id} ran to the last block, yet {len(survivors)} inputs stayed inside")
         self._end([ticket for row, ticket in enumerate(tickets) if row not in survivors], Outcome.ANSWERED)
@@ -362,11 +362,7 @@ class Dispatcher:
         self._next_deadline_s = min(waiting, default=inf)
 
     def _end_late(self, tickets: list[Ticket]) -> None:
-        """End inputs that have no time left. Behind the first level of a cascade, they have the promised answer."""
-        edge = self.route.edges[0] if self.limits.degrades and self.route.edges else self.route.num_blocks
-        degraded = [ticket for ticket in tickets if ticket.cursor >= edge]
-        self._close_risk([ticket for ticket in degraded if not ticket.ended], -inf)
-        self._end(degraded, Outcome.DEGRADED)
+        """End inputs that have no time left."""
         self._close_risk([ticket for ticket in tickets if not ticket.ended], inf)
         self._end(tickets, Outcome.EXPIRED)
 

@@ -166,25 +166,19 @@ def tail(above: float, spread: float) -> float:
 
 
 class Lane:
-    """A pipeline's route, the queues before its stages, and the groups that run it (which no other lane uses).
-
-    Inputs are promised an answer by the end of the `promised` stages: all of them, or the first level of a cascade that
-    may degrade.
-    """
+    """A pipeline's route, the queues before its stages, and the groups that run it (which no other lane uses)."""
 
     def __init__(self, route: Route, groups: Mapping[str, Group], limits: Limits) -> None:
         self.route = route
         self.groups = tuple(groups[name] for name in route.groups)
-        until = route.edges[0] if limits.degrades and route.edges else route.num_blocks
-        self.stages = tuple(StageQueues(route, stage, groups, until, limits.order) for stage in route.stages)
-        self.promised = tuple(stage for stage in self.stages if stage.is_promised)
-        self.estimates = Estimates([promised.stage for promised in self.promised], limits.slack)
+        self.stages = tuple(StageQueues(route, stage, groups, limits.order) for stage in route.stages)
+        self.estimates = Estimates(route.stages, limits.slack)
         for stage in self.stages:
             stage.is_alone = [other.group for other in self.stages].count(stage.group) == 1
         self.by_group = tuple(
             (group, tuple(stage for stage in self.stages if stage.group is group)) for group in self.groups
         )
-        self._first_of_groups = tuple({stage.group: stage for stage in reversed(self.promised)}.values())
+        self._first_of_groups = tuple({stage.group: stage for stage in reversed(self.stages)}.values())
         self.unavoidable = 0.0  # the mean probability of recent inputs to be late in an empty lane
         self.kept_queues: dict[Replica, dict[int, Queue]] = {}  # queues of inputs that only this replica has
         for group in self.groups:
@@ -220,7 +214,7 @@ class Lane:
     def alone_until_s(self, weight: int, slow: bool = False) -> list[float]:
         """The planned time until each exit point, for an input that meets no others; `slow`: the measured time."""
         ends_s, at_s = list[float](), 0.0
-        for stage in self.promised:
+        for stage in self.stages:
             ends_s += stage.leaves_s(at_s, weight, stage.group.slowdown if slow else 1.0)
             at_s = ends_s[-1]
         return ends_s
@@ -235,7 +229,7 @@ class Lane:
         costs = {group: more * seconds for group, seconds in self.entry.costs} if more else {}
         at_s = full_launch_s = 0.0
         ends_s = list[float]()
-        for queues in self.promised:
+        for queues in self.stages:
             stage, group = queues.stage, queues.group
             if queues.is_alone and not stage.start:
                 ahead_s = group.free_s(now_s, (queues.waiting + more) // stage.room, stage.launch_s[-1])

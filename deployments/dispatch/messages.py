@@ -47,7 +47,6 @@ class Outcome(Enum):
     """How an admitted input ended."""
 
     ANSWERED = "answered"
-    DEGRADED = "degraded"  # the deadline passed, but an earlier level of the cascade has an answer
     EXPIRED = "expired"
     ABANDONED = "abandoned"
     FAILED = "failed"
@@ -81,7 +80,6 @@ class Limits:
     audit_share: float = 0.0  # the share of inputs that are audited
     audit_cost: float = 0.01  # the cost that shadows may cause, as a share of the seconds that replicas compute
     tolerance: float = 0.0  # scores of a network without labels that differ by no more count as the same answer
-    degrades: bool = False  # an earlier level of a cascade may answer where there is no time for the next
     answers_early: bool = False  # every input runs on to the end after its answer
     order: "Callable[[Sequence[Ticket], int], list[Ticket]] | None" = None  # of a queue (orders.py); None: by deadline
 

@@ -39,7 +39,6 @@ class Answer:
     steps: tuple[Step, ...]
     truncated: bool = False  # the input was longer than the network reads, so its end was cut off
     level: int | None = None  # the level of the cascade that answered, from 0
-    degraded: bool = False  # there was no time for the next level of the cascade, which would have answered
     words: Words | None = None  # of a text whose words are labelled
     # The calibrated logits of all labels; a row for each word, or of no and yes for each label, that is answered.
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)

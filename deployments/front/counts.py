@@ -85,7 +85,6 @@ class Counts:
         self.in_time = self.in_time_weight = 0
         self.exits: Counter[int] = Counter()  # by the block behind which they left
         self.exit_weights: Counter[int] = Counter()
-        self.degraded: Counter[int] = Counter()  # answered without the next level, by the last block of their level
         # Inputs that asked for the full network: among the arrivals, and among the exits.
         self.full = self.full_weight = 0
         self.full_exits: Counter[int] = Counter()

@@ -10,7 +10,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, groupby
 from math import inf, isfinite
 from typing import Protocol
@@ -62,7 +62,6 @@ class _Reply:
     span: Span | None  # of its request, if that is traced
     passed_ramp: bool = False  # it passed an open ramp, so its answer may differ from the full network's
     steps: list[Step] = field(default_factory=list)
-    known: Answer | None = None  # the answer of the last level of a cascade that it passed
 
     def add_step(self, launch: Launch, started_s: float, computed_s: float, now_s: float, passes_ramp: bool) -> None:
         """The input took part in a launch. If its state was lost, it began again at block 0."""
@@ -118,8 +117,6 @@ class Driver:
         self._requests += 1
         self.pump()
         try:
-            if self.dispatcher.limits.degrades:
-                await self._in_time(replies, within_s)
             answers = (
                 [await replies[0].answer]
                 if len(replies) == 1
@@ -136,18 +133,6 @@ class Driver:
             self._requests -= 1
             if self._drained and not self._requests and not self._drained.done():
                 self._drained.set_result(None)
-
-    async def _in_time(self, replies: Sequence[_Reply], within_s: float) -> None:
-        """At the deadline, answer inputs that are on their way through the next level of a cascade."""
-        await asyncio.wait([reply.answer for reply in replies], timeout=within_s)
-        for reply in replies:
-            if not reply.answer.done() and reply.known:
-                self._degrade(reply, reply.known)
-
-    def _degrade(self, reply: _Reply, known: Answer) -> None:
-        self.counts.degraded[known.exit_block] += 1
-        reply.since_s = self._clock()  # until now it waited for the next level, which is no delay of the event loop
-        reply.answer.set_result(replace(known, steps=tuple(reply.steps)))
 
     def counted(self) -> Counts:
         """The counts, including the requests that proxies have refused."""
@@ -297,7 +282,7 @@ class Driver:
         return Order(launch.stop, launch.ramps, parts, launch.keep, hold_s=hold_s, kinds=launch.kinds, trace=trace)
 
     def _depart(self, launch: Launch, departed: Departed, started_s: float) -> None:
-        """Answer the inputs that left; if they stay for the next level of a cascade, only note their answers."""
+        """Answer the inputs that left."""
         exits, now_s, passes_ramp = departed.exits, self._clock(), _passes_ramp(launch)
         self.counts.end_windows(self.dispatcher.route)
         rows, blocks, answers = exits.rows.tolist(), exits.blocks.tolist(), exits.answers()
@@ -308,15 +293,12 @@ class Driver:
             if reply.answer.done():
                 continue
             level = bisect_right(edges, block) if edges else None  # of a cascade
-            if departed.stays:
-                reply.known = Answer(label, score, block, (), level=level, degraded=True, logits=logits)
-                continue
             reply.add_step(launch, started_s, departed.computed_s, now_s, passes_ramp)
             took_s, in_time, full = now_s - reply.admitted_s, not ticket.is_late(now_s), ticket.kind is RowKind.FULL
             self.counts.input_left(block, took_s, in_time, ticket.weight, full, reply.passed_ramp)
             reply.answer.set_result(Answer(label, score, block, tuple(reply.steps), level=level, logits=logits))
         labels = exits.comparable if launch.kinds else ()
-        self.dispatcher.released(launch.id, now_s, () if departed.stays else rows, blocks, labels)
+        self.dispatcher.released(launch.id, now_s, rows, blocks, labels)
         for audit in self.dispatcher.audits() if launch.kinds else ():
             self.counts.audit_ended(audit.block, audit.agrees)
 
@@ -349,9 +331,7 @@ class Driver:
             if reply.answer.done():
                 continue
             match ending.outcome:
-                case Outcome.EXPIRED | Outcome.DEGRADED if reply.known and self.dispatcher.limits.degrades:
-                    self._degrade(reply, reply.known)
-                case Outcome.EXPIRED | Outcome.DEGRADED:
+                case Outcome.EXPIRED:
                     reply.answer.set_exception(RefusedError(504, "the deadline passed before the answer was known"))
                 case Outcome.FAILED:
                     reply.answer.set_exception(RefusedError(500, _failure(ending)))

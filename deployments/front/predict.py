@@ -160,4 +160,4 @@ def output_of(answer: Answer, task: Task, labels: Sequence[str], top: int = 0) -
     }
     if answer.level is not None:
         output["level"] = answer.level
-    return output | {name: True for name in ("truncated", "degraded") if getattr(answer, name)}
+    return output | {"truncated": True} if answer.truncated else output

@@ -14,7 +14,7 @@ from isobatch.deployments.tasks import CLASSIFICATION, LABELS, PIXELS, REGRESSIO
 from isobatch.profiles.agreement import Agreement
 
 # The version of `/stats`: it grows when a field changes its meaning or is removed, but not with new fields.
-STATS_VERSION = 1
+STATS_VERSION = 2
 
 
 class Schema(BaseModel):
@@ -32,7 +32,6 @@ class OnTheWay(Schema):
     splits: list[Step] = Field(description="The same for each launch that the input took part in.")
     truncated: bool = Field(False, description="The text was longer than the network reads, so its end was cut off.")
     level: int | None = Field(None, description="The level of the cascade that answered, from 0.")
-    degraded: bool = Field(False, description="There was no time for the level that would have answered.")
 
 
 class LabelScore(Schema):
@@ -188,7 +187,6 @@ class LevelStats(Schema):
 
     blocks: tuple[int, int]
     answered: int
-    degraded: int = Field(description="Answered by this level because there was no time for the next one.")
     share: float | None
 
 
@@ -206,7 +204,7 @@ class StatsBody(Schema):
     """The counts of all fronts together, since the start. `plan` and `splits` describe the present plan."""
 
     version: str = Field(description="Of isobatch.")
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     model: str
     plan: str | None = Field(description="The plan in words; null: everything runs in one process.")
     slo_ms: float = Field(description="The deadline of a request that sets none itself.")

@@ -70,15 +70,14 @@ def _busy(fronts: Sequence[FrontState]) -> list[dict[str, Any]]:
 
 
 def _levels(counts: Counts, route: Route) -> list[dict[str, Any]]:
-    """The blocks of each level of a cascade, its answers, and those without time for the next level (`degraded`)."""
-    answered, degraded = (by_level(counted, route.edges) for counted in (counts.exits, counts.degraded))
-    total = answered.total() + degraded.total()
+    """The blocks of each level of a cascade, and its answers."""
+    answered = by_level(counts.exits, route.edges)
+    total = answered.total()
     return [
         {
             "blocks": [start, stop],
             "answered": answered[level],
-            "degraded": degraded[level],
-            "share": round((answered[level] + degraded[level]) / total, 4) if total else None,
+            "share": round(answered[level] / total, 4) if total else None,
         }
         for level, (start, stop) in enumerate(pairwise((0, *route.edges, route.num_blocks)))
     ]
@@ -176,7 +175,6 @@ class FrontSeries:
             ("isobatch_survivor_bytes", "way", counts.survivor_bytes),
             ("isobatch_audits", "outcome", {"agreed": counts.audited.total() - missed, "disagreed": missed}),
             ("isobatch_level_answers", "level", by_level(counts.exits, edges) if edges else {}),
-            ("isobatch_degraded_answers", "level", by_level(counts.degraded, edges) if edges else {}),
         ):
             for value, total in totals.items():
                 series.total(name, total, **{label: str(value)})

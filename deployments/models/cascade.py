@@ -204,10 +204,8 @@ class Cascade(CutNetwork):
         exits_now = Exits(exits.rows[left], exits.blocks[left], logits[left])
         if not goes_on.any():
             return Launched(exits_now, None)
-        staying = ended[goes_on]
-        meanwhile = Exits(exits.rows[staying], exits.blocks[staying], logits[staying])
-        ahead = select(batch.ahead, meanwhile.rows)
-        return Launched(exits_now, replace(ahead, memory=mixed_logits[goes_on]), meanwhile)
+        ahead = select(batch.ahead, exits.rows[ended[goes_on]])
+        return Launched(exits_now, replace(ahead, memory=mixed_logits[goes_on]))
 
     def _level_at(self, block: int) -> Level:
         return next(level for level in self.levels if level.start <= block < level.stop)
@@ -246,8 +244,7 @@ def _one_after_another(first: Exits, staying: Rows, then: Launched) -> Launched:
     order = np.argsort(rows)
     blocks = np.concatenate((first.blocks[only_first], then.exits.blocks))[order]
     logits = np.concatenate((first.logits[only_first], then.exits.logits))[order]
-    meanwhile = then.meanwhile and replace(then.meanwhile, rows=staying[then.meanwhile.rows])
-    return Launched(Exits(rows[order], blocks, logits), then.survivors, meanwhile)
+    return Launched(Exits(rows[order], blocks, logits), then.survivors)
 
 
 def _no_memory(count: int) -> Floats:

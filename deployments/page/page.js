@@ -337,7 +337,6 @@ function showController(stats) {
   if (!controller) {
     byId("deciding").textContent = "No controller steers this application.";
     byId("events").replaceChildren();
-    byId("earlier").hidden = true;
     return;
   }
   const { window, paused, plan } = controller;
@@ -345,22 +344,6 @@ function showController(stats) {
   const next = paused ? "The controller is paused." : `The next decision is in ${amount(window.ends_in_s)} s.`;
   byId("deciding").textContent = next + kept;
   byId("events").replaceChildren(...[...controller.events].reverse().map(decision));
-  showEarlier(controller.earlier ?? []);
-}
-
-// What was decided before this deployment, folded away.
-function showEarlier(deployments) {
-  const fold = byId("earlier"), of = (each) => `${when(each.began_s)} to ${when(each.ended_s)}`;
-  fold.hidden = !deployments.length;
-  if (fold.hidden || fold.dataset.last === of(deployments[0])) return; // they do not change while this one runs
-  fold.dataset.last = of(deployments[0]);
-  const lists = deployments.map((each) => {
-    const list = element("ol", { reversed: "", class: "decisions" });
-    list.append(...[...each.events].reverse().map(decision));
-    return [element("h3", {}, of(each)), list];
-  });
-  const summary = `Earlier deployments: ${deployments.length}, the last ended ${when(deployments[0].ended_s)}`;
-  fold.replaceChildren(element("summary", {}, summary), ...lists.flat());
 }
 
 // The time, and its day where that is not today.

@@ -4,11 +4,10 @@ The full network continues prompts. One pass over its texts gives the output of 
 by `recompute`, a ramp gets exactly these outputs, as long as all tokens are those of the full network.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -30,60 +29,39 @@ MOST_LAUNCHES = 12  # of the first part, for one of the deep part
 
 @dataclass(frozen=True)
 class DeepRhythm:
-    """The launches of the first part for one of the deep part, the share of residents that then wait, and the gain."""
+    """The launches of the first part for one of the deep part, and the share of residents that then wait for it.
+
+    `cost`: of the launches of a token, where a launch through all blocks for each token costs 1.
+    """
 
     launches: int
     share: float
-    gain: float
+    cost: float
 
 
-def rhythm(f: float, p: float, fixed: float, fill: float) -> DeepRhythm:
-    """The gain of exits when survivors of several launches run deep together, by arithmetic: the best rhythm for a cut.
+def rhythm(f: float, p: float) -> DeepRhythm:
+    """The cheapest rhythm where survivors of several launches run deep together, by arithmetic.
 
     N sequences are resident. The first part of the network takes the share `f` of its time, and a token goes on with
     probability `p`. The deep part runs once for every `k` launches of the first: then 1 - (1 - p)^k of the sequences
-    wait. The unit of time is the cost of all rows of one launch through all blocks. `fixed` is the cost of a launch
-    beside its rows; `fill` is the cost of a row that only makes keys and values, relative to a row that is needed.
+    wait. Rows cost the same in every rhythm, so launches decide.
 
-    Where a launch costs nothing but its rows, and filling is free, a token costs f + p (1 - f):
-
-    >>> round(rhythm(f=0.25, p=0.3, fixed=0.0, fill=0.0).gain, 2)
-    2.11
-
-    Where it costs the same whatever its rows, two or three launches of the first part go before one of the deep part:
-
-    >>> best = rhythm(f=0.25, p=0.3, fixed=1e6, fill=1.0)
-    >>> best.launches, round(best.share, 2), round(best.gain, 2)
+    >>> best = rhythm(f=0.25, p=0.3)
+    >>> best.launches, round(best.share, 2), round(1 / best.cost, 2)
     (3, 0.66, 1.46)
     """
-    if p >= 1.0:
-        return DeepRhythm(1, 1.0, 1.0)
-    return max((_rhythm(f, p, fixed, fill, k) for k in range(1, MOST_LAUNCHES + 1)), key=lambda each: each.gain)
+    return min((_rhythm(f, p, k) for k in range(1, MOST_LAUNCHES + 1)), key=lambda each: each.cost)
 
 
-def _rhythm(f: float, p: float, fixed: float, fill: float, k: int) -> DeepRhythm:
-    q = 1.0 - p
-    launches = (1.0 + (k - 1) * f) * fixed * (p / (1.0 - q**k) if p else 1.0 / k)
-    rows = f + p * (1.0 - f) + fill * q * (1.0 - f)
-    return DeepRhythm(k, 1.0 - q**k if p else 1.0, (fixed + 1.0) / (launches + rows))
-
-
-def best_cut(shares: Iterable[tuple[float, float]], fixed: float, fill: float) -> tuple[int, DeepRhythm]:
-    """The index of the pair (f, p) that gains most, and its rhythm.
-
-    >>> best_cut([(0.25, 0.9), (0.5, 0.2)], fixed=1.0, fill=0.5)[0]
-    1
-    """
-    rhythms = [rhythm(f, p, fixed, fill) for f, p in shares]
-    place = max(range(len(rhythms)), key=lambda index: rhythms[index].gain)
-    return place, rhythms[place]
+def _rhythm(f: float, p: float, k: int) -> DeepRhythm:
+    waiting = 1.0 - (1.0 - p) ** k
+    return DeepRhythm(k, waiting if p else 1.0, (1.0 + (k - 1) * f) * (p / waiting if p else 1.0 / k))
 
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 MIN_PROMPTS = 20  # fewer prompts show too little of a decoder to choose a threshold from
 BATCH = 32  # sequences that are written at the same time
-TIMED_LAUNCHES = 16  # launches that are timed
 MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
 
 
@@ -110,10 +88,9 @@ class EarlyHeadOutputs:
 
 @dataclass(frozen=True)
 class DecoderReport:
-    """The loss and the gain of exits, on prompts that no threshold was chosen from."""
+    """The loss by exits, on prompts that no threshold was chosen from."""
 
     rules: DecoderRules
-    rhythm: DeepRhythm
     num_blocks: int
     tokens: int
 
@@ -135,45 +112,41 @@ def ramps_for(
     ]
     survival = [float((calibration.sure[block] < value).mean()) for block, value in enumerate(thresholds)]
     depth = len(thresholds) + 1
-    fixed = fixed_share(model, prompts[0])
-    best_block, best = best_cut([((block + 1) / depth, p) for block, p in enumerate(survival)], fixed, fill=1.0)
+    rhythms = [rhythm((block + 1) / depth, p) for block, p in enumerate(survival)]
+    best_block = min(range(len(rhythms)), key=lambda block: rhythms[block].cost)
     test = early_head_outputs(model, requests[cut:], full[cut:])
     ramp = _measured(best_block, thresholds[best_block], test)
     others = [_measured(block, value, test) for block, value in enumerate(thresholds) if block != best_block]
     lengths = TextLengths(prompts=_text_lengths(prompts), outputs=_text_lengths(full))
-    rules = DecoderRules(ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(best.share, 3))
+    rules = DecoderRules(
+        ramps=(ramp,), others=tuple(others), lengths=lengths, deep_share=round(rhythms[best_block].share, 3)
+    )
     exits = texts(model, rules, requests[cut:])
     same = float(np.mean([written == other for written, other in zip(exits, full[cut:], strict=True)]))
     leaves = test.sure[best_block] >= ramp.threshold
     agreement = float((test.agrees[best_block] | ~leaves).mean())
-    project = projected(model, rules, requests[cut:], full[cut:], fixed)
+    project = projected(model, rules, requests[cut:], full[cut:])
     rules = rules.model_copy(update={"agreement": agreement, "same_texts": same, "project": project})
-    return DecoderReport(rules, best, depth, len(leaves))
+    return DecoderReport(rules, depth, len(leaves))
 
 
 def projected(
-    model: Any, rules: DecoderRules, requests: Sequence[TextRequest], full: Sequence[Sequence[int]], fixed: float
+    model: Any, rules: DecoderRules, requests: Sequence[TextRequest], full: Sequence[Sequence[int]]
 ) -> ProjectedTexts:
     """The texts that come from exits by `project`. They must be written, as each token changes the next ones.
 
-    The deep part runs at the rhythm for the share of tokens that go on. `fixed` is the cost of a launch beside its
-    rows.
+    The deep part runs at the rhythm for the share of tokens that go on.
     """
     (ramp,) = rules.ramps
     num_blocks = shape_of(model.config).num_blocks
     written = _engine(model, rules, exits="project").write_with_depths(requests)
     depths = [depth for _, text_depths in written for depth in text_depths]
     survival = sum(depth > ramp.block for depth in depths) / len(depths)
-    # The cost of a row that only writes its KV, as a share of a row that runs through a block, by their weights.
-    anatomy = anatomy_of(model)
-    fill = 2 * anatomy.shape.kv_width * anatomy.weights.shape[1] / anatomy.sizes.block
-    best = rhythm((ramp.block + 1) / num_blocks, survival, fixed, fill)
     return ProjectedTexts(
         survival=survival,
         same_tokens=sum(map(_same_until, (tokens for tokens, _ in written), full)) / sum(map(len, full)),
         same_texts=float(np.mean([tokens == other for (tokens, _), other in zip(written, full, strict=True)])),
-        deep_share=max(0.01, round(best.share, 3)),
-        gain=best.gain,
+        deep_share=max(0.01, round(rhythm((ramp.block + 1) / num_blocks, survival).share, 3)),
     )
 
 
@@ -261,21 +234,3 @@ def states_after(blocks: Iterable[nn.Module]) -> Iterator[list[torch.Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def fixed_share(model: Any, prompt: Sequence[int], clock: Callable[[], float] = time.process_time) -> float:
-    """The cost of a launch beside its rows on this device, as a share of the cost of a full launch's rows."""
-    alone_s, together_s = (min(_launch_s(model, prompt, count, clock) for _ in range(3)) for count in (1, BATCH))
-    row_s = max(together_s - alone_s, 1e-9) / (BATCH - 1)
-    return max(alone_s - row_s, 0.0) / (BATCH * row_s)
-
-
-def _launch_s(model: Any, prompt: Sequence[int], count: int, clock: Callable[[], float]) -> float:
-    """The time of one launch through the whole network that writes a token of each of `count` sequences."""
-    shape, engine = shape_of(model.config), _engine(model, DecoderRules())
-    moments_s = [clock()]
-    for tokens in (1, TIMED_LAUNCHES + 1):  # the first also reads the prompts
-        engine.write_all([shape.request(prompt, tokens)] * count)
-        moments_s.append(clock())
-    first_s, all_s = (later - earlier for earlier, later in pairwise(moments_s))
-    return max(0.0, all_s - first_s) / TIMED_LAUNCHES

@@ -31,8 +31,7 @@ class SplitReplica:
         """Yield the inputs that leave at each active ramp as soon as they are known, and finally the survivors.
 
         A launch ends when all inputs left in it are shadows of answered inputs, unless it began with shadows or with
-        inputs that are answered early. At the end of a cascade's level, the answers so far of the survivors are
-        yielded too.
+        inputs that are answered early.
         """
         started_s = time.perf_counter()
         batch = self._joined(order.parts)
@@ -57,9 +56,6 @@ class SplitReplica:
             if launched.survivors is None:
                 break
             batch = launched.survivors
-            if launched.meanwhile:
-                so_far = replace(launched.meanwhile, rows=rows)
-                yield Departed(so_far, time.perf_counter() - started_s, stays=True)
         survivors = self._survivors(batch, order) if len(rows) else None
         stopped = batch.cursor if len(rows) and batch.cursor != order.stop else None
         yield Stayed(survivors, rows, time.perf_counter() - started_s, stopped)

@@ -112,11 +112,10 @@ class VirtualModel:
         exits = Exits(leaving, left_at[leaving], logits)
         if not len(staying):
             return Launched(exits, None)
-        so_far = Exits(staying, np.full(len(staying), stop - 1), np.zeros((len(staying), self.num_labels), np.float32))
         hidden = np.zeros((1, self._table.hidden_bytes[stop - 1] // (self._length or 1)), np.uint8)
         selected = self.select(batch, staying)
         survivors = _batch(stop, selected.arrays["sure_after"], hidden, selected.lengths)
-        return Launched(exits, survivors, so_far if stop in self.edges else None)
+        return Launched(exits, survivors)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         sure_after = np.concatenate([batch.arrays["sure_after"] for batch in batches])

@@ -28,15 +28,10 @@ class Order(Message, frozen=True):
 
 
 class Departed(Message, frozen=True):
-    """The inputs that left, with their rows in the order's batch; sent as soon as they are known.
-
-    `stays`: the inputs have not left. They have reached the end of a level of a cascade, and these would be their
-    answers if they went no further.
-    """
+    """The inputs that left, with their rows in the order's batch; sent as soon as they are known."""
 
     exits: Exits
     computed_s: float
-    stays: bool = False
 
 
 class Stayed(Message, frozen=True):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from math import prod, sqrt
+from math import inf, prod, sqrt
 from typing import NamedTuple
 
 from experiments.bound.hindsight import Hindsight, hindsight
@@ -13,8 +13,8 @@ from experiments.shared.gains import PaperFigure
 from experiments.shared.shortfalls import shortfalls
 from isobatch.cluster.simulator.plan_choice import (
     CANDIDATE_GAP,
+    DEFAULT_EFFORT,
     HOPE,
-    LONG_EFFORT,
     BestSoFar,
     best_simulated,
     most_promising_first,
@@ -109,7 +109,8 @@ def share_of_oracle(claim: PaperFigure) -> float:
 
 def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:
     end_s = time.process_time() + MOVING_S
-    care = replace(LONG_EFFORT, slos=SLOS, last_slos=SLOS, out_of_time=lambda: time.process_time() >= end_s)
+    effort = replace(DEFAULT_EFFORT, inputs=15_000, slos=SLOS, last_slos=SLOS, most=inf)
+    care = replace(effort, out_of_time=lambda: time.process_time() >= end_s)
     assert objective.slo_s
     search = BestSoFar(facts, objective.slo_s, replace(plan, promise=None), care)
     while search.improve(most_promising_first(search.best, facts, objective)):

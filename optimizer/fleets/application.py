@@ -13,7 +13,6 @@ from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.ceiling import Ceiling
 from isobatch.optimizer.pipelines.sharing import promised_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
-from isobatch.optimizer.pipelines.spread import merged_by_kind
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
@@ -81,14 +80,14 @@ class Worths:
 
     @classmethod
     def of(cls, application: FleetApplication, devices: Sequence[Device], gap: float) -> "Worths":
-        facts, limits = merged_by_kind(application.facts), application.objective.for_most_goodput
+        facts, limits = application.facts, application.objective.for_most_goodput
         plans = [search(facts.with_devices([each]), limits, gap) for each in facts.devices]
         alone = np.array(
             [plan.promise.goodput_per_s * (1 + plan.promise.gap) if plan and plan.promise else 0.0 for plan in plans]
         )
         rows = np.array(Ceiling(facts, limits, alone).worths())
-        columns, first = [each.kind for each in facts.devices], application.facts.first_names
-        of_fleet = [columns.index(first[each.kind]) if each.kind in first else -1 for each in devices]
+        columns = [each.kind for each in facts.devices]
+        of_fleet = [columns.index(each.kind) if each.kind in columns else -1 for each in devices]
         here = np.array(of_fleet) >= 0
         return cls(application.kept * rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
 

@@ -96,7 +96,7 @@ class Ceiling:
     def _least(self, by: Cut) -> float:
         """The least cost of any pipeline at these multipliers."""
         least = min(by.bound, self._alone(by), self._local(by, self._search))
-        if min(map(min, self.facts.survivals)) < 1 and least_without_exits(self.facts, self.objective, by) < least:
+        if min(self.facts.survival) < 1 and least_without_exits(self.facts, self.objective, by) < least:
             bare = cut(self._bare.options, by.mu, by.nu, by.offset, self._bare.at_s)[0].bound
             least = min(least, bare, self._local(by, self._bare))
         return least

@@ -24,7 +24,7 @@ from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.baselines import baselines
 from isobatch.optimizer.pipelines.ceiling import Ceiling
 from isobatch.optimizer.pipelines.sharing import Sharing, promised_per_s
-from isobatch.optimizer.pipelines.spread import best_of, joined, merged_by_kind, split_by_name, spread, value
+from isobatch.optimizer.pipelines.spread import best_of, joined, spread, value
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
@@ -50,24 +50,7 @@ class Pipelines:
 
 
 def side_by_side(facts: Problem, objective: Objective, gap: float = 0.0, effort: Effort = EFFORT) -> Plan | None:
-    """The best pipelines, one or several: the one with the most goodput, with the others `beside` it.
-
-    One kind under several names is planned as one kind, as far as its devices can be named afterwards.
-    """
-    together = merged_by_kind(facts)
-    if together is facts:
-        return _by_kinds(facts, objective, gap, effort)
-    plan = _by_kinds(together, objective, gap, effort)
-    if plan is None:
-        return None
-    if apart := split_by_name(plan, facts):
-        return apart
-    unshared = _by_kinds(together, objective, gap, replace(effort, kinds_shared=0))
-    others = [unshared and split_by_name(unshared, facts), _by_kinds(facts, objective, gap, effort)]
-    return best_of(others, facts, objective)
-
-
-def _by_kinds(facts: Problem, objective: Objective, gap: float, effort: Effort) -> Plan | None:
+    """The best pipelines, one or several: the one with the most goodput, with the others `beside` it."""
     if len(facts.devices) == 1:
         return search(facts, objective, gap, effort=effort)
     find = _most_goodput if objective.aim.adds_up and objective.cost_per_hour is None else _any_goal

@@ -26,7 +26,7 @@ def search(
     pipelines = Search(facts, objective, effort)
     best, bound = _best(pipelines, below, gap, prove)
     bounds = [bound]
-    if min(map(min, facts.survivals)) < 1:
+    if min(facts.survival) < 1:
         value = best.value if best else below
         bounds.append(least_without_exits(facts, objective, pipelines.cuts[-1]))
         if best is None or (bounds[-1] < value / (1 + gap) and not effort.out_of_time()):

@@ -69,8 +69,8 @@ class Builder:
 
     @cached_property
     def _survival(self) -> Floats:
-        """Survivals x blocks: the expected survival, and the pessimistic one if given."""
-        return np.array([[*shares, 0.0] for shares in self.facts.survivals])
+        """The share that enters each block, and 0 behind the last."""
+        return np.array([*self.facts.survival, 0.0])
 
     @cached_property
     def _largest(self) -> Ints:
@@ -84,11 +84,11 @@ class Builder:
     @cached_property
     def _releasing(self) -> Bools:
         """The blocks at whose ramp inputs leave if every ramp before it is active. The network's head is no ramp."""
-        return self._leaving(self._survival[:, :-1], self._survival[:, 1:])
+        return self._leaving(self._survival[:-1], self._survival[1:])
 
     def _leaving(self, before: Floats, behind: Floats) -> Bools:
-        """Whether fewer inputs come out than go in, at any survival; the last entry is the end of the network."""
-        leaving = np.asarray((behind < before).any(axis=0))
+        """Whether fewer inputs come out than go in; the last entry is the end of the network."""
+        leaving = np.asarray(behind < before)
         leaving[-1] = False
         return leaving
 
@@ -135,15 +135,14 @@ class Builder:
         """All options from one block: arrays of stops x kinds x (batch sizes x [quiet, ramps inside])."""
         quiet = self._quiet_s(start)
         transfer, class_of = self._transfer(start)
-        parts = [self._loads(start, quiet, transfer, shares) for shares in self._survival]
-        load, work = (np.maximum.reduce(each) for each in zip(*parts, strict=True))
+        load, work = self._loads(start, quiet, transfer)
         return self._best(start, load, work, class_of)
 
-    def _loads(self, start: int, quiet: Floats, transfer: Floats, shares: Floats) -> tuple[Floats, Floats]:
-        """Load and work at one survival, with a first axis for the classes of source kinds."""
-        shrinking, felt = self._shrinking_s(start, shares)
+    def _loads(self, start: int, quiet: Floats, transfer: Floats) -> tuple[Floats, Floats]:
+        """Load and work, with a first axis for the classes of source kinds."""
+        shrinking, felt = self._shrinking_s(start)
         occupied_s = split_costs.occupied_s(_by_stop(quiet, shrinking), transfer)
-        possible, reach = np.isfinite(occupied_s), shares[start]
+        possible, reach = np.isfinite(occupied_s), self._survival[start]
         load = split_costs.load_s(reach, np.where(possible, occupied_s, 0.0), np.repeat(self._batches, 2))
         load = load + self._tie_break_s
         work = _by_stop(quiet, felt) + transfer if reach > 0 else np.zeros_like(occupied_s)
@@ -152,7 +151,7 @@ class Builder:
     def _quiet_s(self, start: int) -> Floats:
         """Kinds x batches x stops: times if the batch keeps its size up to the ramp at the end of the split."""
         work = np.cumsum(self._block_s[:, 1:, start:], axis=2) + self._launch_s
-        leaving = self._leaving(self._survival[:, [start]], self._survival[:, start + 1 :])
+        leaving = self._leaving(self._survival[start], self._survival[start + 1 :])
         possible = ~leaving | np.isin(np.arange(start, self.facts.num_blocks), sorted(self.facts.ramp_blocks))
         quiet: Floats = np.where(possible, work + self._ramp_s[:, 1:, start:] * leaving, np.inf)
         return quiet
@@ -160,23 +159,22 @@ class Builder:
     def still(self, start: int) -> tuple[Floats, Floats]:
         """Loads (kinds x batches x stops) if the batch keeps its size and is not transferred, and arrivals by batch."""
         turn_s = np.array([self.facts.turn_s(device.kind) for device in self.facts.devices])[:, None, None]
-        quiet, shares = self._quiet_s(start) + turn_s, self._survival[:, start]
+        quiet, reach = self._quiet_s(start) + turn_s, self._survival[start]
         allowed = (self._batches <= self._largest[:, None]) & (self._batches >= self.batches[0])
         possible = np.isfinite(quiet) & allowed[..., None] & self._allowed(start)
         occupied_s, size = np.where(possible, quiet, 0.0), self._batches[:, None]
-        load = np.max([split_costs.load_s(reach, occupied_s, size) for reach in shares], axis=0) + self._tie_break_s
-        arrivals = np.max([split_costs.wait_arrivals(reach, self._batches) for reach in shares], axis=0)
-        return np.where(possible, load, np.inf), arrivals
+        load = split_costs.load_s(reach, occupied_s, size) + self._tie_break_s
+        return np.where(possible, load, np.inf), split_costs.wait_arrivals(reach, self._batches)
 
     def local_memory(self, start: int) -> Floats:
         """Kinds x batches x stops from 0: the memory of splits in a local placement."""
         memory = self.memory.local(start, self._batches).transpose(1, 2, 0)
         return np.concatenate([np.full((*memory.shape[:2], start + 1), np.inf), memory], axis=2)
 
-    def _shrinking_s(self, start: int, shares: Floats) -> tuple[Floats, Floats]:
+    def _shrinking_s(self, start: int) -> tuple[Floats, Floats]:
         """The same if every ramp inside is active: on average, and as an input sees it that stays."""
         shrinks = np.append(False, np.logical_or.accumulate(self._releasing[start:-1]))  # by last block of a split
-        reach, size = shares[start], self._batches[:, None]
+        shares, reach, size = self._survival, self._survival[start], self._batches[:, None]
         if not (shrinks.any() and reach > 0):
             never = np.full((len(self._launch_s), len(self._batches), len(shrinks)), np.inf)
             return never, never
@@ -228,9 +226,8 @@ class Builder:
         if self.pruned:
             keep &= ~self._beaten(load, work, memory)
         stop, kind, size = np.nonzero(keep)
-        fills, waits = split_costs.fill_arrivals, split_costs.wait_arrivals
-        both = [fills(each, batch) + waits(each, batch) for each in self._survival[:, start]]
-        arrivals = np.max(both, axis=0)[size]
+        reach = self._survival[start]
+        arrivals = (split_costs.fill_arrivals(reach, batch) + split_costs.wait_arrivals(reach, batch))[size]
         load, work = load[:, stop, kind, size], work[:, stop, kind, size]
         barred = np.isinf(load)
         return Options(

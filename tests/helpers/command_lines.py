@@ -20,7 +20,6 @@ SMALL = {
     "environment": f"--folder /tmp/isobatch-{os.getuid()}",  # sockets need a short path
     "evaluate": "--device cpu --max-rows 20",
     "cascade": "--device cpu --max-rows 60 --budget 0.1 --largest 4 --slo-ms 600000",
-    "profiles": "",
     "profile": "--device cpu --lengths 6 --largest 4 --budget 0.1",
     "plan": "--believed",
     "predict": "--device cpu",

@@ -58,7 +58,7 @@ def test_a_shell_completes_commands_and_their_options(monkeypatch: pytest.Monkey
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         return set(CliRunner().invoke(app, [], prog_name="isobatch").output.split())
 
-    assert completed("isobatch pro") == {"profile", "profiles"}
+    assert completed("isobatch pr") == {"predict", "prepare", "profile"}
     assert "--max-batch" in completed("isobatch plan --max")
 
 

@@ -2,23 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from isobatch.cluster.controller.config import ControllerConfig
-from isobatch.cluster.controller.memory import KEEP, SHOWN, Memory, configuration_of, deployment_of
+from isobatch.cluster.controller.memory import Memory, configuration_of, deployment_of
 from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.windows import Window
-from tests.helpers.fluid_application import Fluid, control_loop, first_plan, question, run
 
 CONTROLLER = ControllerConfig()
 
@@ -40,12 +35,6 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
     return Clusters(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def decisions() -> list[Any]:
-    app = Fluid(asked := question(), first_plan(asked))
-    return run(app, control_loop(app), 1000)
-
-
 @contextmanager
 def deployed(root: Path, configuration: str, now_s: float = 1e9, application: str = "shop") -> Iterator[Memory]:
     with closing(Memory(str(root), application, deployment_of(application, configuration, now_s))) as memory:
@@ -61,16 +50,13 @@ def test_only_a_restarted_controller_finds_its_memory(tmp_path: Path, clusters: 
         memory.history().append(seen(0.0))
     with deployed(tmp_path, "a", 1e9 + 3600) as memory:
         assert memory.history().windows == (seen(0.0),)
-        assert not memory.earlier
     with deployed(tmp_path, "a", application="another") as memory:
         assert not memory.history().windows
     with deployed(tmp_path, "b", 1e9 + 7200) as memory:
         assert not memory.history().windows
-        assert [each.began_s for each in memory.earlier] == [1e9]
     clusters.begin()
     with deployed(tmp_path, "b", 1e9 + 9000) as memory:
         assert not memory.history().windows
-        assert [each.began_s for each in memory.earlier] == [1e9 + 7200, 1e9]
 
 
 def test_a_deployment_has_one_controller_on_each_ray(tmp_path: Path, clusters: Clusters) -> None:
@@ -78,46 +64,10 @@ def test_a_deployment_has_one_controller_on_each_ray(tmp_path: Path, clusters: C
         with pytest.raises(UserError, match="another controller of 'shop' runs"), deployed(tmp_path, "a"):
             pass
         clusters.begin()
-        with deployed(tmp_path, "a", 1e9 + 60) as beside:
-            assert not beside.earlier, "the other has not ended"
+        with deployed(tmp_path, "a", 1e9 + 60):
+            assert len(list((tmp_path / "shop").iterdir())) == 2, "the other has not ended"
     with deployed(tmp_path, "a", 1e9 + 90) as again:
-        assert [each.began_s for each in again.earlier] == [1e9]
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lengths=st.lists(st.integers(0, 30), max_size=KEEP + 3), living=st.integers(0, KEEP + 3))
-def test_the_latest_that_ended_are_told_in_brief_and_the_oldest_deleted(
-    lengths: list[int], living: int, tmp_path_factory: pytest.TempPathFactory, clusters: Clusters, decisions: list[Any]
-) -> None:
-    root, ended, lives = tmp_path_factory.mktemp("memory"), list[float](), list[Memory]()
-    for number, length in enumerate(lengths):
-        clusters.begin()
-        began_s = 1e9 + 1000.0 * number
-        memory = Memory(str(root), "shop", deployment_of("shop", "a", began_s))
-        events = memory.events()
-        for index in range(length):
-            events.add(replace(decisions[0], number=index + 1, at_s=began_s + index, why=f"reason {index}"))
-        if number == living:
-            lives.append(memory)
-        else:
-            memory.close()
-            ended.append(began_s)
-    clusters.begin()
-    old = root / "shop" / "not-of-ours"
-    old.mkdir(parents=True)
-    with deployed(root, "a", 2e9) as memory:
-        assert [each.began_s for each in memory.earlier] == ended[::-1][:KEEP]
-        assert all(each.ended_s >= each.began_s for each in memory.earlier)
-        assert sum(len(each.events) for each in memory.earlier) <= SHOWN
-        for each in memory.earlier:
-            length = lengths[round((each.began_s - 1e9) / 1000)]
-            assert len(each.events) == min(length, SHOWN // len(memory.earlier))
-            assert not length or each.events[-1].why == f"reason {length - 1}"
-        left = {folder.name for folder in (root / "shop").iterdir()}
-        assert len(left) == 2 + len(lives) + min(KEEP, len(ended)), "this one, what is not ours, those that run"
-        assert {old.name, memory.folder.name, *(each.folder.name for each in lives)} <= left
-    for each in lives:
-        each.close()
+        assert list((tmp_path / "shop").iterdir()) == [again.folder]
 
 
 def test_a_configuration_is_known_by_what_decides_and_by_what_its_files_hold(tmp_path: Path) -> None:

@@ -19,11 +19,9 @@ from isobatch.deployments.decoding.ramp_rules import DecoderRules
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.folders import weights_of
 from isobatch.optimizer.plan import read_plan
-from isobatch.optimizer.text_paces import DecodingFacts, DecodingGoal, DecodingWay
-from isobatch.optimizer.text_plans import plan_of
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.text_profile import load_text_profile, save_text_profile
-from tests.helpers.paper_application import CPU, paper_decoder
+from tests.helpers.paper_application import paper_decoder
 
 DEMO = llm_demo_directory()
 Called = Callable[..., str]
@@ -89,58 +87,6 @@ def test_a_plan_that_projects_is_made_where_its_loss_is_known(call: Called, prof
     assert "was not measured here yet" in simulated
 
 
-def test_a_plan_for_what_a_server_has_seen(call: Called, profile: Path, tmp_path: Path) -> None:
-    """Texts of other lengths, of which more go on: from a file, and from the server itself."""
-    seen, told = tmp_path / "stats.json", ("plan", DEMO, "--profile", profile, "--kv-megabytes", 2, "--tpot-ms", 20)
-    lengths = {"texts": 40, "seconds": 20.0, "prompts": [3] * 20, "outputs": [12] * 20}
-    stats = {"tokens_per_s": 1.0, "ramps": [1], "exits": {"1": 40, "7": 360}, "workload": lengths}
-    seen.write_text(json.dumps(stats))
-    assert "2 texts/s, on average 3 tokens of a prompt and 12 that are written" in (
-        said := call(*told, "--observed", seen)
-    )
-    assert "90% go on after block 1" in said
-    assert "nowhere: every token runs through the whole network" in said
-    rate = call(*told, "--observed", seen, "--min-cost", "--json")
-    assert json.loads(rate)["plan"]["promise"]["goodput_per_s"] == 2.0
-    seen.write_text(json.dumps(stats | {"workload": lengths | {"prompts": [3], "outputs": [3]}}))
-    assert "1 texts were written: a plan needs at least 20" in call(*told, "--observed", seen)
-    seen.write_text("{}")
-    assert "this is not the /stats of a decoder" in call(*told, "--observed", seen)
-    assert "--observed is for decoders" in call("plan", "--observed", seen)
-    assert "nobody answers at http://127.0.0.1:1/stats" in call(*told, "--observed", "http://127.0.0.1:1/")
-
-
-def test_a_plan_is_served_in_the_precision_that_it_was_made_for() -> None:
-    profile = paper_decoder()
-    half = replace(profile, tables=(replace(profile.tables[0], dtype="float16"),))
-    plan = plan_of(DecodingWay(2, 2, 4, 64), DecodingFacts(half, CPU), DecodingGoal(), 1)
-    assert DecoderConfig(model="").with_plan(plan).dtype == "float16"
-    with pytest.raises(UserError, match="dtype cannot be set beside a plan"):
-        DecoderConfig(model="", dtype="float32").with_plan(plan)
-
-
-def test_another_networks_profile_is_refused(call: Called, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "isobatch.cluster.profiling.launch_prices.measured", lambda *_: pytest.fail("something was timed")
-    )
-    assert "cannot add a profile of demo-llama to one of paper" in call("profile", DEMO, "--out", profile)
-
-
-def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    facts = DecodingFacts(paper_decoder(), CPU)
-    content = json.loads(plan_of(DecodingWay(2, 2, 4, 64), facts, DecodingGoal(), 1).to_json())
-    plan.write_text(json.dumps(content | {"weights": "0123"}))
-    with pytest.raises(UserError, match="made for other weights"):
-        serve_file(DEMO, {"plan": str(plan)})
-    plan.write_text(json.dumps(content | {"decoding": None}))
-    with pytest.raises(UserError, match="this plan is for a classifier"):
-        serve_file(DEMO, {"plan": str(plan)})
-    plan.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="kv_megabytes cannot be set beside a plan"):
-        serve_file(DEMO, {"plan": str(plan), "kv_megabytes": 3})
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -148,9 +94,9 @@ def test_a_plan_for_other_weights_is_not_served(tmp_path: Path) -> None:
         (("plan", DEMO, "--exits", "project"), "was not measured here yet: run isobatch profile"),
         (("plan", DEMO, "--slo-ms", "3"), "--slo-ms is for classifiers"),
         (("plan", DEMO, "--exits", "some"), "must be recompute, verified, project or off"),
-        (("plan", DEMO, "--min-cost"), "the goal cost needs --rate or --observed"),
+        (("plan", DEMO, "--goal", "cost"), "the goal cost needs --rate"),
         (("plan", DEMO, "--rate", "inf"), "--rate inf must be above 0, and finite"),
-        (("plan", DEMO, "--per-dollar"), "--goal goodput-per-dollar is for classifiers"),
+        (("plan", DEMO, "--goal", "goodput-per-dollar"), "--goal goodput-per-dollar is for classifiers"),
         (("plan", "nowhere"), "nowhere is not the directory of a decoder"),
         (("plan", DEMO, "--profile", "nowhere.json"), "cannot read nowhere.json"),
         (("plan", "--tpot-ms", "3"), "--tpot-ms is for decoders"),

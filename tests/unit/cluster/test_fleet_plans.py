@@ -78,8 +78,8 @@ def test_each_application_gets_a_plan_on_devices_of_its_own(folder: Path) -> Non
 
 @pytest.mark.parametrize("cost", [False, True])
 def test_one_application_alone_gets_the_plan_that_it_has_without_a_file(folder: Path, cost: bool) -> None:
-    asked = ("--rate", "13000", "--min-cost") if cost else ()
-    options = ("plan", "--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100", "--picture", "")
+    asked = ("--rate", "13000", "--goal", "cost") if cost else ()
+    options = ("plan", "--profile", "distilbert.json", "--devices", "v100=2,k80=3", "--slo-ms", "100")
     CliRunner().invoke(app, [*options, *asked, "--believed", "--out", "plan.json"], catch_exceptions=False)
     plan("--believed", applications=[entry("one", rate_per_s=13000)], goal="cost" if cost else "goodput")
     assert Path("one-plan.json").read_text() == Path("plan.json").read_text()

@@ -1,8 +1,6 @@
 """What `isobatch kubernetes` writes: KubeRay and Kubernetes would take it, and it has what the Serve file needs."""
 
 import copy
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -90,37 +88,9 @@ def test_nodes_that_are_labelled_otherwise_are_named(file: Path) -> None:
     assert {"nvidia.com/gpu.product": "NVIDIA-L4"} in selectors
 
 
-def test_a_helm_chart_has_the_same_objects_with_its_values_filled_in(file: Path, tmp_path: Path) -> None:
-    """The values are all that Helm fills in; braces in the Serve file stay as they are."""
-    content = yaml.safe_load(file.read_text())
-    content["applications"][0]["runtime_env"] = {"env_vars": {"BRACES": "{{ a }}"}}
-    file.write_text(yaml.safe_dump(content))
-    printed, done = run(file), run(file, "--chart", str(tmp_path / "chart"))
-    assert done.exit_code == 0, done.output
-    about, values = (yaml.safe_load((tmp_path / "chart" / name).read_text()) for name in ("Chart.yaml", "values.yaml"))
-    assert (about["apiVersion"], about["name"]) == ("v2", "isobatch")
-    template = (tmp_path / "chart" / "templates" / "isobatch.yaml").read_text()
-    fields = set(re.findall(r"{{(.*?)}}", template.replace('{{ "{{" }}', "")))
-    assert fields == {f" .Values.{name} | quote " for name in values}
-    assert rendered(template, values) == list(yaml.safe_load_all(printed.stdout))
-    volume, service = rendered(template, values | {"image": "i:2", "storageClass": "other"})
-    assert volume["spec"]["storageClassName"] == "other"
-    cluster = RayService.model_validate(service).spec.rayClusterConfig
-    for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
-        assert group.template["spec"]["containers"][0]["image"] == "i:2"
-
-
-def rendered(template: str, values: dict[str, str]) -> list[Any]:
-    """As `helm template` would."""
-    for name, value in values.items():
-        template = template.replace(f"{{{{ .Values.{name} | quote }}}}", json.dumps(value))
-    return list(yaml.safe_load_all(template.replace('{{ "{{" }}', "{{")))
-
-
 @pytest.mark.parametrize(
     ("replaced", "by", "more", "sentence"),
     [
-        ("", "", ["--chart", "c", "--out", "o"], "--out and --chart both name a place"),
         ("", "", ["--nodes", "l4"], "write KIND=LABEL:VALUE"),
         ("plan: plan.json", "name: it", [], "it has neither plan: nor devices:"),
         ("plan: plan.json", "plan: my-bert/plan.json", [], "cannot read"),

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.status import ask, sparkline, tables
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
-from isobatch.cluster.controller.memory import Earlier
 from isobatch.cluster.controller.service import create_api
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.decoding.config import DecoderConfig
@@ -38,7 +36,6 @@ class Toy:
     name, waits_for = "toy", "the application to run"
     ended = False
     promise = "at most 1 % of accuracy lost"
-    earlier = ()
 
     def __init__(self) -> None:
         self.begin()
@@ -105,28 +102,6 @@ def test_what_was_promised_is_told_as_it_was_played(toy: Toy, url: str) -> None:
     assert [shown[f"played_{name}"] for name in ("p50_ms", "p99_ms", "in_time")] == [120.0, 481.0, 0.99]
     row = next(line for line in asked(url).splitlines() if "promised" in line)
     assert "48 in time per second, simulated p50 120 ms, p99 481 ms" in " ".join(row.split())
-
-
-def test_what_earlier_deployments_decided_is_folded_away(toy: Toy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(toy.app, toy.loop, 400)
-    (moved, *_) = toy.loop.controller.record.events.all
-    assert "earlier" not in asked(url)
-    now_s, day_s = time.time(), 24 * 3600.0
-    late = replace(moved, why="drifted", at_s=now_s - day_s)
-    gone = (Earlier(now_s - day_s - 60, late.at_s, (late,)), Earlier(now_s - 9 * day_s, now_s - 9 * day_s, ()))
-    monkeypatch.setattr(toy, "earlier", gone)
-    shown = json.loads(asked(url, "--json"))
-    assert [event["number"] for event in shown["events"]] == [1, 2, 3, 4]
-    assert [(each["began_s"], len(each["events"])) for each in shown["earlier"]] == [
-        (each.began_s, len(each.events)) for each in gone
-    ]
-    ended = datetime.fromtimestamp(late.at_s).strftime("%Y-%m-%d %H:%M:%S")
-    folded = " ".join(asked(url).split())
-    assert f"earlier deployments: 2 (the last ended {ended}; --earlier shows their decisions)" in folded
-    assert "drifted" not in folded
-    unfolded = asked(url, "--earlier")
-    for words in ("drifted", "it decided nothing", f"to {ended}"):
-        assert words in unfolded
 
 
 def test_a_decision_that_is_made_again_and_again_is_one_row(toy: Toy, url: str) -> None:

@@ -64,18 +64,6 @@ def test_each_group_has_replicas_of_its_own_kind_that_are_alive() -> None:
     assert members == {"a-0": ["a1", "a2"], "a-1": ["a3"], "b-0": []}
 
 
-def test_one_kind_under_two_names_has_one_group() -> None:
-    tables = [LatencyTable(kind, (1,), ((1.0,) * 3,), ((0.0,) * 3,), 0.0, (1,) * 3, (1,) * 3, "") for kind in "ab"]
-    devices = [Device(kind, 4, 100, 1.0) for kind in "ab"]
-    facts = problem(Profile("toy", tuple(tables), ExitProfile((1.0,) * 3)), devices, links_between(devices))
-    first, second = (Plan((Placement(kind, 2, (Split(0, 3, 1),)),)) for kind in "ab")
-    graph = Graph(Plan(first.placements, beside=(second,)), facts, fleet="app")
-    assert graph.members({"app.a": ["a1", "a2"], "app.b": ["b1", "b2"]}) == {"a-0": ["a1", "a2", "b1", "b2"]}
-    assert graph.members({"app.b": ["b1"]}) == {"a-0": ["b1"]}
-    assert [stage.group for stage in graph.route.stages] == ["a-0"]
-    assert graph.route.beside == ()
-
-
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     file = tmp_path / "profile.json"

@@ -1,12 +1,10 @@
-"""Cascades at the front: answers name their level, and without time for the next level the known answer is given."""
+"""Cascades at the front: answers name their level."""
 
 import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
@@ -29,7 +27,7 @@ from isobatch.profiles.latency import LatencyTable
 from tests.helpers.cascade_directories import cascade_directory
 
 EDGE = 2
-NEVER_S, SLOW_S = 30.0, 0.4  # what the second level takes
+SLOW_S = 0.4  # what the second level takes
 EASY, HARD = {"exit_block": 0}, {"exit_block": 3}
 
 
@@ -39,15 +37,13 @@ def model(second_s: float) -> VirtualModel:
     return VirtualModel(table, ExitProfile((1.0, 1.0, 0.5, 0.5)), edges=(EDGE,))
 
 
-def driver(degrades: bool, local: bool = False, second_s: float = SLOW_S) -> Driver:
-    batch = 3 if local else 1
-    first = Stage(0, EDGE, batch, "all", (0.002,) * batch, ramps=frozenset({EDGE - 1}))
-    # As a table that is far too hopeful.
-    then = Stage(EDGE, 4, batch, "all" if local else "large", (0.001,) * batch, local=local)
-    groups = {"all": ["small"]} | ({} if local else {"large": ["large"]})
-    workers = LocalWorkers({name: SplitReplica(model(second_s)) for names in groups.values() for name in names})
+def driver() -> Driver:
+    first = Stage(0, EDGE, 1, "all", (0.002,), ramps=frozenset({EDGE - 1}))
+    then = Stage(EDGE, 4, 1, "large", (0.001,))
+    groups = {"all": ["small"], "large": ["large"]}
+    workers = LocalWorkers({name: SplitReplica(model(SLOW_S)) for names in groups.values() for name in names})
     route = Route((first, then), edges=(EDGE,))
-    return Driver(Dispatcher(route, groups, Limits(slack=0.0, degrades=degrades)), workers, time.perf_counter)
+    return Driver(Dispatcher(route, groups, Limits(slack=0.0)), workers, time.perf_counter)
 
 
 def asked(made: Driver, *inputs: Any, within_s: float) -> tuple[list[Answer | BaseException], dict[str, Any]]:
@@ -62,30 +58,16 @@ def asked(made: Driver, *inputs: Any, within_s: float) -> tuple[list[Answer | Ba
 
 
 def test_answers_say_which_level_gave_them_and_stats_each_level_s_share() -> None:
-    (easy, hard), stats = asked(driver(degrades=False), EASY, HARD, within_s=5.0)
+    (easy, hard), stats = asked(driver(), EASY, HARD, within_s=5.0)
     assert (easy.level, easy.exit_block, hard.level, hard.exit_block) == (0, 1, 1, 3)
     assert stats["levels"] == [
-        {"blocks": [0, 2], "answered": 1, "degraded": 0, "share": 0.5},
-        {"blocks": [2, 4], "answered": 1, "degraded": 0, "share": 0.5},
+        {"blocks": [0, 2], "answered": 1, "share": 0.5},
+        {"blocks": [2, 4], "answered": 1, "share": 0.5},
     ]
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_an_input_without_time_for_the_next_level_gets_the_known_answer(local: bool) -> None:
-    """One is on its way through the large level when its time is over, the others wait; or all are, held there."""
-    began_s = time.perf_counter()
-    made = driver(True, local, NEVER_S)
-    answers, stats = asked(made, HARD, HARD, HARD, within_s=2.0)
-    assert [(one.level, one.exit_block, one.degraded) for one in answers] == [(0, 1, True)] * 3
-    assert [len(one.steps) for one in answers] == [1, 1, 1]
-    assert stats["levels"][0] == {"blocks": [0, 2], "answered": 0, "degraded": 3, "share": 1.0}
-    assert made.counts.observed(4).unfinished == (0, 0, 3, 0), "they had survived the first level"
-    assert time.perf_counter() - began_s < NEVER_S / 2
-
-
 def test_the_directory_of_a_cascade_is_served_without_a_plan(tmp_path: Path) -> None:
-    config = AppConfig(model=str(cascade_directory(tmp_path)), slo_ms=60_000, on_deadline="best")
-    assert config.limits(1.0).degrades, "whoever has time for the first level is admitted"
+    config = AppConfig(model=str(cascade_directory(tmp_path)), slo_ms=60_000)
 
     async def scene() -> tuple[list[Answer], dict[str, Any]]:
         service = Service(config, time.perf_counter)

@@ -1,4 +1,4 @@
-"""isobatch plan, from a profile on disk to tables, JSON and a picture."""
+"""isobatch plan, from a profile on disk to tables and JSON."""
 
 import json
 import re
@@ -44,14 +44,12 @@ def run_played(profile: Path, *options: str) -> str:
     return result.stdout
 
 
-def test_tables_a_file_and_a_picture(profile: Path, tmp_path: Path) -> None:
-    files = ("--out", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png"))
-    output = run(profile, *files)
+def test_tables_and_a_file(profile: Path, tmp_path: Path) -> None:
+    output = run(profile, "--out", str(tmp_path / "plan.json"))
     for word in ("splits", "goodput", "travelling", "no exits", "proved", "estimated"):
         assert word in output
     plan = read_plan(tmp_path / "plan.json")
     assert (plan.num_blocks, plan.model, plan.weights, plan.slo_s) == (6, "distilbert", "a1b2", 0.1)
-    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A question that is played in a moment."""
     hasty = replace(DEFAULT_EFFORT, inputs=500, slos=5, last_inputs=1000, last_slos=5, most=3000)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", hasty)
-    return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4", "--picture", ""
+    return "--devices", "v100=1", "--slo-ms", "8", "--max-batch", "4"
 
 
 def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: Path, small: tuple[str, ...]) -> None:
@@ -80,7 +78,6 @@ def test_simulated_latency_is_apart_from_full_launches(profile: Path, tmp_path: 
     ("options", "why"),
     [
         (("--believed",), "--believed"),
-        (("--one-pipeline",), "with --evaluate or --one-pipeline, only --polish SECONDS simulates"),
         (("--rate", "10"), "only the most goodput within an SLO is, without another limit"),
     ],
 )
@@ -94,8 +91,8 @@ def test_that_nothing_was_played_is_said_and_why(
 
 
 def test_each_kind_of_device_is_told_what_batches_are_worth_on_it(profile: Path) -> None:
-    output = in_one_line(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16"))
-    gains = json.loads(run(profile, "--picture", "", "--slo-ms", "50", "--max-batch", "16", "--json"))["batch_gains"]
+    output = in_one_line(run(profile, "--slo-ms", "50", "--max-batch", "16"))
+    gains = json.loads(run(profile, "--slo-ms", "50", "--max-batch", "16", "--json"))["batch_gains"]
     assert [(each["kind"], each["batch"]) for each in gains] == [("v100", 16), ("k80", 16)]
     for each in gains:
         assert str(BatchGain(**each)) in output
@@ -117,10 +114,8 @@ def test_a_plan_that_leaves_no_slack_is_played_and_not_refused(profile: Path, sm
     ("options", "sentence"),
     [
         (["--in-time", "1"], "--in-time 1.0 must be between 0 and 1"),
-        (["--polish", "3"], "--polish simulates plans, --believed simulates none"),
         (["--budget", "0"], "--budget 0 must be above 0"),
         (["--out", "nowhere/plan.json"], "cannot write nowhere/plan.json: No such file or directory"),
-        (["--picture", "nowhere/plan.png"], "cannot write nowhere/plan.png: No such file or directory"),
     ],
 )
 def test_what_would_fail_after_the_search_is_refused_before_it(
@@ -134,15 +129,15 @@ def test_what_would_fail_after_the_search_is_refused_before_it(
 
 def test_a_plan_from_a_file_is_scored_as_it_was_promised(profile: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    found = json.loads(run(profile, "--json", "--picture", "", "--out", str(path)))
-    scored = json.loads(run(profile, "--json", "--picture", "", "--evaluate", str(path)))
+    found = json.loads(run(profile, "--json", "--out", str(path)))
+    scored = json.loads(run(profile, "--json", "--evaluate", str(path)))
     assert scored["score"] == found["score"]
     assert found["plan"]["promise"]["goodput_per_s"] == pytest.approx(found["score"]["goodput_per_s"])
     assert {each["name"] for each in found["baselines"]} >= {"no exits"}
     assert {each["kind"]: each["estimated"] for each in found["tables"]} == {"v100": True, "k80": True}
     assert found["plan"]["beside"], "so that it uses both kinds"
     with pytest.raises(UserError, match="the plan uses device kind 'k80', the fleet has v100"):
-        run(profile, "--picture", "", "--evaluate", str(path), "--devices", "v100=2")
+        run(profile, "--evaluate", str(path), "--devices", "v100=2")
 
 
 def test_what_errors_of_estimates_do_to_a_promise_is_said(tmp_path: Path, small: tuple[str, ...]) -> None:
@@ -171,14 +166,14 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
     save(Profile("distilbert", tables, ExitProfile((1.0, 0.9, 0.8, 0.4, 0.3, 0.25))), path)
 
     def score(*options: str) -> float:
-        told = json.loads(run(path, "--json", "--picture", "", "--out", str(plan), *options))
+        told = json.loads(run(path, "--json", "--out", str(plan), *options))
         return float(told["score"]["goodput_per_s"])
 
     compiled = score("--backend", "onnx", "--dtype", "float16")
     made = read_plan(plan)
     assert (made.backend, made.dtype, made.origin) == ("onnx", "float16", "estimated")  # nobody published of a K80
     assert compiled > score("--backend", "torch", "--dtype", "float16") > score() * 0.99
-    output = in_one_line(run(path, "--backend", "onnx", "--dtype", "float16", "--picture", ""))
+    output = in_one_line(run(path, "--backend", "onnx", "--dtype", "float16"))
     assert "published" in output
     assert re.search(r"by errors of estimates [\d,]+ to [\d,]+ per second, in four of five cases", output)
     with pytest.raises(UserError, match="on v100 has no times of tensorrt, only of onnx float16"):
@@ -186,14 +181,14 @@ def test_backend_and_precision_choose_the_times_that_a_plan_is_made_of(tmp_path:
 
 
 def test_the_user_may_choose_cuts(profile: Path) -> None:
-    plan = json.loads(run(profile, "--json", "--picture", "", "--cut", "4,2"))["plan"]
+    plan = json.loads(run(profile, "--json", "--cut", "4,2"))["plan"]
     for pipeline in (plan, *plan["beside"]):
         starts = [split["start"] for placement in pipeline["placements"] for split in placement["splits"]]
         assert sorted(starts) == [0, 2, 4]
 
 
 def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile: Path) -> None:
-    found = json.loads(run(profile, "--json", "--picture", "", "--believed", "--no-later"))
+    found = json.loads(run(profile, "--json", "--believed", "--no-later"))
     without = found["baselines"][0]
     assert found["score"]["latency_s"] <= without["latency_s"] * (1 + 1e-9)
     assert found["score"]["goodput_per_s"] >= without["goodput_per_s"] * (1 - 1e-9)
@@ -202,24 +197,21 @@ def test_nobody_is_answered_later_than_without_exits_where_that_is_asked(profile
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--min-cost",), "the goal cost needs --rate"),
-        (("--min-cost", "--per-dollar"), "choose one"),
         (("--goal", "cost"), "the goal cost needs --rate"),
         (("--goal", "speed"), "goal = 'speed' must be one of cost, goodput, latency, goodput-per-dollar"),
         (("--slo-ms", "0.2"), "0.2 ms SLO: the fastest plan needs"),
-        (("--rate", "1e9", "--min-cost", "--devices", "k80=2"), "these devices sustain at most"),
+        (("--rate", "1e9", "--goal", "cost", "--devices", "k80=2"), "these devices sustain at most"),
         (("--slack", "1.5"), "slack = 1.5"),
         (("--slo-ms", "-5"), "--slo-ms -5 must be above 0"),
         (("--rate", "0"), "--rate 0 must be above 0"),
         (("--cut", "2,x"), "--cut '2,x' must be numbers"),
         (("--cut", "6"), "--cut 6: the network has 6 blocks: cut before 1 to 5"),
-        (("--margin", "2"), "--margin 2"),
         (("--devices", "v100=0"), "holds no device"),
     ],
 )
 def test_what_cannot_be_is_one_line(profile: Path, options: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
-        run(profile, "--picture", "", *options)
+        run(profile, *options)
     assert "\n" not in str(error.value)
 
 

@@ -171,17 +171,6 @@ def test_levels_that_do_not_fit_beside_each_other_get_devices_of_their_own(seed:
             assert len({block < edge for block in blocks}) == 1
 
 
-@few
-@given(SEEDS)
-def test_a_plan_for_a_pessimistic_end_holds_at_both(seed: int) -> None:
-    facts, objective = goodput_problem(seed)
-    worse = tuple(1 - 0.7 * (1 - share) for share in facts.survival)
-    plan = search(replace(facts, pessimistic=worse), objective)
-    if plan:
-        for survival in (facts.survival, worse):
-            assert not evaluate(plan, facts.surviving(survival), objective).broken
-
-
 def goodput_problem(seed: int) -> tuple[Problem, Objective]:
     facts = random_problem(seed)
     objective = random_objective(seed, facts)

@@ -58,13 +58,3 @@ def test_parts_that_cannot_be_joined() -> None:
 def test_objectives_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(wrong))) if "goal" not in wrong else "goodput_per_s"):
         Objective(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wanted_per_s", [3400.0, 5000.0])
-def test_what_a_plan_must_bear_beside_the_forecast_is_counted(wanted_per_s: float) -> None:
-    """More than devices sustain when fewer leave, and less or more than they do when as many leave as expected."""
-    careful = replace(FACTS, pessimistic=tuple((1 + share) / 2 for share in FACTS.survival))
-    wanted = Objective(slo_s=0.1, goodput_per_s=wanted_per_s)
-    most = nearest(careful, wanted, r"at most ([\d.]+) within 100 ms")
-    assert search(careful, replace(wanted, goodput_per_s=most * 0.999)) is not None
-    assert search(careful, replace(wanted, goodput_per_s=most * 1.001)) is None

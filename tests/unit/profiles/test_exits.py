@@ -1,18 +1,14 @@
-"""Who survives when some ramps are closed: as counted input by input; and the picture of it."""
+"""Who survives when some ramps are closed: as counted input by input."""
 
 from math import nan
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobatch.profiles.datasheet import datasheet_table, distilbert
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exits import ExitProfile
-from isobatch.profiles.files import Profile
-from isobatch.profiles.picture import draw
 from tests.helpers.exit_tables import exit_table
 
 
@@ -47,11 +43,3 @@ def test_shares_and_ramps_that_cannot_be_are_refused() -> None:
     for sure in ((((0,), 0.5),), (((2,), 1.0),), *no_shares):
         with pytest.raises(ValueError, match="sure"):
             ExitProfile((1.0, 0.5, 0.2), sure)
-
-
-def test_a_picture_is_drawn_with_and_without_exits(tmp_path: Path) -> None:
-    tables = tuple(datasheet_table(distilbert(), kind) for kind in ("v100", "k80"))
-    for exits in (None, ExitProfile.from_counts([1, 2, 3, 0, 0, 4])):
-        path = tmp_path / f"{exits is None}.png"
-        draw(Profile("distilbert", tables, exits), path)
-        assert path.read_bytes().startswith(b"\x89PNG")

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
-from isobatch.cluster.commands.simulate_run import outages_of, run, slow_of, world_of
-from isobatch.cluster.simulator.event_loop import Troubles
+from isobatch.cluster.commands.simulate_run import run, world_of
+from isobatch.cluster.simulator.event_loop import Outage, Troubles
 from isobatch.cluster.simulator.report import draw, tables
 from isobatch.deployments.config import AppConfig
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split
@@ -87,16 +87,10 @@ def test_what_the_command_cannot_use_is_one_line(serve_file: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--slow", "v100/0"], "'v100/0' must look like REPLICA=TIMES"),
-        (["--slow", "v100/0=nan"], "v100/0 cannot be nan times slower: give a finite number above 0"),
         (["--jitter", "nan"], "jitter = nan must be 0 or more and finite"),
-        (["--slow", "v100/7=2"], "there is no replica 'v100/7', only v100/0, v100/1"),
-        (["--gone", "v100/0=9"], "must look like REPLICA=FROM-UNTIL"),
-        (["--gone", "v100/0=9-3"], "cannot be gone from 9 until 3 s"),
+        (["--mix", "0=1"], "must look like SECONDS:SHARE"),
         (["--mix", "0:0.8,0:0.2"], "seconds of a mix must ascend"),
         (["--mix", "0:1.5"], "shares of easy inputs between 0 and 1"),
-        (["--exits", "nowhere.txt"], "cannot read nowhere.txt"),
-        (["--exits", "nowhere.txt", "--mix", "0:1"], "give one of them"),
         (["--arrivals", "gamma", "--cv", "inf"], "cv = inf must be 0.001 to 100"),
         (["--arrivals", "gamma", "--cv", "nan"], "cv = nan must be 0.001 to 100"),
         (["--arrivals", "gamma", "--cv", "1e-200"], "cv = 1e-200 must be 0.001 to 100"),
@@ -108,15 +102,6 @@ def test_what_is_wished_wrongly_is_one_line(serve_file: Path, options: list[str]
     assert isinstance(result.exception, UserError), result.output
     assert sentence in str(result.exception)
     assert "\n" not in str(result.exception)
-
-
-def test_a_seed_below_0_and_a_block_that_no_network_has_are_told_of(serve_file: Path, tmp_path: Path) -> None:
-    asked = ["simulate", "--config", str(serve_file), "--rate", "100"]
-    result = CliRunner().invoke(app, [*asked, "--seed", "-1"])
-    assert (result.exit_code, "--seed" in result.output) == (2, True)
-    (tmp_path / "exits.txt").write_text("1\n99999999999999999999\n")
-    result = CliRunner().invoke(app, [*asked, "--exits", str(tmp_path / "exits.txt")])
-    assert "must hold one block number per line" in str(result.exception)
 
 
 def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
@@ -133,15 +118,10 @@ def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     assert "each of 120 s; 5.0 arrivals a second" in slower.output
 
 
-def test_inputs_may_be_recorded_or_mixed_and_replicas_slow_or_gone(config: AppConfig, tmp_path: Path) -> None:
-    troubles = Troubles(slow=slow_of(["v100/1=2"]), outages=outages_of(["v100/0=2-4"]))
-    here = world_of(config, troubles)
-    (tmp_path / "exits.txt").write_text("1\n3\n3\n")
-    recorded = run(here, load(100.0, 10.0, exits=tmp_path / "exits.txt"))
-    assert recorded.answered == recorded.arrived
-    first, second = (fill.inputs for fill in recorded.fills[0].values())
-    assert second / first == pytest.approx(2 / 3, rel=0.05)
-    shifting = run(here, load(100.0, 10.0, mix="0:1,5:0"))
+def test_inputs_may_be_mixed_and_replicas_slow_or_gone(config: AppConfig) -> None:
+    troubles = Troubles(slow={"v100/1": 2.0}, outages=(Outage("v100/0", 2.0, 4.0),))
+    shifting = run(world_of(config, troubles), load(100.0, 10.0, mix="0:1,5:0"))
+    assert shifting.answered == shifting.arrived
     first, second = (fill.inputs for fill in shifting.fills[0].values())
     assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"
 
