@@ -56,11 +56,11 @@ from isobatch.profiles.losses import MEAN_IOU, Floats, Indices, Metric, picture_
 from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
-STEPS, DEPTHS = 300, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
+STEPS, DEPTHS = 2500, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
 # Scenes, each drawn anew. Bridges learn from the digits of the network's training, and no others: it would be no fair
 # comparison if they knew digits that the network does not know.
-LEARNT, CALIBRATED, TESTED = 640, 160, 800
-FRESH, RECORDED = 320, 2000
+LEARNT, CALIBRATED, TESTED = 1600, 200, 1000
+FRESH, RECORDED = 640, 4000
 ALLOWED, SURE, REPEATS = 0.01, 0.95, 100
 PROMISES: dict[str, Metric] = {"": MEAN_IOU, "_agreement": "agreement"}  # by the end of the figures' names
 BATCHES, LARGEST, PROFILE_S = (2, 4, 8), 32, 20.0
