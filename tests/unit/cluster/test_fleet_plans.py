@@ -192,7 +192,7 @@ def test_a_fleet_is_simulated_side_by_side(content: dict[str, Any]) -> None:
         (("--load", "reviews=5", "--load", "reviews=6"), "--load reviews=6: reviews is given twice"),
         (("--load", "reviews"), "'reviews' must look like NAME=RATE or NAME=RATE@TRACE"),
         (("--load", "reviews=5"), "queries has no load: add --load queries=RATE, or --rate for all"),
-        (("--rate", "5", "--gone", "v100/0=1-2"), "--gone is for one application: give its name with --application"),
+        (("--rate", "5", "--lengths", "l.txt"), "--lengths is for one application: give its name with --application"),
         (("--rate", "5", "--load", "queries=5", "--application", "reviews"), "--load is for the applications of a fle"),
     ],
 )

@@ -52,12 +52,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all the rest on so small a network."""
-    monkeypatch.setattr("isobatch.cluster.commands.profile_inputs.draw", lambda *_: None)
-
-
 def profiled(checkpoint: Path, out: Path, *more: str) -> str:
     command = ["profile", str(checkpoint), "--out", str(out), "--device", "cpu", "--budget", "0.2", "--largest", "4"]
     result = RUNNER.invoke(app, [*command, *more], catch_exceptions=False)
@@ -91,7 +85,7 @@ def measured(checkpoint: Path) -> tuple[Path, str]:
     return out, profiled(checkpoint, out, "--lengths", "6,12", "--data", str(checkpoint / "inputs.jsonl"))
 
 
-def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(measured: tuple[Path, str]) -> None:
+def test_profile_writes_a_table_per_length_and_says_how_steady_it_was(measured: tuple[Path, str]) -> None:
     out, output = measured
     profile = load_profile(out)
     assert [(table.kind, table.length) for table in profile.tables] == [("cpu", 6), ("cpu", 12)]
@@ -99,7 +93,6 @@ def test_profile_writes_a_table_per_length_a_picture_and_says_how_steady_it_was(
     assert profile.exits is not None
     assert set(profile.exits.survival) == {1.0}  # a network without ramps
     assert profile.tables[0].memory_bytes[0] > profile.tables[0].memory_bytes[1] > 0  # the embedding is in block 0
-    assert out.with_suffix(".png").exists()
     assert "rounds spread by" in output
     about = ["cpu, 6 tokens", "cpu, 12 tokens", "exits", "lengths"]
     assert [note.partition(": ")[0] for note in profile.notes] == about
@@ -115,7 +108,6 @@ def test_a_short_text_is_told_by_its_tokens_and_says_nothing_of_inputs() -> None
         assert [bool(cell) for cell in cells] == [False, True, True]
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_two_profiles_at_once_are_both_in_the_file(
     checkpoint: Path, measured: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +122,6 @@ def test_two_profiles_at_once_are_both_in_the_file(
     assert load_profile(out).kinds == ("cpu", "slow-cpu")
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_prepared_network_brings_its_exits_and_datasheets_fill_in(prepared: Path, tmp_path: Path) -> None:
     output = profiled(prepared, tmp_path / "p.json", "--lengths", "6", "--devices", "v100,k80,cpu")
     assert "not measured: v100, 6 tokens (torch float32, published)" in output
@@ -163,7 +154,6 @@ def test_a_sorted_file_is_sampled_all_over() -> None:
     assert np.mean(found) == pytest.approx(5000, abs=400)  # four standard errors
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_an_interrupted_count_is_noted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(model: SplitModel, values: Sequence[Any]) -> Iterator[Batch]:
         yield model.encode(values[:2])
@@ -215,7 +205,6 @@ def test_invented_texts_have_the_length_that_was_asked_for(checkpoint: Path) -> 
         np.testing.assert_array_equal(batch.lengths, [inputs.length] * 3)
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = tmp_path / "profile.json"
@@ -226,7 +215,6 @@ def test_a_table_says_what_computed_it(prepared: Path, tmp_path: Path, monkeypat
     assert min(table.memory_bytes) > 0
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_users_own_backend_is_found(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy(ROOT / "tests" / "helpers" / "toy_backend.py", tmp_path / "my_backend.py")
     monkeypatch.chdir(tmp_path)
@@ -246,7 +234,6 @@ def test_a_backend_that_is_not_known_is_refused_before_anything_is_loaded(comman
     assert str(result.exception).startswith("backend 'onyx' is not known; known are: auto, torch, graphs, onnx,")
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_texts_are_measured_as_long_as_they_are(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{"film " * words}"}}\n' for words in (1, 2, 9, 16)))
     output = profiled(prepared, tmp_path / "p.json", "--data", str(tmp_path / "texts.jsonl"))

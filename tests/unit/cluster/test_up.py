@@ -25,8 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "PROFILE_BUDGET_S", 0.1)
     monkeypatch.setattr("isobatch.cluster.simulator.plan_choice.DEFAULT_EFFORT", HASTIER)
     monkeypatch.setattr("isobatch.deployments.prepare.pipeline.draw_exits", lambda _, path: path.touch())
-    for drawing in ("profile_inputs", "plan_picture"):
-        monkeypatch.setattr(f"isobatch.cluster.commands.{drawing}.draw", lambda *_: None)
     return tmp_path
 
 
