@@ -58,15 +58,14 @@ class WrittenWay:
 
 
 PARTS = ("engines", "paper", "served")
-PRECISIONS = tuple(dict.fromkeys((DTYPE, "float32")))
 
 
 def measure(
-    parts: str = ",".join(PARTS), rounds: int = 3, texts: int = 320, dtypes: str = ",".join(PRECISIONS),
-    threads: str = "1,2", seconds: int = 12, ways: str = ",".join(served.WAYS), again: int = 0,
+    parts: str = ",".join(PARTS), rounds: int = 3, texts: int = 320, dtypes: str = DTYPE, threads: str = "1",
+    seconds: int = 12, ways: str = ",".join(served.WAYS), again: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """`rounds` of each part. Served, each precision and number of threads has figures of its own, for these `ways`;
-    only the first one takes all rounds, the others a third. `again=1`: measure also what is kept."""
+    """`rounds` of the engines, a third of them served. Served, each of `dtypes` and number of `threads` has figures of
+    its own, for these `ways`. `again=1`: measure also what the same code has measured on this machine before."""
     if unknown := set(parts.split(",")) - set(PARTS):
         raise UserError(f"parts={','.join(sorted(unknown))}: there are {','.join(PARTS)}")
 
@@ -80,8 +79,8 @@ def measure(
     if "paper" in parts:
         figures |= part("paper", partial(measure_on_paper, console.print))
     if "served" in parts:
-        for number, (dtype, count) in enumerate(product(dtypes.split(","), str(threads).split(","))):
-            times = max(1, rounds // 3) if number else rounds
+        for dtype, count in product(dtypes.split(","), str(threads).split(",")):
+            times = max(1, rounds // 3)
             measure_part = partial(served.measure_served, dtype, int(count), times, seconds, ways.split(","))
             of_part = part(f"served {dtype} {count}", measure_part)
             figures |= {f"{name}_{dtype}_{count}": value for name, value in of_part.items()}
