@@ -458,6 +458,19 @@ HEADLINES = {
         Headline("decoding", "ttft_kept", "virtual: texts that begin in time", 0.99),
         Headline("decoding", "tpot_kept", "virtual: texts whose tokens follow in time", 0.99),
     ),
+    "Decoding, a Llama of 85 M weights in bfloat16 on one core, over HTTP": (
+        Headline("decoding", "live_over_promise_off_bfloat16_1", "no exits, live over promise", 0.95),
+        Headline("decoding", "live_over_promise_recompute_bfloat16_1", "exits, live over promise", 0.95),
+        Headline("decoding", "live_over_promise_verified_bfloat16_1", "verified exits, live over promise", 0.95),
+        Headline("decoding", "live_over_promise_project_bfloat16_1", "projected KV, live over promise", 0.95),
+        Headline("decoding", "in_time_at_twice_bfloat16_1", "twice the promise: admitted texts in time", 0.99),
+        Headline("decoding", "goodput_at_twice_bfloat16_1", "the same: goodput over the best", 0.95),
+        Headline("decoding", "off_over_generate_bfloat16_1", "32 at once, no exits over `generate`", 0.9),
+        Headline("decoding", "recompute_over_off_bfloat16_1", "32 at once, exits over no exits", 1.3),
+        Headline("decoding", "verified_over_off_bfloat16_1", "32 at once, verified exits over no exits", 1.15),
+        Headline("decoding", "project_over_off_bfloat16_1", "32 at once, projected KV over no exits"),
+        Headline("decoding", "prefix_over_none_bfloat16_1", "500 shared tokens: texts/s over none shared", 2),
+    ),
     "Cascades": (
         Headline(
             "cascade", "tabi_mnli_latency", "Tabi's MNLI: mean latency over the large network's", 0.78, True, 0.787
@@ -515,6 +528,7 @@ FOUND = (
     ("real", "constant_over_ray_bfloat16"),
     ("peers", "goodput_over_litserve_minilm"),
     ("packing", "packed_over_padded_mixed_16"),
+    ("decoding", "live_over_promise_recompute_bfloat16_1"),
     ("decoding", "kv_binds_over_full"),
     ("promise", "exceeded_share_sst2"),
     ("replan", "changes"),
