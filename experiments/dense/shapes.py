@@ -26,7 +26,7 @@ def shapes() -> Iterator[tuple[str, Any]]:
     )
 
     yield "segformer_b0", SegformerForSemanticSegmentation(SegformerConfig(num_labels=LABELS))
-    tiny = ConvNextConfig(out_features=["stage1", "stage2", "stage3", "stage4"])
+    tiny = ConvNextConfig(out_features=["stage1", "stage2", "stage3", "stage4"], hidden_sizes=[96, 192, 384, 768])
     yield "upernet_tiny", UperNetForSemanticSegmentation(UperNetConfig(backbone_config=tiny, num_labels=LABELS))
 
 
