@@ -11,7 +11,7 @@ from isobatch.deployments.sources import local
 from isobatch.optimizer import Objective, Plan, optimize, read_plan
 from isobatch.optimizer.early_answers import check_whole
 from isobatch.optimizer.text_plans import writes_texts
-from isobatch.profiles.devices import CATALOGUE, Device, links_between
+from isobatch.profiles.devices import CATALOGUE, Device, as_text, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 from isobatch.profiles.latency import mixed_backends_warning
@@ -33,7 +33,7 @@ def first_plan(config: AppConfig, profile: Profile, has: Callable[[], DeviceCoun
     plan = optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal)
     if warning := mixed_backends_warning([profile.table(kind) for kind in plan.devices()]):
         log.warning("%s", warning)
-    log.info("planned for %s: %s", _as_text({device.kind: device.count for device in devices}), summary(plan))
+    log.info("planned for %s: %s", as_text({device.kind: device.count for device in devices}), summary(plan))
     return replace(plan, model=profile.model, weights=profile.weights)
 
 
@@ -45,7 +45,7 @@ def plan_for_fewer(running: Plan, counts: DeviceCounts, config: AppConfig, profi
     try:
         return optimize(profile, devices, links_between(devices, gbit_per_s=config.links), goal) if devices else None
     except UserError as error:
-        log.warning("no plan can run meanwhile on %s: %s", _as_text(counts), error)
+        log.warning("no plan can run meanwhile on %s: %s", as_text(counts) or "nothing", error)
         return None
 
 
@@ -115,7 +115,7 @@ def usable(config: AppConfig, profile: Profile, has: Callable[[], DeviceCounts] 
     devices = [device(kind, count) for kind, count in counts.items() if kind in profile.kinds and count > 0]
     if not devices:
         raise UserError(
-            f"devices: auto: this Ray has {_as_text(counts)}, {config.profile} has times of "
+            f"devices: auto: this Ray has {as_text(counts) or 'nothing'}, {config.profile} has times of "
             f"{', '.join(profile.kinds)}: profile these devices, or name the devices to use"
         )
     return devices
@@ -126,7 +126,3 @@ def device(kind: str, count: int) -> Device:
     if known is None:
         return Device(kind, count, UNKNOWN_MEMORY_BYTES, price_per_hour=0.0)
     return Device(kind, count, known.memory_bytes, known.price_per_hour)
-
-
-def _as_text(counts: DeviceCounts) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing"

@@ -35,6 +35,15 @@ class Device:
             raise ValueError(f"device {self.kind!r}: price_per_hour = {self.price_per_hour} must be finite, 0 or more")
 
 
+def as_text(counts: Mapping[str, int]) -> str:
+    """The devices of each kind, without kinds of which there are none.
+
+    >>> as_text({"v100": 2, "p100": 0, "k80": 3})
+    '2 v100, 3 k80'
+    """
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count > 0)
+
+
 @dataclass(frozen=True)
 class Link:
     """The way from one kind of device to another, or to the same kind (in another machine, or the same one)."""

@@ -26,7 +26,7 @@ from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
-from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.devices import Device, as_text, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load
 
@@ -291,7 +291,7 @@ def _print(planned: PlannedFleet, written: dict[str, Path]) -> None:
     table = Table("application", "devices", "per second", *columns, title=f"a fleet for {planned.goal}")
     rows = zip(planned.applications, planned.results, planned.goodputs_per_s, strict=True)
     for index, (each, result, goodput_per_s) in enumerate(rows):
-        used = ", ".join(f"{count} {kind}" for kind, count in result.plan.devices().items()) if result else "none"
+        used = as_text(result.plan.devices()) if result else "none"
         estimates = [] if alone else asdict(planned.division.estimates[index]).values()
         table.add_row(each.entry.name, used, f"{goodput_per_s:,.0f}", *(f"{each:,.0f}" for each in estimates))
     console.print(table)

@@ -16,7 +16,7 @@ from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.text_paces import DecodingGoal
 from isobatch.optimizer.text_plans import terms_of, tokens_per_s
-from isobatch.profiles.devices import Device, fleet
+from isobatch.profiles.devices import Device, as_text, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import differ
 from isobatch.profiles.promise import RULES
@@ -50,10 +50,9 @@ def plan_decoder(options: "DecoderPlanOptions") -> None:
 def plan_table(choice: DecodingChoice, profile: DecoderProfile) -> Table:
     plan, promise, terms = choice.plan, choice.plan.promise, terms_of(choice.plan)
     assert promise, "This is a bug: a chosen plan makes a promise."
-    devices = ", ".join(f"{count} {kind}" for kind, count in plan.devices().items())
     title = ", ".join(f"{pipeline.origin} on {pipeline.placements[0].kind}" for pipeline in plan.pipelines)
     table = Table(title=f"{profile.model}: {title}", title_justify="left", show_header=False)
-    table.add_row("devices", f"{devices}, ${promise.cost_per_hour:.4g} per hour")
+    table.add_row("devices", f"{as_text(plan.devices())}, ${promise.cost_per_hour:.4g} per hour")
     for pipeline in plan.pipelines:
         _add_pipeline(table, pipeline, profile, several=bool(plan.beside))
     table.add_row("promise", f"{tokens_per_s(plan):,.0f} tokens/s, {promise.goodput_per_s:,.4g} texts/s")

@@ -23,6 +23,7 @@ from isobatch.cluster.controller.rehearsal import Member, replan_fleet
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers, name_of
 from isobatch.cluster.simulator.report import Report, draw
 from isobatch.deployments.config import AppConfig, checked
+from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,11 +35,8 @@ def rehearse_fleet(options: "ClassifierSimulationOptions", content: ServeFile, a
     config = checked(ArbiterConfig, arbiter["args"])
     loads = loads_of(options, [each.name for each in config.applications])
     members = {name: _member(name, load, content) for name, load in loads.items()}
-    console, decisions, changes_s = (
-        Console(soft_wrap=True, markup=False),
-        list[FleetDecision](),
-        dict[str, list[float]](),
-    )
+    console, decisions = Console(soft_wrap=True, markup=False), list[FleetDecision]()
+    changes_s = dict[str, list[float]]()
     if options.replan:
         with progress_bar(options.seconds) as progress:
             fleet = replan_fleet(members, options.seconds, Arbiter(config), seed=options.seed, progress=progress)
@@ -92,7 +90,7 @@ def _tables(
         title=f"{seconds:,.0f} s simulated",
     )  # fmt: skip
     for name, report in reports.items():
-        first, last = (_text(plan.devices()) for plan in (members[name].world.plan, report.plan))
+        first, last = (as_text(plan.devices()) for plan in (members[name].world.plan, report.plan))
         times = (f"{1e3 * report.tally.quantile_s(share):,.0f} ms" for share in (0.5, 0.99))
         devices = first if first == last else f"{first}, in the end {last}"
         table.add_row(name, devices, *_counts([report], seconds), *times)
@@ -108,7 +106,3 @@ def _tables(
 def _counts(reports: Sequence[Report], seconds: float) -> tuple[str, ...]:
     arrived, good = (sum(getattr(each, name) for each in reports) for name in ("arrived", "good"))
     return f"{arrived:,}", f"{good:,}", f"{good / max(1, arrived):.1%}", f"{good / seconds:,.1f}"
-
-
-def _text(devices: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in devices.items())

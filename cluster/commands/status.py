@@ -21,6 +21,7 @@ from rich.table import Table
 from isobatch.cluster.client import json_at, stats_at
 from isobatch.cluster.commands import KeyVariable, key_headers, server_at
 from isobatch.profiles.agreement import Agreement
+from isobatch.profiles.devices import as_text
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.exits import carried
 
@@ -137,9 +138,8 @@ def fleet_tables(answer: dict[str, Any], now_s: float) -> Group:
     """The devices and the goodput of each application of a fleet, and why devices moved, the latest first."""
     table = Table("application", "devices", "in time", "arrive", "expected", "", title="fleet", title_justify="left")
     for name, each in answer["applications"].items():
-        devices = ", ".join(f"{count} {kind}" for kind, count in each["devices"].items() if count)
         per_s = (_number(each[figure]) for figure in ("goodput_per_s", "arrivals_per_s", "expected_per_s"))
-        table.add_row(name, devices or "none", *per_s, each["state"])
+        table.add_row(name, as_text(each["devices"]) or "none", *per_s, each["state"])
     decided = Table("", "why", title="last decisions", title_justify="left")
     for why, run in groupby(answer["decisions"][::-1], key=lambda each: str(each["why"])):
         decided.add_row(_at(next(run)["at_s"], now_s), why)

@@ -22,7 +22,7 @@ from isobatch.optimizer.fleets.application import (
     value_of,
 )
 from isobatch.optimizer.fleets.division import best_division, part_plans
-from isobatch.profiles.devices import Device
+from isobatch.profiles.devices import Device, as_text
 from isobatch.profiles.errors import UserError
 
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
@@ -331,8 +331,8 @@ def _change(name: str, before: Budget, after: Budget) -> str:
     >>> _change("reviews", {"v100": 2, "k80": 1}, {"v100": 1, "k80": 3})
     'reviews gives 1 v100 and gets 2 k80'
     """
-    gives = ", ".join(f"{count - after[kind]} {kind}" for kind, count in before.items() if count > after[kind])
-    gets = ", ".join(f"{after[kind] - count} {kind}" for kind, count in before.items() if count < after[kind])
+    gives = as_text({kind: count - after[kind] for kind, count in before.items()})
+    gets = as_text({kind: after[kind] - count for kind, count in before.items()})
     parts = [f"gives {gives}"] * bool(gives) + [f"gets {gets}"] * bool(gets)
     return f"{name} {' and '.join(parts)}" if parts else ""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from isobatch.deployments.resources import Resources, declared, first_fit
-from isobatch.profiles.devices import Device
+from isobatch.profiles.devices import Device, as_text
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class DeviceRequests:
         }
         for kind, request in late.items():
             self._limit(kind, request.present, now_s)
-        missing = _counted((kind, request.missing) for kind, request in late.items())
+        missing = as_text({kind: request.missing for kind, request in late.items()})
         return f"{missing} have not arrived within {self._come_within_s:g} s" if missing else ""
 
     def waiting_text(self, now_s: float) -> str | None:
@@ -152,11 +152,7 @@ def absent_devices(devices: Mapping[str, int], present: Mapping[str, int]) -> st
     >>> absent_devices({"v100": 1, "k80": 3}, {"v100": 1, "k80": 1})
     '2 k80'
     """
-    return _counted((kind, count - present.get(kind, 0)) for kind, count in devices.items())
-
-
-def _counted(devices: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in devices if count > 0)
+    return as_text({kind: count - present.get(kind, 0) for kind, count in devices.items()})
 
 
 FRONT: Resources = {"CPU": 1.0}  # a front takes one CPU of some node

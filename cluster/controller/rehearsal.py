@@ -72,12 +72,9 @@ def replan(
     devices: Callable[..., TableDevices] = TableDevices,
 ) -> Replanned:
     """Run until every input has ended, with a controller that starts without any history."""
-    simulation = Simulation(world, inputs, seconds, seed, devices)
-    controller = Controller(problem, patience, History(None), Events(None), world.plan, 0.0, keeper=keeper)
-    application = Simulated(simulation, patience.start_s)
-    loop = ControlLoop(application, controller, lambda: simulation.now_s, time.process_time, report=lambda event: None)
-    asyncio.run(_drive(loop, simulation, seconds, patience.react_every_s, progress))
-    return Replanned(simulation.finish(), tuple(application.plans), controller.record.events.all, loop.spent)
+    driven = _Driven.of(Member(world, problem, inputs, patience), seconds, seed, keeper=keeper, devices=devices)
+    asyncio.run(_drive(driven, seconds, patience.react_every_s, progress))
+    return driven.outcome
 
 
 @dataclass(frozen=True)
@@ -112,20 +109,19 @@ class _Driven:
     loop: ControlLoop
 
     @classmethod
-    def of(cls, member: Member, seconds: float, seed: int) -> "_Driven":
-        simulation, plan, patience = (
-            Simulation(member.world, member.inputs, seconds, seed),
-            member.world.plan,
-            member.patience,
-        )
-        application, budget = Simulated(simulation, patience.start_s), plan.devices()
-        controller = Controller(member.problem, patience, History(None), Events(None), plan, 0.0, budget=budget)
+    def of(
+        cls, member: Member, seconds: float, seed: int, *, budget: Mapping[str, int] | None = None,
+        keeper: PromiseKeeper | None = None, devices: Callable[..., TableDevices] = TableDevices,
+    ) -> "_Driven":  # fmt: skip
+        simulation = Simulation(member.world, member.inputs, seconds, seed, devices)
+        application, plan = Simulated(simulation, member.patience.start_s), member.world.plan
+        history, events = History(None), Events(None)
+        controller = Controller(
+            member.problem, member.patience, history, events, plan, 0.0, keeper=keeper, budget=budget
+        )  # fmt: skip
         clock = partial(getattr, simulation, "now_s")
-        return cls(
-            simulation,
-            application,
-            ControlLoop(application, controller, clock, time.process_time, report=lambda event: None),
-        )
+        loop = ControlLoop(application, controller, clock, time.process_time, report=lambda event: None)
+        return cls(simulation, application, loop)
 
     async def until(self, now_s: float) -> None:
         if self.simulation.now_s < now_s:  # no plan is being rolled out, which takes the time until then
@@ -150,7 +146,7 @@ def replan_fleet(
 
     With an arbiter these change. All devices of its fleet are present.
     """
-    driven = {name: _Driven.of(each, seconds, seed) for name, each in members.items()}
+    driven = {name: _Driven.of(each, seconds, seed, budget=each.world.plan.devices()) for name, each in members.items()}
     every_s = min(each.patience.react_every_s for each in members.values())
     decisions, decide_s = asyncio.run(_drive_fleet(driven, seconds, every_s, arbiter, progress))
     return ReplannedFleet({name: each.outcome for name, each in driven.items()}, tuple(decisions), decide_s)
@@ -171,21 +167,16 @@ async def _drive_fleet(
             looked_s, before, began_s = now_s, arbiter.decisions[-1:], time.process_time()
             grants = arbiter.look(standings, arbiter.config.devices, now_s)
             if arbiter.decisions[-1:] != before:
-                decisions, decide_s = [*decisions, arbiter.decisions[-1]], decide_s + time.process_time() - began_s
+                decisions.append(arbiter.decisions[-1])
+                decide_s += time.process_time() - began_s
             for name, grant in grants.items():
                 await driven[name].loop.grant(grant)
         progress(now_s)
     return decisions, decide_s
 
 
-async def _drive(
-    loop: ControlLoop,
-    simulation: Simulation,
-    seconds: float,
-    every_s: float,
-    progress: Callable[[float], None],
-) -> None:
+async def _drive(driven: _Driven, seconds: float, every_s: float, progress: Callable[[float], None]) -> None:
+    simulation = driven.simulation
     while simulation.now_s + every_s <= seconds:
-        simulation.run_until(simulation.now_s + every_s)
-        await loop.step()
+        await driven.until(simulation.now_s + every_s)
         progress(simulation.now_s)

@@ -27,10 +27,10 @@ function decision({ at_s, why }) {
 async function look() {
   const reply = await fetch("status", { headers: key ? { "X-API-Key": key } : {}, cache: "no-store" });
   byId("key").hidden = reply.status !== 401;
-  const told = await reply.json();
-  if (!reply.ok) throw new Error(told.error);
-  byId("applications").replaceChildren(...Object.entries(told.applications).map(row));
-  byId("decisions").replaceChildren(...[...told.decisions].reverse().map(decision));
+  const answer = await reply.json();
+  if (!reply.ok) throw new Error(answer.error);
+  byId("applications").replaceChildren(...Object.entries(answer.applications).map(row));
+  byId("decisions").replaceChildren(...[...answer.decisions].reverse().map(decision));
 }
 
 async function tick() {
