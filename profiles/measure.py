@@ -186,7 +186,8 @@ def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, so
         with modules_run() as modules:
             model.run(current, block + 1, ramps)
         own = (tensor for each in modules for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)))
-        weights = {tensor.data_ptr(): tensor.nbytes for tensor in own}  # by address, so that each counts once
+        # By address, so that each counts once; a packed layer keeps a tensor without one.
+        weights = {tensor.data_ptr() or id(tensor): tensor.nbytes for tensor in own}
         memory.append(sum(weights.values()))
         repeated.append(sum(size for place, size in weights.items() if place in before))
         before = weights

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, capped
-from isobatch.deployments.decoding.products import pack_all, product_of
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
+from isobatch.deployments.models.products import pack_all, product_of
 
 # Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
 ENCODER_READS = 512

@@ -98,9 +98,11 @@ def packed_attention(
     if bias is None and spans.edges is not None and tokens[0].shape[-1] % FUSED_WIDTH_MULTIPLE == 0:
         return varlen(tokens, spans.edges, spans.longest, scaling).flatten(1)
     if not spans.bands:
-        side_by_side = _mapped(lambda tensor: torch.unflatten(tensor, 0, (spans.count, -1)), tokens)
+        used = len(tokens[0]) - spans.spare
+        side_by_side = _mapped(lambda tensor: torch.unflatten(tensor[:used], 0, (spans.count, -1)), tokens)
         text_bias = _with_distances(bias, side_by_side[0][0, :, 0, 0])
-        return _padded_attention(side_by_side, None, scaling, text_bias).flatten(0, 1)
+        output = _padded_attention(side_by_side, None, scaling, text_bias).flatten(0, 1)
+        return functional.pad(output, (0, 0, 0, spans.spare)) if spans.spare else output
     rows = [_band_attention(tokens, band, scaling, bias) for band in spans.bands]
     assert spans.back is not None, "This is a bug: bands have a way back."
     return functional.embedding(spans.back, rows[0] if len(rows) == 1 else torch.cat(rows))

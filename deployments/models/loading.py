@@ -25,6 +25,7 @@ from isobatch.deployments.models.checkpoint import (
 from isobatch.deployments.models.encode import Encoder, ImageEncoder, TextEncoder, WordEncoder
 from isobatch.deployments.models.families import check_labels_pixels, family_of
 from isobatch.deployments.models.levels import is_cascade
+from isobatch.deployments.models.products import pack_when_used
 from isobatch.deployments.models.ramps import WEIGHTS, Ramps, check_forgets, check_scores, read_ramps
 from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.named import known_device
@@ -61,6 +62,8 @@ def load(
         if family.one_size and isinstance(encoder, ImageEncoder):
             model.config.image_size = encoder.size
     anatomy = anatomy_of_task(model, family, task_in(config))
+    if torch_device.type == "cpu" and precision == torch.bfloat16 and not anatomy.task.by_pixel:
+        pack_when_used(model)  # ONNX Runtime does not compute in it here, so nothing else reads these weights
     return TorchModel(
         anatomy,
         encoder,

@@ -25,7 +25,7 @@ MAX_BANDS = 4  # more bands than this save hardly any padding
 # gathered.
 PAIRS_PER_TOKEN = 16
 PAIRS_PER_BAND = 512  # the fixed cost of one band, for its own kernel calls
-MIN_STEP = 8  # smallest step between numbers of rows that are compiled
+MIN_STEP = 16  # smallest step between numbers of rows that are compiled: a tile of AMX has so many
 # Names of tensors. In every layout `positions` has a row for each token; the other two stand before a band's number.
 POSITIONS = "positions"
 PLACES = "places"
@@ -153,19 +153,19 @@ def spans_of(lengths: Integers, device: torch.device, fused: bool = False, spare
     """Spans for torch. `fused`: there is a kernel that needs no bands."""
     if fused:
         return in_shape(lengths, device, RecordingShape(len(lengths), int(lengths.sum()), int(lengths.max())), fused)
-    if not spare and (lengths == lengths[0]).all():
+    if (lengths == lengths[0]).all():
         length, tokens = lengths[0], len(lengths) * lengths[0]
-        positions, starts = np.arange(tokens) % length, np.arange(0, tokens, length)
+        positions, starts = np.arange(tokens + spare) % length, np.arange(0, tokens, length)
         all_positions, all_starts = to_device((positions, starts), device)
-        return Spans(len(lengths), all_positions, all_starts)
+        return Spans(len(lengths), all_positions, all_starts, spare=spare)
     return _in_these_bands(lengths, similar_lengths(lengths, MAX_BANDS), device, spare)
 
 
 def rows_for(tokens: int) -> int:
-    """The number of rows for this number of tokens, where each number of rows is compiled: at most 1/32 or seven more.
+    """The number of rows for this number of tokens, where each number of rows is compiled: at most 1/32 or 15 more.
 
     >>> [rows_for(tokens) for tokens in (1, 13, 400, 403, 520, 5000)]
-    [8, 16, 400, 408, 528, 5120]
+    [16, 16, 400, 416, 528, 5120]
     """
     step = max(MIN_STEP, 1 << (tokens.bit_length() - 6 if tokens >= 64 else 0))
     return -(-tokens // step) * step

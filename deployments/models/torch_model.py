@@ -248,7 +248,8 @@ class TorchModel(CutNetwork):
                 logits[block] = self.ramps.logits(block, self.anatomy.pool(hidden, spans))
         if block_range.stop < self.num_blocks:
             return RangeOutput(self.anatomy.packed(hidden), logits, None)
-        read = rows if spans is None else self.anatomy.gather(rows, spans)
+        read = rows if self.task.by_token else hidden
+        read = read if spans is None else self.anatomy.gather(read, spans)
         answer = self.anatomy.head(read)
         if spare and self.task.by_token:
             answer = answer[: len(answer) - spare]

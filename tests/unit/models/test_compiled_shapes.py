@@ -13,10 +13,11 @@ from torch import Tensor
 from isobatch.deployments.models import load
 from isobatch.deployments.models.spans import MIN_STEP, Spans, rows_for
 from isobatch.deployments.models.torch_model import TorchModel
-from tests.helpers.tiny_networks import hugging_face, network, random_inputs
+from tests.helpers.tiny_networks import HEADS, TEXT, hugging_face, network, random_inputs
 from tests.helpers.tiny_tokenizers import save_tokenizer
 
 AT_MOST = 1 / 32
+CLOSE = 0.25  # of a tiny network's logits in half precision
 
 
 def seen_by_blocks(model: TorchModel) -> set[int]:
@@ -77,3 +78,17 @@ def test_padded_rows_change_no_answer() -> None:
         ends = np.cumsum(together.lengths)
         own = together.arrays["hidden"][ends[row] - together.lengths[row] : ends[row]]
         assert torch.allclose(own.float(), alone.arrays["hidden"].float(), atol=0.05)
+
+
+@pytest.mark.parametrize("name", TEXT + HEADS)
+@pytest.mark.parametrize("alike", [False, True])
+def test_padded_rows_are_no_part_of_a_texts_logits(name: str, alike: bool) -> None:
+    model = network(name, dtype=torch.bfloat16)
+    texts = random_inputs(name, 5, seed=3)
+    if alike:
+        texts = [texts[0]] * 5  # texts of one length need no padding among themselves
+    rows = model.run(model.merge(texts), model.num_blocks, ()).exits
+    exact = network(name)
+    for number, row in enumerate(rows.rows):
+        wanted = exact.run(texts[row], exact.num_blocks, ()).exits.logits[0]
+        assert np.abs(rows.logits[number] - wanted).max() <= CLOSE * np.abs(wanted).max()

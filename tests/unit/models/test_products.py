@@ -1,14 +1,15 @@
 """Linear layers as products: what the layers compute, in every precision, with each weight kept once."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from isobatch.deployments.decoding.anatomy import anatomy_of
-from isobatch.deployments.decoding.products import product_of
 from isobatch.deployments.decoding.sequences import TextRequest
+from isobatch.deployments.models.products import pack_when_used, product_of
 from tests.helpers.tiny_decoders import BLOCKS, decoder, engine, t5
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -68,3 +69,24 @@ def test_a_t5_of_products_is_the_same_network() -> None:
         torch.testing.assert_close(model(**asked).logits, plain(**asked).logits)
     written = engine(model, {BLOCKS - 2: 1.1}).write_all([TextRequest((0,), 8, source=(1, 2, 3, 4, 5))])
     assert written == wanted[:, 1:].tolist()
+
+
+def test_layers_pack_their_weights_when_they_first_run() -> None:
+    layers = nn.Sequential(nn.Linear(24, 40, dtype=torch.float32), nn.Linear(40, 8, dtype=torch.float32))
+    plain, rows = copy.deepcopy(layers), torch.randn(5, 24)
+    pack_when_used(layers)
+    with torch.inference_mode():
+        first = layers[0](rows)
+        assert [layer.weight.is_meta for layer in layers] == [True, False], "a weight is packed too early or kept twice"
+        torch.testing.assert_close(layers[1](first), plain(rows))
+        torch.testing.assert_close(layers(rows), plain(rows))
+    assert [layer.weight.nbytes for layer in layers] == [layer.weight.nbytes for layer in plain]
+
+
+def test_threads_that_run_a_layer_first_at_the_same_time_all_get_its_outputs() -> None:
+    layer = nn.Linear(24, 40)
+    plain, rows = copy.deepcopy(layer), torch.randn(5, 24)
+    pack_when_used(layer)
+    with ThreadPoolExecutor(8) as threads:
+        for found in threads.map(layer, [rows] * 32):
+            torch.testing.assert_close(found, plain(rows))

@@ -1,6 +1,7 @@
 """The linear layers of a network, each as a product of matrices, and those that read the same rows as one."""
 
 from collections.abc import Sequence as Listed
+from threading import Lock
 from typing import Any
 
 import torch
@@ -61,6 +62,31 @@ class ProductPart(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self._product(rows, self._start, self._stop)
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that packs its weight when it first runs: a replica reads only the weights of its own blocks."""
+
+    _packing = Lock()
+    _product: Product | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self._product is None:
+            with self._packing, torch.inference_mode(False):  # threads that compute at the same time share the weights
+                self._product = self._product or self._pack()
+        return self._product(rows)
+
+    def _pack(self) -> Product:
+        product = Product([self])
+        self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)  # its size, without its numbers
+        return product
+
+
+def pack_when_used(network: nn.Module) -> None:
+    """Let each linear layer whose weight can be packed do so when it first runs."""
+    for layer in network.modules():
+        if type(layer) is nn.Linear and can_pack(layer.weight):
+            layer.__class__ = PackedLinear
 
 
 def product_of(owner: nn.Module, *names: str) -> Product:
