@@ -33,7 +33,7 @@ KINDS, GPUS_OF_A_NODE, DTYPE = 4, 8, "float32"
 OBJECTIVE = Objective(slo_s=0.1, max_batch=32)
 LOAD = 0.9  # of what the plan promises
 SLOS, MOST_INPUTS = 5.0, 300_000  # that a run lasts, and has
-FRONT_S = 0.0002  # of a front's core for a small request (make bench-ingress)
+FRONT_S = 0.0002  # of a front's core for a small request
 STEERED_PER_S, WINDOWS, PATIENCE = 3_000.0, 4, Patience(replan_every_s=2.0, look_every_s=0.5)
 T = TypeVar("T")
 
