@@ -197,18 +197,6 @@ HEADLINES = {
             paper=1.70,
         ),
     ),
-    "Scale, simulated: GPUs of four kinds (processor time is real)": tuple(
-        Headline("scale", f"{figure}_{gpus}", f"{gpus:,} GPUs: {says}")
-        for gpus in (46, 1000, 10_000)
-        for figure, says in (
-            ("plan_s", "planning (s)"),
-            ("promised_per_s", "promised, inputs/s"),
-            ("offered_per_s", "offered to the simulator, inputs/s"),
-            ("in_time", "of those, answered in time"),
-            ("us_an_input", "dispatching an input (us)"),
-            ("window_s", "a window of the controller (s)"),
-        )
-    ),
     "Re-planning, live on virtual devices": (
         Headline("replan", "changes", "plan changes under load", 30),
         Headline("replan", "failed", "requests that failed during them", 0, True),
