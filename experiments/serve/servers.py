@@ -16,7 +16,6 @@ from typing import IO
 from uuid import uuid4
 
 from experiments.serve.fleet import serve_file
-from experiments.serve.ray_default import READY
 from experiments.shared.ports import free_port
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.ray_settings import SETTINGS
@@ -79,27 +78,6 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **settings: object) -> I
         isobatch(serve_file(Path(folder), chosen, facts, slo_ms, **settings)) as url,
     ):
         yield url
-
-
-@contextmanager
-def ray_default() -> Iterator[str]:
-    """Plain Ray Serve with `@serve.batch`, with none of our settings but the fair share of the processor."""
-    port = free_port()
-    with running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
-        yield f"http://127.0.0.1:{port}/predict"
-
-
-def litserve_python() -> str | None:
-    """The Python that has LitServe, which is no dependency of ours."""
-    return os.environ.get("ISOBATCH_LITSERVE")
-
-
-@contextmanager
-def litserve(python: str) -> Iterator[str]:
-    port = free_port()
-    stage = Path(__file__).with_name("litserve_stage.py")
-    with running([python, str(stage), str(port)], READY):
-        yield f"http://127.0.0.1:{port}/predict"
 
 
 @contextmanager

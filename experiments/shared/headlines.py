@@ -130,8 +130,6 @@ HEADLINES = {
     ),
     "Serving, on virtual devices": (
         Headline("serve", "rps_ours", "requests/s through HTTP, two splits"),
-        Headline("serve", "ratio_litserve", "the same over LitServe's, one stage", 1.3),
-        Headline("serve", "ratio_ray_default", "the same over plain Ray Serve with `@serve.batch`", 5),
         Headline("serve", "lone_extra_ms", "a lone request, over its devices' time (ms)", 5, True),
         Headline("serve", "p50_extra_ms_at_30_percent_one_split", "p50 at 30 % load, over one pass (ms)", 3, True),
         Headline("serve", "p50_extra_ms_at_30_percent", "p50 at 30 % load, over two passes (ms)", 3, True),
