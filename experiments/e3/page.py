@@ -5,14 +5,15 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
+from experiments.e3.measuring import ALL_RAMPS, EARLY, FULL, OURS, SERIAL, E3Setting, planned
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
-from experiments.shared import gains, shortfalls
-from experiments.shared.gains import DOCS
+from experiments.shared import shortfalls
 from isobatch.optimizer.objective import Objective
 
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "e3.md"
-COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}
+BLUE, PALE, ORANGE, GREY = "#1b6ca8", "#7fb3d5", "#d98c3f", "#999999"
+COLOURS = {OURS: BLUE, SERIAL: PALE, EARLY: ORANGE, FULL: GREY, ALL_RAMPS: PALE}
 Row = Mapping[str, Any]
 LOST = {  # in a word or two
     shortfalls.WAITING: "waiting",

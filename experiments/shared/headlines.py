@@ -184,15 +184,10 @@ HEADLINES = {
         Headline("sim", "goodput_error_max", "simulated against live goodput, relative error, worst case", 0.05, True),
         Headline("sim", "p50_error_max", "simulated against live p50, relative error, worst case", 0.1, True),
         Headline("sim", "p99_error_max", "simulated against live p99, relative error, worst case", 0.1, True),
+        Headline("sim", "ratio_naive_homogeneous", "datasheets: 16 V100, batch 8, over early exit", paper=1.44),
+        Headline("sim", "ratio_stock_homogeneous", "the same, over no exits", paper=1.30),
         Headline(
-            "homogeneous", "gain_over_early_exit_batch_4", "datasheets: 16 V100, batch 4, over early exit", paper=1.44
-        ),
-        Headline("homogeneous", "gain_over_no_exits_batch_4", "the same, over no exits", paper=1.30),
-        Headline(
-            "heterogeneous",
-            "gain_over_best_batch_4",
-            "by datasheet tables: 6 V100, 8 P100, 15 K80, batch 4, over the best other",
-            paper=1.70,
+            "sim", "ratio_best_heterogeneous", "datasheets: 6 V100, 8 P100, 15 K80, batch 8, over the best", paper=1.70
         ),
     ),
     "Re-planning, live on virtual devices": (
