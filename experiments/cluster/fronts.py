@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.serve import fleet, measures
-from experiments.shared.live import Live, application, bare, stats_at
+from experiments.shared.live import Live, answer_at, application, bare
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
@@ -88,9 +88,9 @@ async def _filled(here: Live) -> FrontsSeen:
 
 
 async def _turn(here: Live, seed: int) -> FrontsSeen:
-    before = stats_at(here.base)
+    before = answer_at(f"{here.base}/stats")
     record = await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), SECONDS, seed))
-    after = stats_at(here.base)
+    after = answer_at(f"{here.base}/stats")
     first = [stats["splits"][0] for stats in (before, after)]
     launches = [each["launches"] for each in first]
     full = [each["launches"] * each["fill"] for each in first]  # how many launches the inputs would have filled

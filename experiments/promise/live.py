@@ -6,15 +6,14 @@ are for the controller. Beside it the answers that the demo's own thresholds wou
 
 import asyncio
 import json
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from experiments.serve import servers
+from experiments.shared.live import answer_at
 from isobatch.cluster.controller.record import THRESHOLDS
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.deployments.demo import demo_directory
@@ -84,8 +83,8 @@ def live(minutes: int) -> dict[str, float]:
     steps = [NoisyDigits.of(network, noise, seed) for seed, noise in enumerate(noises(minutes * A_MINUTE))]
     with servers.demo(AUDITS, STEERING) as base:
         kept = [step.answered_at(base) for step in steps]
-        events = _told(f"{base}/controller/status")["events"]
-        stats = _told(f"{base}/stats")
+        events = answer_at(f"{base}/controller/status")["events"]
+        stats = answer_at(f"{base}/stats")
     for each in events:
         console.print(f"{each['what']}: {each['why']}", markup=False, highlight=False)
     own = [step.own_share for step in steps]
@@ -107,8 +106,3 @@ def _minutes(shares: Sequence[float]) -> list[float]:
 
 def _kept_share(shares: Sequence[float]) -> float:
     return float(np.mean([each <= 1 - PROMISED for each in _minutes(shares)]))
-
-
-def _told(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as reply:
-        return json.load(reply)

@@ -8,7 +8,6 @@ application, one after the other, and meet the same inputs.
 import asyncio
 import json
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from experiments.replan.mixes import SUITE
 from experiments.shared.gains import baseline_plan
-from experiments.shared.live import NAME, Live, application, controller
+from experiments.shared.live import NAME, Live, answer_at, application, controller
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.record import Event, Events
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
@@ -131,14 +130,8 @@ async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]],
     share = (_cpu_s(process) - cpu_s) / (time.time() - began_s)
     controlled = _good(record, phase_s * len(SHARES)).tolist()
     changes_s = [event.at_s - began_s for event in _decisions(folder, began_s)]
-    return Switch(controlled, staying, changes_s, share, await asyncio.to_thread(_effort, here))
-
-
-def _effort(here: Live) -> dict[str, float]:
-    """The controller's own report of its cost."""
-    with urllib.request.urlopen(f"{here.base}/controller/status", timeout=30) as reply:
-        spent: dict[str, float] = json.load(reply)["effort"]
-    return spent
+    status = await asyncio.to_thread(answer_at, f"{here.base}/controller/status")
+    return Switch(controlled, staying, changes_s, share, status["effort"])
 
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:
