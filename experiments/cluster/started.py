@@ -14,10 +14,9 @@ from time import monotonic, sleep
 from typing import Any
 
 from experiments.shared.live import kill_node
-from experiments.shared.ports import free_port
+from experiments.shared.machine import COMMAND, ROOT, free_port
 from isobatch.cluster.serving.processes import bound_to_us, descendants
 
-ROOT = Path(__file__).parents[2]
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 STORE_BYTES = 80 << 20
 WITHIN_S, ATTEMPTS = 120.0, 3
@@ -116,7 +115,7 @@ class Started:
 
     def run(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """A command of ours on the head."""
-        return self.python("-m", "isobatch.cluster.cli", *words, folder=folder)
+        return self.python(*COMMAND[1:], *words, folder=folder)
 
     def python(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from experiments.planner.settings import Network, Survivors
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.cluster.load.traces import trace
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.report import Report

@@ -26,7 +26,7 @@ from experiments.promise.tables import SOURCES, table
 from experiments.promise.tail import tail
 from experiments.promise.tried import summed, tried
 from experiments.shared.kept_parts import kept, place_of
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.deployments.progress import show
 from isobatch.profiles.losses import Metric
 

@@ -172,10 +172,8 @@ class ServedNetwork:
         """Ask for most of what the plan promises, and look at its replicas."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
-        before, clock = (
-            answer_at(f"{self.here.base}/stats")["splits"],
-            ReplicaClock.now(sum(system.plan.devices().values())),
-        )
+        stats = f"{self.here.base}/stats"
+        before, clock = answer_at(stats)["splits"], ReplicaClock.now(sum(system.plan.devices().values()))
         record = await self.server.ask(NEARLY * system.promised_per_s, seconds, seed=9)
         spent, seen = clock.spent(), await application.observe(devices=False)
         fills = filled(before, answer_at(stats)["splits"])

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import IO
 from uuid import uuid4
 
 from experiments.serve.fleet import serve_file
-from experiments.shared.ports import free_port
+from experiments.shared.machine import COMMAND, free_port
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.ray_settings import SETTINGS
 from isobatch.optimizer.plan import Plan
@@ -32,7 +31,7 @@ SAID = 2000  # how many of the last letters of its log are shown if a server doe
 def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str] = _NONE) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
     port = free_port()
-    command = [sys.executable, "-m", "isobatch.cluster.cli", "serve", str(serve_file), "--port", str(port)]
+    command = [*COMMAND, "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
     with running(command, "ready at", environment=environment):
         yield f"http://127.0.0.1:{port}/predict"

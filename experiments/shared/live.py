@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.client import json_at
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import LocalRay, local_ray

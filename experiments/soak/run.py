@@ -25,7 +25,7 @@ from experiments.chaos.faults import FAULTS
 from experiments.chaos.suite import DEVICES, START
 from experiments.replan.suite import BATCH, FAST, profile
 from experiments.shared.live import NAME, Live, application, bare, controller
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from experiments.soak.traffic import DEADLINE_MS, OUTCOMES, Traffic
 from experiments.soak.watch import Life, Watch
 from isobatch.cluster.controller.application import RunningApplication
