@@ -12,7 +12,6 @@ from experiments.fidelity.calibration import Calibration
 from experiments.fidelity.suite import SIMULATED, Case
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import Floats, Ints
-from isobatch.cluster.simulator.event_loop import Troubles
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
@@ -73,8 +72,7 @@ def live(case: Case, url: str, promised_per_s: float) -> LiveCase:
 def compare(tried: LiveCase, plan: Plan, facts: Problem, calibrated: Calibration) -> ComparedCase:
     """Simulate the live case with the same arrivals and exits."""
     case, record = tried.case, tried.record
-    limits, troubles = Limits(early_s=EARLY_S), Troubles(jitter=calibrated.jitter)
-    world = World(plan, facts, case.slo_s, limits, troubles, calibrated.host)
+    world = World(plan, facts, case.slo_s, Limits(early_s=EARLY_S), calibrated.jitter, calibrated.host)
     inputs = [(tried.times_s, tried.sure_after)]
     reports = [simulate(world, inputs, case.seconds, seed) for seed in range(SIMULATED)]
     late_ms = 1e3 * float(np.nanpercentile(record.sent_s - record.due_s, 99))

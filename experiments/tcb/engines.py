@@ -86,6 +86,3 @@ class OneDevice:
 
     def kind(self, group: str) -> str:
         return "v100"
-
-    def fails(self) -> bool:
-        return False
