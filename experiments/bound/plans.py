@@ -34,7 +34,7 @@ from isobatch.optimizer.search.exact import search
 
 SEEDS = 7, 8  # of inputs that no plan was chosen by
 INPUTS, SLOS = 10_000, 40  # of a run at least
-MOST_INPUTS = 40_000  # of a run that lasts so many SLOs, where many inputs come within one
+MOST_INPUTS = 40_000  # of a run that lasts `SLOS`, where many inputs come within one SLO
 BEATEN = 0.02  # a baseline is better if it sustains this share more
 GAP = 0.01  # of the planner, as the product's controller asks for it
 MOST_INSIDE = 10**6  # inputs: fronts are not what is judged

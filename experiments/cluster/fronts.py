@@ -41,14 +41,14 @@ class FrontsSeen:
 
 @dataclass(frozen=True)
 class FrontsPassed:
-    """What passed through so many fronts, from clients that ask again as soon as they are answered."""
+    """What passed through the fronts, from clients that ask again as soon as they are answered."""
 
     per_s: float
     cpu_ms: float  # of all fronts, for each request
 
 
 def measure(fronts: int) -> dict[str, dict[str, float]]:
-    """What so many fronts make of both loads."""
+    """What this number of fronts makes of both loads."""
     with _served_by(fronts, START, PROFILE, SLO_MS) as here:
         filled = asyncio.run(_filled(here))
     with _served_by(fronts, QUICK, fleet.profile(), PATIENT_MS) as here:

@@ -3,7 +3,7 @@ nodes that Ray can rent come when more is asked, and go again; a mixed fleet kee
 are declared slow are avoided.
 
 The nodes that vanish are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so
-that the way to one of them can be cut: what is sent there vanishes, and nobody is told.
+that the way to one of them can be cut: what is sent there vanishes without an error.
 
 It is measured in parts, fronts and faults in several. What a part has found is kept (`~/.cache/isobatch/bench-cluster`)
 until its code is another or its file is deleted, so a run that was broken off goes on where it was. `python -m
@@ -24,7 +24,7 @@ from experiments.cluster import fleets, fronts, growing
 from experiments.cluster.nodes import CUT
 from experiments.shared.kept_parts import kept, place_of
 
-FAULTS, TOGETHER = 100, 20  # so many faults hit one application, and then the next
+FAULTS, TOGETHER = 100, 20  # faults in all, and those of one application
 
 
 def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:

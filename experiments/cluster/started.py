@@ -27,7 +27,7 @@ HEAD_ID = "f" * 51 + "00000"  # as that provider calls the head
 
 
 class Started:
-    """The processes of a cluster. `kinds` are those of which Ray's autoscaler may rent so many nodes of one device."""
+    """The processes of a cluster. `kinds`: how many nodes with one device of a kind Ray's autoscaler may rent."""
 
     def __init__(self, folder: Path, kinds: Mapping[str, int] | None = None, idle_s: float = 6.0) -> None:
         self._folder, self._started = folder, list[subprocess.Popen[bytes]]()

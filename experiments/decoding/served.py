@@ -41,7 +41,7 @@ RESIDENTS = 32
 TTFT_MS, TPOT_MS = 1000.0, 250.0
 WAYS = ("off", "recompute", "verified", "project")
 SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
-WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, for so long
+WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, and for how long
 SHARES = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
 KEPT = 0.98  # of the texts in time: then a rate is sustained
 

@@ -23,7 +23,7 @@ LOST = {  # in a word or two
     shortfalls.LATENCY: "SLO",
     shortfalls.APART: "kinds",
 }
-ENOUGH, LEAST = 0.95, 0.005  # of the bound: where nothing is told of what is lost; the smallest part that is told
+ENOUGH, LEAST = 0.95, 0.005  # of the bound, above which losses are not listed; the smallest loss that is listed
 TABLES = Path(__file__).with_name("tables.md")
 HEAD = """# E3's figures, on published curves
 
@@ -116,7 +116,7 @@ def _table(figure: E3Figure, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _lost(figure: E3Figure, row: Row) -> str:
-    """To what goodput is lost; nothing is said of plans that are made for other inputs than come."""
+    """To what goodput is lost; empty for plans that are made for other inputs than those that come."""
     setting: E3Setting = dict(figure.settings)[row["x"]]
     if row["share"] >= ENOUGH or setting.expected:
         return ""

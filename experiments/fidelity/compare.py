@@ -18,7 +18,7 @@ from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 
-TOLD = ("goodput_per_s", "p50_ms", "p99_ms")
+COMPARED = ("goodput_per_s", "p50_ms", "p99_ms")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _simulated(report: Report) -> RunFigures:
 def errors(rows: Sequence[ComparedCase]) -> dict[str, float]:
     """The largest and the median error of all cases, and the largest spread between runs of one case."""
     result = {}
-    for name in TOLD:
+    for name in COMPARED:
         short, all_ = name.partition("_")[0], [abs(row.error(name)) for row in rows]
         result[f"{short}_error_max"], result[f"{short}_error_median"] = max(all_), median(all_)
         result[f"{short}_spread_max"] = max(row.spread(name) for row in rows)

@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.fidelity.calibration import Calibration, ServerCosts, calibration, measured
-from experiments.fidelity.compare import TOLD, ComparedCase, LiveCase, compare, errors, live
+from experiments.fidelity.compare import COMPARED, ComparedCase, LiveCase, compare, errors, live
 from experiments.fidelity.suite import PLANS, SLO_S, cases, profile
 from experiments.serve import measures, servers
 from experiments.serve.fleet import facts_for, promise_per_s
@@ -55,14 +55,14 @@ def compared(tried: Iterable[LiveCase], calibrated: Calibration) -> Iterator[Com
 def write(rows: Sequence[ComparedCase], path: Path) -> None:
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        names = (f"{who}_{what}" for what in TOLD for who in ("live", "simulated", "spread"))
+        names = (f"{who}_{what}" for what in COMPARED for who in ("live", "simulated", "spread"))
         out.writerow(("plan", "arrivals", "load", *names))
         out.writerows(_cells(row) for row in rows)
 
 
 def _cells(row: ComparedCase) -> Iterator[str]:
     yield from (row.case.plan, row.case.process, f"{row.case.load:g}")
-    for what in TOLD:
+    for what in COMPARED:
         yield from (f"{value:.4g}" for value in (getattr(row.live, what), row.median(what), row.spread(what)))
 
 
@@ -73,7 +73,7 @@ def table(rows: Sequence[ComparedCase]) -> Table:
     for row in rows:
         cells = [
             f"{getattr(row.live, what):,.0f} / {row.median(what):,.0f}  {row.error(what):+.1%} ± {row.spread(what):.1%}"
-            for what in TOLD
+            for what in COMPARED
         ]
         result.add_row(row.case.plan, row.case.process, f"{row.case.load:.0%}", *cells, f"{row.sent_late_ms:.1f}")
     return result

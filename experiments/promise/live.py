@@ -24,12 +24,13 @@ from isobatch.deployments.models.served_model import ServedModel
 from isobatch.profiles.losses import Labels
 
 MINUTES = 10
-REQUESTS_PER_S, TOGETHER = 25, 8  # so many digits in a request
+REQUESTS_PER_S, TOGETHER = 25, 8  # digits of a request
 STEERING = {"slo_ms": 50, "max_batch": 32, "one_machine": True}
-AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of so few inputs tells within a minute
+AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of these inputs suffices within a minute
 NOISIEST = 0.6  # as shares of full ink: as far as the page's slider goes
 PROMISED = 0.99  # what the demo promises of agreement
-STEP_S, A_MINUTE, DISTINCT = 5.0, 12, 512  # noise is the same for so long, in which so many digits come in turns
+STEP_S, A_MINUTE = 5.0, 12  # the time for which noise stays the same, and the number of these steps in a minute
+DISTINCT = 512  # digits that take turns in a step
 console = Console(stderr=True)
 
 

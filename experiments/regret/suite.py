@@ -67,7 +67,7 @@ def question() -> AskedQuestion:
 
 @dataclass(frozen=True)
 class ReplayedTrace:
-    """One recorded trace, so many hours of it, whose busy windows are at `percent` of what the first plan sustains."""
+    """`hours` of one recorded trace, whose busy windows are at `percent` of what the first plan sustains."""
 
     trace: str
     percent: int

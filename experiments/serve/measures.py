@@ -20,7 +20,7 @@ def leaving_at(block: int, inputs: int = 1) -> bytes:
 
 
 def rate(url: str, clients: int, seconds: float) -> float:
-    """Answers per second to so many clients, each of which asks again as soon as it is answered."""
+    """Answers per second to these clients, each of which asks again as soon as it is answered."""
     record = asyncio.run(LoadGenerator(url, [DRAWN], clients).by_clients(clients, seconds))
     return summary(record, float("inf")).answered_per_s
 

@@ -24,7 +24,7 @@ from isobatch.profiles.files import Profile
 PATIENCE_S = 600.0  # a busy machine takes its time
 MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
 _NONE: Mapping[str, str] = {}
-SAID = 2000  # how many of the last letters of its log are shown if a server does not start
+SHOWN = 2000  # how many of the last letters of its log are shown if a server does not start
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def demo(
     grpc_port: int = 0,
     environment: Mapping[str, str] = _NONE,
 ) -> Iterator[str]:
-    """The demo as it is shipped, told a little more; yields its address.
+    """The demo as it is shipped, with further settings; yields its address.
 
     `steering`: of the controller beside it, which remembers nothing of other days; None: there is none.
     """
@@ -106,14 +106,14 @@ def running(
 def _await(process: subprocess.Popen[str], log: IO[str], ready: str, patience_s: float) -> None:
     """Wait until the program is ready; if it never is, raise an error with the end of its log."""
     until_s = time.monotonic() + patience_s
-    while ready not in _said(log):
+    while ready not in _text_of(log):
         if (ended := process.poll() is not None) or time.monotonic() > until_s:
             why = f"ended with {process.returncode}" if ended else f"was not ready within {patience_s:g} s"
-            raise RuntimeError(f"{process.args!r} {why}; the end of what it said:\n{_said(log)[-SAID:] or '(nothing)'}")
+            raise RuntimeError(f"{process.args!r} {why}; its last output:\n{_text_of(log)[-SHOWN:] or '(nothing)'}")
         time.sleep(0.1)
 
 
-def _said(log: IO[str]) -> str:
+def _text_of(log: IO[str]) -> str:
     log.seek(0)
     return log.read()
 

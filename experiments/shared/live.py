@@ -59,7 +59,7 @@ class Live:
         return result
 
     def slow_down(self, process: int, times: float) -> None:
-        """Make this device take so many times as long, from its next launch on."""
+        """Make launches of this device take `times` as long, from the next one on."""
         (self.faults / str(process)).write_text(str(times))
 
 
@@ -76,7 +76,7 @@ def bare(host: str = "127.0.0.1") -> Iterator[Live]:
                 yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
                 logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
         finally:
-            sys.excepthook = sys.__excepthook__  # Ray's waits for the Ray that has ended, and an error is never told
+            sys.excepthook = sys.__excepthook__  # Ray's own hook waits for the Ray that has ended, and hides errors
     os.environ.clear()
     os.environ.update(before)
 

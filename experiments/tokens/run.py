@@ -1,4 +1,4 @@
-"""Claim: through HTTP, launches of so many tokens answer more in time than launches of so many texts, or padded ones.
+"""Claim: through HTTP, launches that count tokens answer more in time than launches that count texts, or padded ones.
 
 MiniLM's shape with random weights, really computed by one replica on this machine, texts as long as those of three
 data sets. The plans have the same batches; one counts tokens, the other texts of the mean length, and the third is the
