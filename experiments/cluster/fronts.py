@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
+from experiments.chaos.faults import PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.serve import fleet, measures
 from experiments.shared.live import Live, answer_at, application, bare
 from isobatch.cluster.load.workloads import arrivals

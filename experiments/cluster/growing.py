@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.chaos.suite import SLO_MS, load
+from experiments.chaos.faults import SLO_MS, load
 from experiments.cluster.started import Started, started
 from experiments.replan.suite import BATCH, profile
 from experiments.serve.fleet import promise_per_s

@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 import numpy as np
 from rich.console import Console
 
-from experiments.regret.bursts import Burst, believed_error, reacted_s, share_of
+from experiments.regret.judged import Burst, believed_error, reacted_s, share_of
 from experiments.shared.live import NAME, Live, answer_at, application, bare, controller
 from experiments.shared.real_network import DTYPE, KIND, LARGEST_BATCH, checkpoint, profiled, survival_of, texts
 from isobatch.cluster.controller.application import RunningApplication

@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from experiments.chaos.faults import FAULTS
-from experiments.chaos.suite import DEVICES, START
+from experiments.chaos.faults import DEVICES, FAULTS, START
 from experiments.replan.suite import BATCH, FAST, profile
 from experiments.shared.live import NAME, Live, application, bare, controller
 from experiments.shared.machine import free_port
