@@ -51,7 +51,7 @@ lint: setup  ## check format, style, types and the direction of imports
 format: setup  ## rewrite the code in the project's format
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-prepare (or print a part: make bench-replan changes=6)
+bench-%: setup  ## run one benchmark and write experiments/results/NAME.json: make bench-forecast (or print a part: make bench-replan changes=6)
 	$(BIN)/python -m experiments.bench $* $(filter-out PYTHON=%,$(MAKEOVERRIDES))
 
 experiments: setup  ## the paper's figures in simulation, those that are not there yet (docs/e3.md)

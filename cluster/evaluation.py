@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +85,26 @@ class Evaluation:
         return json.dumps({"schema_version": 1, **asdict(self), "classes": classes}, indent=2)
 
 
+def _compared(exits: Sequence[PredictedAnswer], num_blocks: int, agreement: Interval) -> Evaluation:
+    """What is known without labels."""
+    return Evaluation(len(exits), agreement, _mean(np.array([(each.exit_block + 1) / num_blocks for each in exits])))
+
+
 def evaluated(
     full: Sequence[PredictedAnswer], exits: Sequence[PredictedAnswer], truth: NDArray[np.int64] | None, num_blocks: int
 ) -> Evaluation:
     """`full` and `exits` are the answers without exits and with them, to the same inputs."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
-    depth = _depth(exits, num_blocks)
-    agreement = _share(full_answers == early)
+    known = _compared(exits, num_blocks, _share(full_answers == early))
     if truth is None:
-        return Evaluation(len(exits), agreement, depth)
+        return known
     lost = (full_answers == truth).astype(float) - (early == truth)
     classes = by_class(truth, full_answers, early)
     rated: tuple[Metric, ...] = ("macro-f1", "mcc")
     scores = {metric: _scored(metric, truth, full_answers, early) for metric in rated}
     scores["worst-class"] = _worst(truth, full_answers, early)
-    in_full, with_exits = _share(full_answers == truth), _share(early == truth)
-    return Evaluation(len(exits), agreement, depth, in_full, with_exits, _of_losses(lost), scores, classes)
+    before, after = _share(full_answers == truth), _share(early == truth)
+    return replace(known, full_accuracy=before, accuracy=after, lost=_of_losses(lost), scores=scores, classes=classes)
 
 
 def evaluated_words(
@@ -115,23 +119,26 @@ def evaluated_words(
     if not counts.any():
         raise UserError("no text has a word that the network answers: there is nothing to compare")
     full_answers, early = (np.concatenate([_labels(each) for each in answers]) for answers in (full, exits))
-    depth = _depth(exits, num_blocks)
 
     def of_texts(of_words: NDArray[Any]) -> NDArray[np.float64]:
         sums = np.bincount(np.repeat(np.arange(len(counts)), counts), weights=of_words, minlength=len(counts))
         shares: NDArray[np.float64] = sums[counts > 0] / counts[counts > 0]
         return shares
 
-    agreement = _of_losses(of_texts(full_answers == early))
+    known = _compared(exits, num_blocks, _of_losses(of_texts(full_answers == early)))
     if truth is None or given is None:
-        return Evaluation(len(exits), agreement, depth)
+        return known
     numbers = np.concatenate([np.array(each.words.numbers, np.int64) for each in full if each.words])
     right = of_words(truth, given, counts, numbers)
-    lost = of_texts((full_answers == right).astype(float) - (early == right))
-    in_full, with_exits = (_of_losses(of_texts(answers == right)) for answers in (full_answers, early))
-    classes = by_class(right, full_answers, early)
     entities = entity_f1(right, full_answers, early, counts, names)
-    return Evaluation(len(exits), agreement, depth, in_full, with_exits, _of_losses(lost), {}, classes, entities)
+    known = replace(known, classes=by_class(right, full_answers, early), entities=entities)
+    return _with_accuracy(known, *(of_texts(answers == right) for answers in (full_answers, early)))
+
+
+def _with_accuracy(known: Evaluation, in_full: NDArray[np.float64], with_exits: NDArray[np.float64]) -> Evaluation:
+    """The same with accuracy, from the share of each input that is right."""
+    before, after, lost = map(_of_losses, (in_full, with_exits, in_full - with_exits))
+    return replace(known, full_accuracy=before, accuracy=after, lost=lost)
 
 
 def evaluated_labels(
@@ -139,26 +146,17 @@ def evaluated_labels(
 ) -> Evaluation:
     """The same where inputs have several labels: shares of an input's labels that are rightly given or not given."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
-    depth = _depth(exits, num_blocks)
-    agreement = _of_losses((full_answers == early).mean(axis=1))
+    known = _compared(exits, num_blocks, _of_losses((full_answers == early).mean(axis=1)))
     if truth is None:
-        return Evaluation(len(exits), agreement, depth)
-    in_full, with_exits = ((answers == truth).mean(axis=1) for answers in (full_answers, early))
+        return known
     before, after = (
         PooledF1((answers & truth).sum(axis=1), (answers + truth).sum(axis=1)) for answers in (full_answers, early)
     )
     lost = before.loss(after)
     f1, f1_early = (Interval.of(each.value, each.influence.std() / len(exits) ** 0.5) for each in (before, after))
-    return Evaluation(
-        len(exits),
-        agreement,
-        depth,
-        _of_losses(in_full),
-        _of_losses(with_exits),
-        _of_losses(in_full - with_exits),
-        {MICRO_F1: ScoreFigures(f1, f1_early, Interval.of(lost.mean, lost.error))},
-        by_class(truth, full_answers, early),
-    )
+    scores = {MICRO_F1: ScoreFigures(f1, f1_early, Interval.of(lost.mean, lost.error))}
+    known = replace(known, scores=scores, classes=by_class(truth, full_answers, early))
+    return _with_accuracy(known, *((answers == truth).mean(axis=1) for answers in (full_answers, early)))
 
 
 def evaluated_scores(
@@ -167,10 +165,9 @@ def evaluated_scores(
 ) -> Evaluation:  # fmt: skip
     """The same where inputs have a score. `lists`: the number of each document's list, whose relevance is the truth."""
     in_full, early = (np.array([each.score for each in answers]) for answers in (full, exits))
-    depth = _depth(exits, num_blocks)
-    agreement = _share(np.abs(in_full - early) <= tolerance)
+    known = _compared(exits, num_blocks, _share(np.abs(in_full - early) <= tolerance))
     if truth is None:
-        return Evaluation(len(exits), agreement, depth)
+        return known
     scores = dict[Metric, ScoreFigures]()
     if lists is not None:
         ranked = RankedLists(lists, truth)
@@ -179,7 +176,7 @@ def evaluated_scores(
     width = range_of_scores(in_full, right, are_numbers).width
     before, after = (np.minimum(np.abs(answers - right) / width, 1.0) for answers in (in_full, early))
     scores[ABSOLUTE_ERROR] = ScoreFigures(_mean(before), _mean(after), _of_losses(after - before))
-    return Evaluation(len(exits), agreement, depth, scores=scores)
+    return replace(known, scores=scores)
 
 
 def evaluated_pixels(
@@ -187,21 +184,17 @@ def evaluated_pixels(
 ) -> Evaluation:
     """The same where pixels are labelled: shares of a picture's pixels, of those that have a label in `truth`."""
     full_answers, early = (np.array([each.label for each in answers]) for answers in (full, exits))
-    depth = _depth(exits, num_blocks)
-    agreement = _of_losses((full_answers == early).mean(axis=1))
+    known = _compared(exits, num_blocks, _of_losses((full_answers == early).mean(axis=1)))
     if truth is None:
-        return Evaluation(len(exits), agreement, depth)
+        return known
     labelled = truth >= 0
     some = labelled.any(axis=1)
-    in_full, with_exits = (
-        (answers == truth)[some].sum(axis=1) / labelled[some].sum(axis=1) for answers in (full_answers, early)
-    )
-    classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
-    before, after, lost = map(_of_losses, (in_full, with_exits, in_full - with_exits))
     size = 1 + int(max(truth.max(), full_answers.max(), early.max()))
     iou, iou_early = (picture_iou(truth[some], answers[some], size) for answers in (full_answers, early))
     scores = {MEAN_IOU: ScoreFigures(*map(_of_losses, (iou, iou_early, iou - iou_early)))}
-    return Evaluation(len(exits), agreement, depth, before, after, lost, scores, classes)
+    classes = by_class(truth[labelled], full_answers[labelled], early[labelled])
+    right = ((answers == truth)[some].sum(axis=1) / labelled[some].sum(axis=1) for answers in (full_answers, early))
+    return _with_accuracy(replace(known, scores=scores, classes=classes), *right)
 
 
 def _labels(answer: PredictedAnswer) -> Labels:
@@ -235,11 +228,6 @@ def _share(right: NDArray[np.bool_]) -> Interval:
     """The share of right answers. Its interval counts two more right and two more wrong ones, so it is never empty."""
     count, shrunk = len(right), (right.sum() + 2) / (len(right) + 4)
     return Interval(float(right.mean()), float(STEADY * np.sqrt(shrunk * (1 - shrunk) / (count + 4))))
-
-
-def _depth(answers: Sequence[PredictedAnswer], num_blocks: int) -> Interval:
-    """The share of the blocks that an input runs."""
-    return _mean(np.array([(each.exit_block + 1) / num_blocks for each in answers]))
 
 
 def _mean(values: NDArray[np.float64]) -> Interval:

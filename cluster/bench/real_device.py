@@ -141,10 +141,6 @@ class RealDevice:
     def kind(self, group: str) -> str:
         return group
 
-    def fails(self) -> bool:
-        """Never: a failure on a real device raises an exception."""
-        return False
-
     def _places(self, launch: Launch) -> Sequence[Place]:
         """The batches of a launch's inputs. New inputs are unpacked, and remembered until they leave."""
         if launch.cursor:

@@ -22,7 +22,7 @@ from isobatch.cluster.load.prompts import prompts_in, summed
 from isobatch.cluster.load.prompts import table as prompt_table
 from isobatch.cluster.load.workloads import Floats, Ints, Mix, exit_blocks
 from isobatch.cluster.serving.serve_file import ServeFile, classifiers, controllers
-from isobatch.cluster.simulator.event_loop import HostCosts, Troubles
+from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.report import Report, draw, tables
 from isobatch.cluster.simulator.simulation import Chunk, World, simulate
 from isobatch.cluster.simulator.text_simulation import DecodingRun, TextArrival, simulate_texts, text_arrivals
@@ -66,7 +66,7 @@ def parts_of(option: str, pattern: str, shape: str) -> tuple[str, ...]:
     return match.groups()
 
 
-def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = None) -> World:
+def world_of(config: AppConfig, jitter: float = 0.0, host: HostCosts | None = None) -> World:
     if config.profile is None or (config.plan is None and not isinstance(config.devices, dict)):
         raise UserError("args: a simulation needs profile (of isobatch profile), and plan or devices: KIND: COUNT")
     graph = read_graph(config)
@@ -74,12 +74,12 @@ def world_of(config: AppConfig, troubles: Troubles, host: HostCosts | None = Non
     profile, slo_s = profile_of(config), config.slo_ms / 1e3
     survival = profile.exits_of(graph.facts.length).planning_survival(opened(graph.plan))
     facts = graph.facts.surviving(survival)  # of all inputs, whether or not a ramp lets them leave
-    return World(graph.plan, facts, slo_s, limits, troubles, host, config.front_replicas, profile.lengths)
+    return World(graph.plan, facts, slo_s, limits, jitter, host, config.front_replicas, profile.lengths)
 
 
 def world_for(config: AppConfig, options: "ClassifierSimulationOptions") -> World:
     """The world with the jitter and the host of a command's options."""
-    return world_of(config, Troubles(options.jitter), read_model(options.host, HostCosts) if options.host else None)
+    return world_of(config, options.jitter, read_model(options.host, HostCosts) if options.host else None)
 
 
 def controlled_world(

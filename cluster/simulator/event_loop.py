@@ -5,13 +5,12 @@ admitted, batched, merged, retried or dropped. The time of a launch comes either
 (`cluster/simulator/table_devices.py`) or from a real launch (`cluster/bench/real_device.py`). The loop is fast because
 its events are batches, not inputs.
 
-Conditions are the costs of serving beside the devices, and what goes wrong. No table has these costs, the fronts' work
-and travel time: `experiments/fidelity/calibration.py` measures them where the live graph runs.
+No table has the costs of serving beside the devices, the fronts' work and travel time:
+`experiments/fidelity/calibration.py` measures them where the live graph runs.
 """
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -19,31 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from isobatch.deployments.dispatch.dispatcher import Dispatcher
-from isobatch.deployments.dispatch.messages import Ending, Fault, Launch, Outcome, Place, Refusal
-from isobatch.profiles.errors import UserError
-
-
-@dataclass(frozen=True)
-class Outage:
-    """A replica that is gone for a while. The launches that it runs and the survivors that it holds are lost."""
-
-    replica: str
-    from_s: float
-    until_s: float
-
-
-@dataclass(frozen=True)
-class Troubles:
-    """The faults. Without any, launches take exactly as long as the tables say. Replicas are `KIND/NUMBER`, from 0."""
-
-    jitter: float = 0.0  # standard deviation of the logarithm of a launch's time
-    slow: Mapping[str, float] = field(default_factory=dict)  # replica -> how many times slower it is
-    fail_share: float = 0.0  # of all launches
-    outages: tuple[Outage, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.jitter < inf:
-            raise UserError(f"jitter = {self.jitter} must be 0 or more and finite")
+from isobatch.deployments.dispatch.messages import Ending, Launch, Outcome, Place, Refusal
 
 
 class HostCosts(BaseModel):
@@ -114,9 +89,6 @@ class Devices(Protocol):
     def kind(self, group: str) -> str:
         """The kind of device of a group's replicas."""
 
-    def fails(self) -> bool:
-        """Whether the launch that began last is going to fail."""
-
 
 class Listener(Protocol):
     """Receives every event of the run, to count it."""
@@ -147,7 +119,6 @@ class EventLoop:
         self._fronts = FrontWorkers(fronts) if host else None
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = count()
-        self._flying: dict[int, Launch] = {}
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), action, arguments))
@@ -192,11 +163,6 @@ class EventLoop:
             if ending.outcome is not Outcome.ANSWERED:
                 self._tally.lose(ending, now_s)
 
-    def lose_launches(self, replica: str) -> None:
-        """Fail the launches of this replica, whose inputs are lost with it."""
-        for launch in [each for each in self._flying.values() if each.replica == replica]:
-            self._fail(launch, lost=True)
-
     def _admit(self, place: Place, weight: int, full: bool) -> None:
         if isinstance(self.dispatcher.admit(self.now_s, self.now_s + self._slo_s, place, weight, full), Refusal):
             self._tally.refuse(self.now_s, weight)
@@ -217,29 +183,15 @@ class EventLoop:
         if self._fronts:
             now_s = self._fronts.done_s(now_s, self._host.launch_s / 2) + self._host.launch_way_s / 2
         course = self._devices.begin(launch, now_s)
-        self._flying[launch.id] = launch
         self._tally.launch(launch, self._devices.kind(launch.group), course.ends_s - course.starts_s)
-        if self._devices.fails():
-            self._hear(course.ends_s, self._fail, launch)
-            return
         for departure in course.early:
-            self._hear(departure.at_s, self._release, launch, departure)
+            self._hear(departure.at_s, self._answer, launch, departure)
         self._hear(course.ends_s, self._complete, launch, course)
 
-    def _release(self, launch: Launch, departure: Departure) -> None:
-        if launch.id in self._flying:
-            self._answer(launch, departure)
-
     def _complete(self, launch: Launch, course: LaunchSchedule) -> None:
-        if self._flying.pop(launch.id, None):
-            if course.last:
-                self._answer(launch, course.last)
-            self.dispatcher.completed(launch.id, self.now_s, course.survivors, course.stop)
-
-    def _fail(self, launch: Launch, lost: bool = False) -> None:
-        if self._flying.pop(launch.id, None):
-            fault, why = (Fault.REPLICA, "has gone") if lost else (Fault.NETWORK, "failed")
-            self.dispatcher.failed(launch.id, self.now_s, f"the simulated replica {why}", fault, lost=lost)
+        if course.last:
+            self._answer(launch, course.last)
+        self.dispatcher.completed(launch.id, self.now_s, course.survivors, course.stop)
 
     def _answer(self, launch: Launch, departure: Departure) -> None:
         """Report departed rows to the dispatcher, and count those that had no answer before."""

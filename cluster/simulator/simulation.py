@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from isobatch.cluster.load.workloads import Floats, Ints
-from isobatch.cluster.simulator.event_loop import EventLoop, HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.event_loop import EventLoop, HostCosts
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.table_devices import TableDevices, group_names
 from isobatch.cluster.simulator.tally import Tally
@@ -18,6 +18,7 @@ from isobatch.deployments.dispatch.route import Route, route_of
 from isobatch.deployments.front.observed import Observed
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
+from isobatch.profiles.errors import UserError
 from isobatch.profiles.lengths import Lengths
 
 # Arrival times in seconds, the block after which each input is sure, and, for texts of different lengths, their tokens.
@@ -26,7 +27,7 @@ Chunks = Iterable[Chunk]
 CHUNK = 1 << 16  # inputs that are generated at once, so that memory stays small
 NO_INPUTS = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
 # Random streams of one seed, each with its own number: a change of one stream leaves the others as they are.
-TROUBLES_SEED = 1
+JITTER_SEED = 1
 LENGTHS_SEED = 3
 AUDITS_SEED = 4
 FULL_SEED = 5  # of the inputs that ask for the whole network
@@ -40,12 +41,16 @@ class World:
     facts: Problem
     slo_s: float
     limits: Limits = field(default_factory=Limits)
-    troubles: Troubles = field(default_factory=Troubles)
+    jitter: float = 0.0  # standard deviation of the logarithm of a launch's time
     host: HostCosts | None = None  # None: serving costs nothing beside the devices, and links take their latency
     fronts: int = 1  # how many fronts share the host's work; they all use one dispatcher
     lengths: Lengths | None = None  # of texts without given tokens, where plans count tokens
     full_share: float = 0.0  # the share of inputs that ask for the whole network (`X-Full`)
     share: float = 1.0  # the share of a larger fleet that this is a cell of, which gets this share of its inputs
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter < inf:
+            raise UserError(f"jitter = {self.jitter} must be 0 or more and finite")
 
 
 def simulate(
@@ -76,18 +81,14 @@ class Simulation:
     ) -> None:
         self.world, self.plan = world, world.plan
         self.tally = Tally(seconds, world.slo_s, world.facts.num_blocks)
-        random = np.random.default_rng([seed, TROUBLES_SEED])
-        self._devices = devices(world.plan, world.facts, world.troubles, random, world.host)
+        random = np.random.default_rng([seed, JITTER_SEED])
+        self._devices = devices(world.plan, world.facts, world.jitter, random, world.host)
         chance = np.random.default_rng([seed, AUDITS_SEED]).random
         dispatching = dispatcher(self._route(), self._devices.groups(), world.limits, chance)
         self._loop = EventLoop(dispatching, self._devices, self.tally, world.slo_s, world.host, world.fronts)
         self._chunks, self._lengths = _chunks(inputs), np.random.default_rng([seed, LENGTHS_SEED])
         self._full = np.random.default_rng([seed, FULL_SEED])
         self._times_s, self._needs, self._weights = NO_INPUTS
-        self._outages: list[Outage] = []  # present outages; those of one replica may overlap
-        for outage in world.troubles.outages:
-            self._loop.at(outage.from_s, self._leave, outage)
-            self._loop.at(outage.until_s, self._return, outage)
 
     @property
     def now_s(self) -> float:
@@ -117,13 +118,13 @@ class Simulation:
             self.tally.start_launches(self.now_s)
         self.plan = plan
         self._devices.follow(plan, self.now_s, load_s, self._loop.dispatcher.benched(self.now_s))
-        self._reroute()
+        self._loop.dispatcher.reroute(self._route(), self._devices.groups())
         self._loop.tick(self.now_s)
 
     def observe(self) -> Observed:
         """The observations since the last call, or since the start."""
         kinds = {device.kind: device.count for device in self.world.facts.devices}
-        for replica in self._absent.union(self._loop.dispatcher.benched(self.now_s)):
+        for replica in self._loop.dispatcher.benched(self.now_s):
             kinds[replica.partition("/")[0]] -= 1
         return self.tally.observed(self.now_s, kinds)
 
@@ -147,23 +148,6 @@ class Simulation:
         self.tally.arrive(times_s, int(weights.sum()), int(full.sum()), int(weights[full].sum()))
         arrivals, needs = times_s.tolist(), self._needs[:count].tolist()
         self._loop.arrive(zip(arrivals, map(Place, arrivals, needs), weights.tolist(), full.tolist(), strict=True))
-
-    @property
-    def _absent(self) -> set[str]:
-        return {outage.replica for outage in self._outages}
-
-    def _leave(self, outage: Outage) -> None:
-        """Take the replica out of the dispatcher's groups, and lose the launches that it ran."""
-        self._outages.append(outage)
-        self._reroute()
-        self._loop.lose_launches(outage.replica)
-
-    def _return(self, outage: Outage) -> None:
-        self._outages.remove(outage)
-        self._reroute()
-
-    def _reroute(self) -> None:
-        self._loop.dispatcher.reroute(self._route(), self._devices.groups(self._absent))
 
     def _route(self) -> Route:
         facts = self.world.facts

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isobatch.cluster.simulator.event_loop import Departure, HostCosts, LaunchSchedule, Troubles
+from isobatch.cluster.simulator.event_loop import Departure, HostCosts, LaunchSchedule
 from isobatch.deployments.dispatch.messages import Launch, Place, RowKind
 from isobatch.deployments.dispatch.route import named_groups, placements_of, seconds_at, stops
 from isobatch.optimizer.plan import Placement, Plan
@@ -47,9 +47,9 @@ class TableDevices:
     """The replicas of a plan, which may change. Each computes one launch at a time and receives the next meanwhile."""
 
     def __init__(
-        self, plan: Plan, facts: Problem, troubles: Troubles, random: np.random.Generator, host: HostCosts | None = None
+        self, plan: Plan, facts: Problem, jitter: float, random: np.random.Generator, host: HostCosts | None = None
     ) -> None:
-        self.facts, self.troubles, self._random, self._host = facts, troubles, random, host
+        self.facts, self._jitter, self._random, self._host = facts, jitter, random, host
         self._turn_s = host.turn_s if host else 0.0
         self._free_s: dict[str, float] = {}
         self._received_s: dict[str, float] = {}
@@ -90,9 +90,9 @@ class TableDevices:
         count = max(used, min(used + len(slow), self.facts.device(kind).count)) if slow else used
         return iter(sorted((f"{kind}/{number}" for number in range(count)), key=lambda each: each in slow))
 
-    def groups(self, absent: Collection[str] = ()) -> dict[str, list[str]]:
-        """The replicas of every placement, without the absent ones."""
-        return {name: [each for each in all_ if each not in absent] for name, all_ in self._groups.items()}
+    def groups(self) -> dict[str, list[str]]:
+        """The replicas of every placement."""
+        return {name: list(all_) for name, all_ in self._groups.items()}
 
     def kind(self, group: str) -> str:
         return self._posts[group].placement.kind
@@ -102,9 +102,7 @@ class TableDevices:
         post = self._posts[launch.group]
         arrives_s = self._arrives_s(post, launch, now_s) if launch.cursor else now_s
         starts_s = max(arrives_s, self._free_s[replica]) + post.turn_s
-        slower, ends_s = self.troubles.slow.get(replica, 1.0), starts_s + self._turn_s
-        if self.troubles.jitter:
-            slower *= self._random.lognormal(0.0, self.troubles.jitter)
+        slower, ends_s = self._random.lognormal(0.0, self._jitter) if self._jitter else 1.0, starts_s + self._turn_s
         inside: Sequence[int] = range(len(places))
         departures, stopped, kinds = list[Departure](), launch.stop, bytearray(launch.kinds)
         may_stop = len(places) > launch.shadows and RowKind.EARLY not in kinds
@@ -143,9 +141,6 @@ class TableDevices:
         for row in answered:
             kinds[row] = RowKind.SHADOW if kinds[row] != RowKind.PLAIN else RowKind.PLAIN
         return answered, gone
-
-    def fails(self) -> bool:
-        return bool(self.troubles.fail_share) and self._random.random() < self.troubles.fail_share
 
     def _arrives_s(self, post: _Post, launch: Launch, now_s: float) -> float:
         """When a launch has reached its replica: one after another over its link, at once for inputs before block 0."""

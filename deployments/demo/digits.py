@@ -40,12 +40,6 @@ def demo_digits(count: int, noise: float = NOISE, seed: int = 0) -> tuple[Images
     return distort(images[unused][chosen], noise, random), labels[unused][chosen]
 
 
-def held_out_digits() -> tuple[Images, Labels]:
-    """All digits that the network was not trained on, without distortions."""
-    images, labels = digits()
-    return images[NUM_TRAIN:], labels[NUM_TRAIN:]
-
-
 def distort(images: Images, noise: float, random: torch.Generator) -> Images:
     """Shift by 0.4 pixels at most, turn by 7 degrees, scale by 10 %, and add noise (in shares of full ink)."""
     count = len(images)

@@ -23,7 +23,7 @@ NAMES = ("bert-base", "bert-large", "distilbert", "vit-base", "resnet-50")
 
 
 def config(name: str, layers: int | None = None) -> Any:
-    """Hugging Face's own configuration; with `layers`, for a trial, so many of them and few words."""
+    """Hugging Face's own configuration; with `layers`, for a trial, only that number of layers, and few words."""
     import transformers
 
     few = {} if layers is None else {"vocab_size": 1000}

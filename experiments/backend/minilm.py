@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.deployments.folders import cache_directory, locked
 from isobatch.deployments.models import checkpoint
 from isobatch.deployments.models.loading import quietly

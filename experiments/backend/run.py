@@ -7,7 +7,7 @@ are worth does: the demo, and MiniLM on SST-2 where it is at hand, each in float
 import torch
 from rich.console import Console
 
-from experiments.backend import exits, minilm, replicas, speed
+from experiments.backend import exits, minilm, speed
 from experiments.backend.families import own_cache
 from isobatch.profiles.errors import UserError
 
@@ -21,8 +21,6 @@ def measure() -> dict[str, float]:
         for family in speed.FAMILIES:
             console.print(f"{family}: torch, ONNX Runtime")
             figures |= speed.of_family(family)
-        console.print("replicas and threads")
-        figures |= replicas.compared()
     console.print("the demo")
     return figures | exits.of_demo() | _minilm()
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.bound.hindsight import Hindsight, hindsight
 from experiments.bound.problems import playable
-from experiments.shared.gains import PaperFigure
+from experiments.shared.gains import PaperFleet
 from experiments.shared.shortfalls import shortfalls
 from isobatch.cluster.simulator.plan_choice import (
     CANDIDATE_GAP,
@@ -34,7 +34,7 @@ from isobatch.optimizer.search.exact import search
 
 SEEDS = 7, 8  # of inputs that no plan was chosen by
 INPUTS, SLOS = 10_000, 40  # of a run at least
-MOST_INPUTS = 40_000  # of a run that lasts so many SLOs, where many inputs come within one
+MOST_INPUTS = 40_000  # of a run that lasts `SLOS`, where many inputs come within one SLO
 BEATEN = 0.02  # a baseline is better if it sustains this share more
 GAP = 0.01  # of the planner, as the product's controller asks for it
 MOST_INSIDE = 10**6  # inputs: fronts are not what is judged
@@ -96,15 +96,14 @@ def planned(facts: Problem, objective: Objective) -> Plan | None:
     return best_simulated(plan, facts, objective, FIND).plan
 
 
-def share_of_oracle(claim: PaperFigure) -> float:
-    """What the plan for one of the paper's figures sustains, as a share of what no system can exceed."""
-    facts = claim.network.facts(claim.devices, claim.dtype)
-    objective = Objective(slo_s=claim.slo_s, max_batch=BATCH)
+def share_of_oracle(fleet: PaperFleet) -> float:
+    """What the plan for one of the paper's fleets sustains, as a share of what no system can exceed."""
+    facts, objective = fleet.facts, Objective(slo_s=fleet.slo_s, max_batch=BATCH)
     plan = planned(facts, objective)
     assert plan is not None
     assert plan.promise is not None
-    kept = sustained_per_s(_world(plan, facts, claim.slo_s), plan.promise.goodput_per_s)
-    return kept / oracle_per_s(facts, claim.slo_s, BATCH)
+    kept = sustained_per_s(_world(plan, facts, fleet.slo_s), plan.promise.goodput_per_s)
+    return kept / oracle_per_s(facts, fleet.slo_s, BATCH)
 
 
 def neighbour_gain(plan: Plan, facts: Problem, objective: Objective) -> float:

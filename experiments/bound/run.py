@@ -7,8 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from experiments.bound.judged import Until, figures, judged
 from experiments.bound.plans import share_of_oracle
-from experiments.heterogeneous.run import FIGURE as MIXED
-from experiments.homogeneous.run import FIGURE as ONE_KIND
+from experiments.shared.gains import MIXED, ONE_KIND
 
 PROBLEMS, MINUTES = 120, 38
 

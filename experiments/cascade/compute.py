@@ -8,9 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from experiments.cascade import pruning
 from experiments.cascade.networks import LAYERS, SETS, PublicSet, classifier, large_network
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models import TorchModel, load, load_served
@@ -26,12 +24,10 @@ from isobatch.deployments.prepare.cascades import (
     write_cascade,
 )
 from isobatch.deployments.prepare.sample import Sample
-from isobatch.deployments.prepare.thresholds import calibration_error, temperature
 from isobatch.profiles.model import Batch
 
 BATCH = 16
 TIMED, ROUNDS = 320, 2  # texts, and how often they are run by each way
-SURE = 0.95  # the confidence at which Tabi lets the small network answer SST-2
 WAYS = {"cascade": Combination((0, 1)), "exits": Combination((1,), True), "both": Combination((0, 1), True)}
 
 
@@ -59,7 +55,6 @@ def _of(data_set: PublicSet) -> Iterator[tuple[str, float]]:
         yield f"{name}_accuracy", float(right.float().mean())
     large = load(folders[-1]).with_ramps(Ramps(ExitRules()))
     yield from _times(ways, large, [sample.values[row] for row in terms.test[:TIMED]])
-    yield from _parts(ways["cascade"], large, terms, sample)
 
 
 def _times(
@@ -79,46 +74,11 @@ def _times(
         yield f"{name}_over_large", took_s["large"] / took_s[name]
 
 
-def _parts(
-    made: CalibratedCombination, large: TorchModel, terms: ComparisonTerms, sample: Sample
-) -> Iterator[tuple[str, float]]:
-    """What each part of a cascade brings."""
-    assert sample.labels is not None, "This is a bug: the file has labels."
-    yield "small_answers", 1 - made.survival(made.shown())[-1]
-    yield "weight", made.weights[1]
-    yield from _ablations(made, terms)
-    first = (made.members[0].head[terms.test] / made.temperatures[0]).softmax(dim=1)
-    goes_on = terms.test[(first.amax(dim=1) < SURE).numpy()][:TIMED]
-    texts = [sample.values[row] for row in goes_on]
-    yield from pruning.measured(made.members[0].folder, large, texts, sample.labels[goes_on], seconds)
-
-
 def _terms(sample: Sample, num_labels: int) -> ComparisonTerms:
     assert sample.labels is not None, "This is a bug: the file has labels."
     truth = torch.nn.functional.one_hot(torch.from_numpy(sample.labels), num_labels).float()
     shape = np.concatenate((sample.parts.train, sample.parts.calibrate))
     return ComparisonTerms(truth, shape, sample.parts.test)
-
-
-def _ablations(made: CalibratedCombination, terms: ComparisonTerms) -> Iterator[tuple[str, float]]:
-    """Tabi's way, one confidence for all: with calibrated probabilities and raw ones, with the ensemble and without."""
-    small, large = (member.head[terms.test] for member in made.members)
-    truth = terms.truth[terms.test]
-    heat = [temperature(member.head[terms.shape], terms.truth[terms.shape]) for member in made.members]
-    yield "ece_raw", calibration_error(small, truth)
-    yield "ece_calibrated", calibration_error(small / heat[0], truth)
-    first, second = ((each / t).softmax(dim=1) for each, t in zip((small, large), heat, strict=True))
-    mixed = made.weights[1] * second + (1 - made.weights[1]) * first
-    ways = {"full": (first, mixed), "no_ensemble": (first, second), "no_calibration": (small.softmax(dim=1), mixed)}
-    for name, (sure, rest) in ways.items():
-        leaves = sure.amax(dim=1) >= SURE
-        answers = torch.where(leaves, sure.argmax(dim=1), rest.argmax(dim=1))
-        yield f"answered_{name}", float(leaves.float().mean())
-        yield f"accuracy_{name}", _accuracy(answers, truth)
-
-
-def _accuracy(answers: Tensor, truth: Tensor) -> float:
-    return float(truth.gather(1, answers.unsqueeze(1)).mean())
 
 
 def seconds(model: ServedModel, texts: Sequence[str]) -> float:

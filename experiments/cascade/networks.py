@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from experiments.backend.minilm import fine_tune, prepared, source
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.deployments.folders import cache_directory, locked, replacing
 from isobatch.deployments.models.loading import quietly
 from isobatch.deployments.prepare.data import Columns, rows

@@ -13,7 +13,7 @@ console = Console(stderr=True)
 
 
 def measure(sets: int = 3) -> dict[str, float]:
-    """`sets`: so many are really computed: SST-2, then AG News, then its titles alone, as short as questions."""
+    """`sets`: how many are really computed: SST-2, then AG News, then its titles alone, as short as questions."""
     figures = dict(tabi.measured())
     try:
         figures |= dict(show(compute.measured(sets), "computing"))

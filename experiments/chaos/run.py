@@ -23,8 +23,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.chaos.faults import FAULTS, Fault, kill, restored
-from experiments.chaos.suite import AGAIN_S, DEVICES, PROFILE, SLO_MS, START, load, offered_per_s
+from experiments.chaos.faults import (
+    AGAIN_S,
+    DEVICES,
+    FAULTS,
+    PROFILE,
+    SLO_MS,
+    START,
+    Fault,
+    kill,
+    load,
+    offered_per_s,
+    restored,
+)
 from experiments.replan.suite import BATCH
 from experiments.replan.timeline import Timeline, timeline
 from experiments.shared.live import Live, application, bare, controller, kill_node, named, node

@@ -52,7 +52,7 @@ def four_nodes() -> dict[str, float]:
 
 
 def _rising(per_s: float, shares: Sequence[float], seconds: float) -> np.ndarray:
-    """When requests are due: a step at each of these shares of the rate, then so many seconds at the whole of it."""
+    """When requests are due: a step at each of these shares of the rate, then `seconds` at the whole rate."""
     steps = [arrivals("poisson", share * per_s, STEP_S, seed) + seed * STEP_S for seed, share in enumerate(shares)]
     return np.concatenate([*steps, arrivals("poisson", per_s, seconds, len(steps)) + len(steps) * STEP_S])
 

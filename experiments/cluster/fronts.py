@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from experiments.chaos.suite import PROFILE, SLO_MS, START, load, offered_per_s
+from experiments.chaos.faults import PROFILE, SLO_MS, START, load, offered_per_s
 from experiments.serve import fleet, measures
-from experiments.shared.live import Live, application, bare, stats_at
+from experiments.shared.live import Live, answer_at, application, bare
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.files import Profile
@@ -41,14 +41,14 @@ class FrontsSeen:
 
 @dataclass(frozen=True)
 class FrontsPassed:
-    """What passed through so many fronts, from clients that ask again as soon as they are answered."""
+    """What passed through the fronts, from clients that ask again as soon as they are answered."""
 
     per_s: float
     cpu_ms: float  # of all fronts, for each request
 
 
 def measure(fronts: int) -> dict[str, dict[str, float]]:
-    """What so many fronts make of both loads."""
+    """What this number of fronts makes of both loads."""
     with _served_by(fronts, START, PROFILE, SLO_MS) as here:
         filled = asyncio.run(_filled(here))
     with _served_by(fronts, QUICK, fleet.profile(), PATIENT_MS) as here:
@@ -88,9 +88,9 @@ async def _filled(here: Live) -> FrontsSeen:
 
 
 async def _turn(here: Live, seed: int) -> FrontsSeen:
-    before = stats_at(here.base)
+    before = answer_at(f"{here.base}/stats")
     record = await load(here.url).at(arrivals("poisson", SHARE * offered_per_s(), SECONDS, seed))
-    after = stats_at(here.base)
+    after = answer_at(f"{here.base}/stats")
     first = [stats["splits"][0] for stats in (before, after)]
     launches = [each["launches"] for each in first]
     full = [each["launches"] * each["fill"] for each in first]  # how many launches the inputs would have filled

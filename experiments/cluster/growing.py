@@ -8,19 +8,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter as now_s
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 
-from experiments.chaos.suite import SLO_MS, load
+from experiments.chaos.faults import SLO_MS, load
 from experiments.cluster.started import Started, started
 from experiments.replan.suite import BATCH, profile
 from experiments.serve.fleet import promise_per_s
-from experiments.shared.live import application, controller, kill_node
+from experiments.shared.live import answer_at, application, controller, kill_node
 from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.optimizer import Objective, optimize
 from isobatch.profiles.devices import fleet, links_between
+from isobatch.profiles.errors import UserError
 
 KIND, NEVER = "k80", "t4"  # what Ray can rent, and what it is asked for first, as it costs less: none of it ever comes
 MOST, RENTED = 2, 2  # devices of each that plans may use, and nodes that may be rented: one more while another ends
@@ -101,19 +101,13 @@ async def until(base: str, holds: Callable[[Status], bool]) -> float:
     """When this holds of the controller's state. An error lists the controller's latest decisions."""
     begun_s, decisions = now_s(), dict[int, str]()
     while now_s() - begun_s < WITHIN_S:
-        with suppress(OSError):
-            status = await asyncio.to_thread(_status, base)
+        with suppress(OSError, UserError):
+            status: Status = await asyncio.to_thread(answer_at, f"{base}/controller/status")
             decisions |= {each["number"]: "{number} {what}: {why}".format_map(each) for each in status["events"]}
             if holds(status):
                 return now_s()
         await asyncio.sleep(LOOK_S)
     raise TimeoutError("\n".join(decisions.values()))
-
-
-def _status(base: str) -> Status:
-    with urlopen(f"{base}/controller/status", timeout=10) as reply:
-        result: Status = json.load(reply)
-    return result
 
 
 async def reclaimed(cluster: Started, base: str, with_notice: bool) -> float:

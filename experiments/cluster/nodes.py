@@ -17,9 +17,8 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.chaos.faults import Fault
+from experiments.chaos.faults import DEVICES, PROFILE, SLO_MS, START, Fault
 from experiments.chaos.run import console, struck_under_load, table
-from experiments.chaos.suite import DEVICES, PROFILE, SLO_MS, START
 from experiments.shared.live import Live, application, bare, kill_node, node
 from isobatch.cluster.serving.processes import descendants
 

@@ -3,7 +3,7 @@ nodes that Ray can rent come when more is asked, and go again; a mixed fleet kee
 are declared slow are avoided.
 
 The nodes that vanish are on this machine, at addresses of their own in a network of their own (`unshare`, Linux), so
-that the way to one of them can be cut: what is sent there vanishes, and nobody is told.
+that the way to one of them can be cut: what is sent there vanishes without an error.
 
 It is measured in parts, fronts and faults in several. What a part has found is kept (`~/.cache/isobatch/bench-cluster`)
 until its code is another or its file is deleted, so a run that was broken off goes on where it was. `python -m
@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +22,9 @@ from typing import Any
 from experiments.chaos.run import Round, figures_of
 from experiments.cluster import fleets, fronts, growing
 from experiments.cluster.nodes import CUT
-from experiments.shared.version import code_behind
-from isobatch.deployments.folders import cache_directory
+from experiments.shared.kept_parts import kept, place_of
 
-FAULTS, TOGETHER = 100, 20  # so many faults hit one application, and then the next
+FAULTS, TOGETHER = 100, 20  # faults in all, and those of one application
 
 
 def measure(parts: str = "", faults: int = FAULTS) -> dict[str, float]:
@@ -73,15 +71,4 @@ def _struck(faults: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _done(part: str, work: Callable[[], Any], module: str) -> Any:
-    """What a part finds, or has found by the same code of its module and of what that imports."""
-    path = cache_directory() / "bench-cluster" / f"{part}.json"
-    code = sha256(json.dumps(code_behind(f"experiments/cluster/{module}.py")).encode()).hexdigest()
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    if kept.get("code") == code:
-        return kept["found"]
-    result = work()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps({"code": code, "found": result}))
-    beside.replace(path)  # whole, whenever the run is broken off
-    return result
+    return kept(place_of("cluster", part, module=module).with_suffix(".json"), work)

@@ -14,10 +14,9 @@ from time import monotonic, sleep
 from typing import Any
 
 from experiments.shared.live import kill_node
-from experiments.shared.ports import free_port
+from experiments.shared.machine import COMMAND, ROOT, free_port
 from isobatch.cluster.serving.processes import bound_to_us, descendants
 
-ROOT = Path(__file__).parents[2]
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 STORE_BYTES = 80 << 20
 WITHIN_S, ATTEMPTS = 120.0, 3
@@ -28,7 +27,7 @@ HEAD_ID = "f" * 51 + "00000"  # as that provider calls the head
 
 
 class Started:
-    """The processes of a cluster. `kinds` are those of which Ray's autoscaler may rent so many nodes of one device."""
+    """The processes of a cluster. `kinds`: how many nodes with one device of a kind Ray's autoscaler may rent."""
 
     def __init__(self, folder: Path, kinds: Mapping[str, int] | None = None, idle_s: float = 6.0) -> None:
         self._folder, self._started = folder, list[subprocess.Popen[bytes]]()
@@ -116,7 +115,7 @@ class Started:
 
     def run(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """A command of ours on the head."""
-        return self.python("-m", "isobatch.cluster.cli", *words, folder=folder)
+        return self.python(*COMMAND[1:], *words, folder=folder)
 
     def python(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]

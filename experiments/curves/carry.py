@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.profiles.curves import PUBLISHED_FILE
 
 FILES = ("tensorrt_demobert", "fastertransformer", "deeplearningexamples", "aitemplate", "pytorch_onnxruntime_misc")

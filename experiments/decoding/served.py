@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 from experiments.shared.live import NAME, Live, bare
-from experiments.shared.public_data import ROOT
+from experiments.shared.machine import ROOT, run_isobatch
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer
@@ -41,7 +41,7 @@ RESIDENTS = 32
 TTFT_MS, TPOT_MS = 1000.0, 250.0
 WAYS = ("off", "recompute", "verified", "project")
 SHARED, OWN = 500, 12  # tokens with which all prompts begin, and that follow
-WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, for so long
+WARMS_UP, WARMS_UP_S = 0.7, 6.0  # of the promise, and for how long
 SHARES = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1)  # of the promise, which are tried
 KEPT = 0.98  # of the texts in time: then a rate is sustained
 
@@ -60,7 +60,7 @@ def checkpoint() -> Path:
                 _make(Path(folder))
                 (Path(folder) / "prompts.csv").write_text("text\n" + "\n".join(prompts(120, seed=2)) + "\n")
                 data = ["--data", f"{folder}/prompts.csv", "--max-accuracy-loss", "1%", "--max-tokens", str(TOKENS)]
-                _isobatch("prepare", folder, *data, "--out", str(Path(folder) / "ramps"))
+                run_isobatch("prepare", folder, *data, "--out", str(Path(folder) / "ramps"))
                 for file in (Path(folder) / "ramps").iterdir():
                     (draft / file.name).write_bytes(file.read_bytes())
     return target
@@ -86,17 +86,12 @@ def _make(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _isobatch(*arguments: str) -> None:
-    command = [sys.executable, "-m", "isobatch.cluster.cli", *arguments]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=sys.stderr)
-
-
 def measure_served(dtype: str, threads: int, rounds: int, seconds: int, ways: Sequence[str]) -> dict[str, float]:
     """Figures for one precision and number of threads."""
     network = checkpoint()
     with TemporaryDirectory() as folder, bare() as here:
         profile = Path(folder) / "profile.json"
-        _isobatch("profile", str(network), "--dtype", dtype, "--threads", str(threads), "--out", str(profile))
+        run_isobatch("profile", str(network), "--dtype", dtype, "--threads", str(threads), "--out", str(profile))
         plans = {way: _planned(network, profile, Path(folder), way) for way in ways}
         return asyncio.run(_measured(here, network, plans, dtype, threads, rounds, seconds))
 
@@ -104,7 +99,7 @@ def measure_served(dtype: str, threads: int, rounds: int, seconds: int, ways: Se
 def _planned(network: Path, profile: Path, folder: Path, way: str) -> Path:
     path = folder / f"{way}.json"
     limits = ["--ttft-ms", f"{TTFT_MS:g}", "--tpot-ms", f"{TPOT_MS:g}"]
-    _isobatch("plan", str(network), "--profile", str(profile), *limits, "--exits", way, "--out", str(path))
+    run_isobatch("plan", str(network), "--profile", str(profile), *limits, "--exits", way, "--out", str(path))
     return path
 
 

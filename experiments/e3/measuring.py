@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from experiments.planner.settings import Network, Survivors
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.cluster.load.traces import trace
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.report import Report
@@ -34,7 +34,7 @@ STEADY_SHARE = 0.8  # of what the weakest system sustains: the load under which 
 BURSTY_SHARE, BURSTY_S = 0.4, 100.0  # the mean of the trace, of what the network without exits sustains; how long
 TWEETS = "arrivals/twitter/twitter_2021-08_per_second.tbz2"
 NOBODY_LEAVES: Survivors = ((0.0, 1.0), (1.0, 1.0))
-MORE, TURNS = 1.05, 20  # a plan that does not sustain the asked rate in the simulator is asked for so much more
+MORE, TURNS = 1.05, 20  # a plan that does not sustain the asked rate in the simulator is asked for this multiple
 
 
 @dataclass(frozen=True)

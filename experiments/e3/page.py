@@ -5,14 +5,15 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from experiments.e3.measuring import ALL_RAMPS, OURS, SERIAL, E3Setting, planned
+from experiments.e3.measuring import ALL_RAMPS, EARLY, FULL, OURS, SERIAL, E3Setting, planned
 from experiments.e3.suite import BACKENDS, FIGURES, E3Figure
-from experiments.shared import gains, shortfalls
-from experiments.shared.gains import DOCS
+from experiments.shared import shortfalls
 from isobatch.optimizer.objective import Objective
 
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "e3.md"
-COLOURS = {**gains.COLOURS, SERIAL: gains.COLOURS["serial"], ALL_RAMPS: "#7fb3d5"}
+BLUE, PALE, ORANGE, GREY = "#1b6ca8", "#7fb3d5", "#d98c3f", "#999999"
+COLOURS = {OURS: BLUE, SERIAL: PALE, EARLY: ORANGE, FULL: GREY, ALL_RAMPS: PALE}
 Row = Mapping[str, Any]
 LOST = {  # in a word or two
     shortfalls.WAITING: "waiting",
@@ -22,7 +23,7 @@ LOST = {  # in a word or two
     shortfalls.LATENCY: "SLO",
     shortfalls.APART: "kinds",
 }
-ENOUGH, LEAST = 0.95, 0.005  # of the bound: where nothing is told of what is lost; the smallest part that is told
+ENOUGH, LEAST = 0.95, 0.005  # of the bound, above which losses are not listed; the smallest loss that is listed
 TABLES = Path(__file__).with_name("tables.md")
 HEAD = """# E3's figures, on published curves
 
@@ -115,7 +116,7 @@ def _table(figure: E3Figure, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _lost(figure: E3Figure, row: Row) -> str:
-    """To what goodput is lost; nothing is said of plans that are made for other inputs than come."""
+    """To what goodput is lost; empty for plans that are made for other inputs than those that come."""
     setting: E3Setting = dict(figure.settings)[row["x"]]
     if row["share"] >= ENOUGH or setting.expected:
         return ""

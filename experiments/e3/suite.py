@@ -58,7 +58,7 @@ def _by_batch(network: Network, devices: str, batches: tuple[int, ...], **others
 
 
 def _mixed(easy: float) -> Network:
-    """BERT-base with so many easy inputs, which are the half that leaves first where easy and hard are as many."""
+    """BERT-base with this share of easy inputs; of half easy and half hard ones, the easy half leaves first."""
     survivors: Survivors = tuple(
         (depth, easy * max(0.0, 2 * share - 1) + (1 - easy) * min(1.0, 2 * share))
         for depth, share in ((0.0, 1.0), (0.5, 0.5), (1.0, 0.2))
@@ -67,13 +67,13 @@ def _mixed(easy: float) -> Network:
 
 
 def _leaving_as(shares: tuple[float, ...]) -> Network:
-    """BERT-base, if so many enter each of its parts, which are of equal size."""
+    """BERT-base, with these shares of inputs that enter each of its equal parts."""
     depths = (*(part / len(shares) for part in range(len(shares))), 1.0)
     return replace(BERT_BASE, survivors=tuple(zip(depths, (*shares, shares[-1]), strict=True)))
 
 
 def _misjudged(error: float) -> Network | None:
-    """BERT-base with so many fewer leavers than there are; None where they are as many."""
+    """BERT-base with this share of leavers less than there are; None: with all of them."""
     if not error:
         return None
     survivors: Survivors = tuple((depth, 1 - (1 - share) * (1 - error)) for depth, share in BERT_BASE.survivors)

@@ -63,7 +63,7 @@ class Calibration:
 
 
 def measured(url: str, plan: Plan, facts: Profile, per_s: float, seconds: float = 2.0) -> ServerCosts:
-    """Measure one server, in about four times so many seconds. `per_s` is what the plan promises."""
+    """Measure one server, in about four times `seconds`. `per_s` is what the plan promises."""
     turns_s = _turns_s(url, plan, facts)
     seen = [_seen(url)]
     time.sleep(seconds / 2)

@@ -12,14 +12,13 @@ from experiments.fidelity.calibration import Calibration
 from experiments.fidelity.suite import SIMULATED, Case
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.workloads import Floats, Ints
-from isobatch.cluster.simulator.event_loop import Troubles
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import World, simulate
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 
-TOLD = ("goodput_per_s", "p50_ms", "p99_ms")
+COMPARED = ("goodput_per_s", "p50_ms", "p99_ms")
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ def live(case: Case, url: str, promised_per_s: float) -> LiveCase:
 def compare(tried: LiveCase, plan: Plan, facts: Problem, calibrated: Calibration) -> ComparedCase:
     """Simulate the live case with the same arrivals and exits."""
     case, record = tried.case, tried.record
-    limits, troubles = Limits(early_s=EARLY_S), Troubles(jitter=calibrated.jitter)
-    world = World(plan, facts, case.slo_s, limits, troubles, calibrated.host)
+    world = World(plan, facts, case.slo_s, Limits(early_s=EARLY_S), calibrated.jitter, calibrated.host)
     inputs = [(tried.times_s, tried.sure_after)]
     reports = [simulate(world, inputs, case.seconds, seed) for seed in range(SIMULATED)]
     late_ms = 1e3 * float(np.nanpercentile(record.sent_s - record.due_s, 99))
@@ -96,7 +94,7 @@ def _simulated(report: Report) -> RunFigures:
 def errors(rows: Sequence[ComparedCase]) -> dict[str, float]:
     """The largest and the median error of all cases, and the largest spread between runs of one case."""
     result = {}
-    for name in TOLD:
+    for name in COMPARED:
         short, all_ = name.partition("_")[0], [abs(row.error(name)) for row in rows]
         result[f"{short}_error_max"], result[f"{short}_error_median"] = max(all_), median(all_)
         result[f"{short}_spread_max"] = max(row.spread(name) for row in rows)

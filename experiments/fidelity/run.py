@@ -4,7 +4,6 @@ Live means the whole path: `isobatch serve` on a local Ray, HTTP through HAProxy
 the table's time. What serving costs beside the devices is measured on the same servers (`calibration.py`).
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,13 +12,12 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.fidelity.calibration import Calibration, ServerCosts, calibration, measured
-from experiments.fidelity.compare import TOLD, ComparedCase, LiveCase, compare, errors, live
+from experiments.fidelity.compare import COMPARED, ComparedCase, LiveCase, compare, errors, live
 from experiments.fidelity.suite import PLANS, SLO_S, cases, profile
 from experiments.serve import measures, servers
 from experiments.serve.fleet import facts_for, promise_per_s
 
-HERE = Path(__file__).parent
-RESULTS, HOST = HERE / "results.csv", HERE / "host.json"
+HOST = Path(__file__).with_name("host.json")
 WIDE = 140  # a row is a line
 
 
@@ -27,7 +25,6 @@ def measure() -> dict[str, float]:
     calibrated, tried = served()
     HOST.write_text(calibrated.host.model_dump_json(indent=2) + "\n")
     rows = list(compared(tried, calibrated))
-    write(rows, RESULTS)
     Console(width=max(WIDE, Console().width)).print(table(rows))
     costs = {name.replace("_s", "_ms"): 1e3 * cost for name, cost in calibrated.host.model_dump().items()}
     return {**errors(rows), **costs, "jitter": float(calibrated.jitter), "cases": len(rows)}
@@ -52,20 +49,6 @@ def compared(tried: Iterable[LiveCase], calibrated: Calibration) -> Iterator[Com
         yield compare(each, plan, facts_for(profile(), plan.devices()), calibrated)
 
 
-def write(rows: Sequence[ComparedCase], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        names = (f"{who}_{what}" for what in TOLD for who in ("live", "simulated", "spread"))
-        out.writerow(("plan", "arrivals", "load", *names))
-        out.writerows(_cells(row) for row in rows)
-
-
-def _cells(row: ComparedCase) -> Iterator[str]:
-    yield from (row.case.plan, row.case.process, f"{row.case.load:g}")
-    for what in TOLD:
-        yield from (f"{value:.4g}" for value in (getattr(row.live, what), row.median(what), row.spread(what)))
-
-
 def table(rows: Sequence[ComparedCase]) -> Table:
     result = Table("plan", "arrivals", "load", title="live / simulated, by how much that is off ± from run to run")
     for name in ("goodput per s", "p50 ms", "p99 ms", "sent late p99 ms"):
@@ -73,7 +56,7 @@ def table(rows: Sequence[ComparedCase]) -> Table:
     for row in rows:
         cells = [
             f"{getattr(row.live, what):,.0f} / {row.median(what):,.0f}  {row.error(what):+.1%} ± {row.spread(what):.1%}"
-            for what in TOLD
+            for what in COMPARED
         ]
         result.add_row(row.case.plan, row.case.process, f"{row.case.load:.0%}", *cells, f"{row.sent_late_ms:.1f}")
     return result

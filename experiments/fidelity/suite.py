@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.serve.fleet import BLOCKS, KINDS, SURVIVAL, Part, plan
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.cluster.load.traces import trace
 from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from isobatch.optimizer.plan import Plan

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from experiments.planner.settings import EARLY, HALF, Network
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem

@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.progress import track
 
 from experiments.forecast.backtest import Backtest, backtest
-from experiments.forecast.picture import draw
 from experiments.forecast.traces import LOADS, traces
 from isobatch.profiles.forecast import Forecaster
 from isobatch.profiles.windows import Window
 
 SHOWN = 1  # the day in the picture: the first network, tenants, 300 inputs a window
 PICTURE = Path(__file__).parents[2] / "docs" / "forecast.png"
+ENTERING = 8  # inputs per batch at the first block
+BARS = 10  # how many windows have bars
+ACTUAL, FORECAST = "#1f2933", "#2a6fbb"
 
 
 def measure() -> dict[str, float]:
@@ -92,3 +94,27 @@ def restart_s(ramps: int) -> float:
     start = time.thread_time()
     Forecaster.after(windows, ramps + 1).forecast()
     return time.thread_time() - start
+
+
+def draw(test: Backtest, path: Path) -> None:
+    """Forecast and reality: batch sizes at two cuts, as in figure 21 of E3, and the whole day."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes = figure.subplots(2, 2, width_ratios=(1, 2), sharey="row")
+    cuts = (0, test.actual.shape[1] // 2)
+    for (bars, day), cut in zip(axes, cuts, strict=True):
+        actual, forecast = (ENTERING * series[:, cut] for series in (test.actual, test.forecast))
+        windows = np.arange(BARS)
+        bars.bar(windows - 0.2, actual[:BARS], 0.4, label="seen", color=ACTUAL)
+        bars.bar(windows + 0.2, forecast[:BARS], 0.4, label="forecast", color=FORECAST)
+        day.plot(actual, label="seen", color=ACTUAL, linewidth=0.8)
+        day.plot(forecast, label="forecast", color=FORECAST, linewidth=1.2)
+        bars.set(ylabel=f"inputs left of {ENTERING} at cut {cut + 1}")
+        day.set_title(f"mean error {np.abs(actual - forecast).mean():.2f} inputs", fontsize="medium")
+    axes[0][1].legend(loc="lower right")
+    axes[1][0].set(xlabel=f"the first {BARS} windows of two minutes", xticks=range(BARS))
+    axes[1][1].set(xlabel="all windows of the day")
+    trace = test.trace
+    figure.suptitle(f"{trace.network}, mix by {trace.mix}, {trace.inputs} inputs a window")
+    figure.savefig(path, dpi=110)

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.profiles.windows import Window
 
 Floats = NDArray[np.float64]

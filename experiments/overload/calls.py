@@ -35,12 +35,12 @@ _HELLO = (
 )
 
 
-def _said(name: bytes, value: bytes) -> bytes:
+def _header(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
 class CallLoad(LoadGenerator):
-    """Sends these messages to ModelInfer; each call says that it waits for so long, and waits longer."""
+    """Sends these messages to ModelInfer; each call states `timeout_ms` as its deadline, and waits longer."""
 
     def __init__(self, target: str, messages: list[bytes], timeout_ms: float, connections: int) -> None:
         super().__init__(f"http://{target}/", [], connections * CALLS)
@@ -48,7 +48,7 @@ class CallLoad(LoadGenerator):
         headers = b"\x83\x86"  # POST, http
         fields = [(b":path", f"/{SERVICE}/ModelInfer".encode()), (b":authority", target.encode()), (b"te", b"trailers")]
         fields += [(b"content-type", b"application/grpc"), (b"grpc-timeout", b"%dm" % timeout_ms)]
-        self._headers = headers + b"".join(_said(name, value) for name, value in fields)
+        self._headers = headers + b"".join(_header(name, value) for name, value in fields)
         self._requests = [b"\0" + struct.pack("!I", len(each)) + each for each in messages]
 
     async def _connect(self, count: int) -> None:
@@ -144,7 +144,7 @@ class CallConnection(asyncio.Protocol):
 
 def _status(headers: bytes) -> int:
     """
-    >>> _status(_said(b"grpc-status", b"14") + _said(b"grpc-message", b"no"))
+    >>> _status(_header(b"grpc-status", b"14") + _header(b"grpc-message", b"no"))
     503
     """
     _, _, rest = headers.partition(b"grpc-status")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving.ports import is_free
 
 _CONFIGURATION = """global

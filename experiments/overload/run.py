@@ -24,7 +24,7 @@ from rich.console import Console
 from experiments.overload.askers import Asker, grpc_asker, http_asker
 from experiments.overload.decoy import decoy
 from experiments.serve import measures, servers
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import Floats, LoadRecord, run_noting_polls
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.demo.digits import demo_inputs

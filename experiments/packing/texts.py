@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.backend.families import NoEncoder
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.deployments.models.families import family_of
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.torch_model import TorchModel

@@ -6,8 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from experiments.peers.network import BATCH, FullNetwork, options
-from experiments.peers.ready import say_when_ready
+from experiments.peers.network import BATCH, FullNetwork, options, say_when_ready
 from isobatch.profiles.model import Label
 
 FOLDER = "ISOBATCH_PEER_FOLDER"

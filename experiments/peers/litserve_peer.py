@@ -10,8 +10,7 @@ from typing import Any
 
 import litserve
 
-from experiments.peers.network import BATCH, WAIT_S, FullNetwork, options
-from experiments.peers.ready import say_when_ready
+from experiments.peers.network import BATCH, WAIT_S, FullNetwork, options, say_when_ready
 from isobatch.profiles.model import Label
 
 FOLDER, EXITS = "ISOBATCH_PEER_FOLDER", "ISOBATCH_PEER_EXITS"  # the options of its worker, a process of its own

@@ -1,5 +1,7 @@
 """What every peer serves: the network in full, on ONNX Runtime, one thread, in batches."""
 
+import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,3 +42,14 @@ def options(arguments: Sequence[str]) -> tuple[str, int, str]:
     """The options of a peer's program: FOLDER PORT [DTYPE], where a DTYPE means exits inside a call."""
     folder, port, *exits_dtype = arguments
     return str(Path(folder)), int(port), "".join(exits_dtype)
+
+
+def say_when_ready(url: str) -> None:
+    """Print when a server answers, for peers that do not say so themselves."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                print(READY, flush=True)
+                return
+        except OSError:
+            time.sleep(0.05)

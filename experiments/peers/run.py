@@ -24,7 +24,7 @@ from rich.console import Console
 from experiments.peers.network import BATCH, READY, FullNetwork
 from experiments.peers.workloads import PeerWorkload, workloads
 from experiments.serve.servers import isobatch, memory_mb, running
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals

@@ -10,7 +10,6 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.planner.bruteforce import best_value, most_side_by_side
-from experiments.planner.paper import paper
 from experiments.planner.random_problems import random_objective, random_problem
 from experiments.planner.settings import BERT_BASE, BERT_LARGE, FOUR_KINDS, ONE_KIND, RESNET50, Network, deep, evenly
 from isobatch.optimizer.effort import EFFORT, Effort
@@ -37,10 +36,7 @@ def measure() -> dict[str, float]:
     for name, network in NETWORKS.items():
         figures |= _speed(name, network)
     figures |= _large()
-    console = Console()
-    console.print(_beside_the_paper(figures))
-    console.print(_growth())
-    figures |= paper(console)
+    Console().print(_beside_the_paper(figures))
     return figures | _exactness() | _sharing()
 
 
@@ -115,17 +111,6 @@ def _beside_the_paper(figures: dict[str, float]) -> Table:
             f"{figures[f'ms_{name}_46gpus_4kinds']:.0f} ms", f"{four_s:.2f} s",
             f"{figures[f'gap_{name}_46gpus_4kinds']:.2%}",
         )  # fmt: skip
-    return table
-
-
-def _growth() -> Table:
-    table = Table("blocks", "kinds", "GPUs", "time", "proved gap", title="how time grows, side by side, gap 1%")
-    sizes = [(12, 1, 46), (24, 1, 46), (48, 1, 46), (96, 1, 46), (12, 2, 46), (12, 4, 46), (12, 8, 46)]
-    sizes += [(24, 4, 46), (48, 4, 46), (12, 4, 8), (12, 4, 200), (12, 4, 1000)]
-    for blocks, kinds, gpus in track(sizes, "growth"):
-        facts = deep(blocks).facts(evenly(gpus, kinds))
-        seconds, plan = timed(lambda facts=facts: side_by_side(facts, PATIENT, GAP), repeat=1)  # type: ignore[misc]
-        table.add_row(str(blocks), str(kinds), str(gpus), f"{seconds * 1e3:.0f} ms", f"{gap(plan):.2%}")
     return table
 
 

@@ -17,7 +17,7 @@ Survivors = tuple[tuple[float, float], ...]  # depths as shares of the blocks, e
 
 
 def exits_along(survivors: Survivors, blocks: int) -> ExitProfile:
-    """The exit profile of a network of so many blocks, with straight lines between these points."""
+    """The exit profile of a network with this number of blocks, with straight lines between these points."""
     depths, shares = zip(*survivors, strict=True)
     curve = np.interp(np.arange(blocks) / blocks, depths, shares)
     return ExitProfile((1.0, *(float(share) for share in curve[1:])))
@@ -69,7 +69,7 @@ def deep(blocks: int) -> Network:
 
 
 def evenly(gpus: int, kinds: int) -> str:
-    """A fleet of so many devices of so many kinds.
+    """A fleet of `gpus` devices, of `kinds` kinds.
 
     >>> evenly(5, 2)
     'v100=3,p100=2'

@@ -39,7 +39,7 @@ SLO_S, MAX_BATCH = 0.1, 32
 SHARE, COST = 0.02, 0.01  # of audits: the product's own
 PROMISED = 0.99
 RATE_PER_S, SOUND_S, DRIFTED_S, DRIFTED = 1000.0, 60.0, 60.0, 0.05
-LOOK_S, LOOKS = 5.0, 24  # a look, and so many of them in a window
+LOOK_S, LOOKS = 5.0, 24  # the time between looks, and the looks of a window
 WINDOW_S, DAY_S = LOOK_S * LOOKS, 8 * 3600.0
 
 
@@ -112,7 +112,7 @@ class Fit:
         return np.where(random.uniform(size=count) < shares, misfits, others)
 
     def disagreement(self, chosen: Indices, misfits: float) -> float:
-        """The share of other answers than the full network's, of inputs among which so many are misfits."""
+        """The share of other answers than the full network's, if this share of the inputs are misfits."""
         off, is_misfit = self.off(chosen), self.off(self.chosen)
         return float(misfits * off[is_misfit].mean() + (1 - misfits) * off[~is_misfit].mean())
 

@@ -6,15 +6,14 @@ are for the controller. Beside it the answers that the demo's own thresholds wou
 
 import asyncio
 import json
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from experiments.serve import servers
+from experiments.shared.live import answer_at
 from isobatch.cluster.controller.record import THRESHOLDS
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.deployments.demo import demo_directory
@@ -25,12 +24,13 @@ from isobatch.deployments.models.served_model import ServedModel
 from isobatch.profiles.losses import Labels
 
 MINUTES = 10
-REQUESTS_PER_S, TOGETHER = 25, 8  # so many digits in a request
+REQUESTS_PER_S, TOGETHER = 25, 8  # digits of a request
 STEERING = {"slo_ms": 50, "max_batch": 32, "one_machine": True}
-AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of so few inputs tells within a minute
+AUDITS = {"audit_share": 0.2, "audit_cost": 0.1}  # a fifth of these inputs suffices within a minute
 NOISIEST = 0.6  # as shares of full ink: as far as the page's slider goes
 PROMISED = 0.99  # what the demo promises of agreement
-STEP_S, A_MINUTE, DISTINCT = 5.0, 12, 512  # noise is the same for so long, in which so many digits come in turns
+STEP_S, A_MINUTE = 5.0, 12  # the time for which noise stays the same, and the number of these steps in a minute
+DISTINCT = 512  # digits that take turns in a step
 console = Console(stderr=True)
 
 
@@ -84,8 +84,8 @@ def live(minutes: int) -> dict[str, float]:
     steps = [NoisyDigits.of(network, noise, seed) for seed, noise in enumerate(noises(minutes * A_MINUTE))]
     with servers.demo(AUDITS, STEERING) as base:
         kept = [step.answered_at(base) for step in steps]
-        events = _told(f"{base}/controller/status")["events"]
-        stats = _told(f"{base}/stats")
+        events = answer_at(f"{base}/controller/status")["events"]
+        stats = answer_at(f"{base}/stats")
     for each in events:
         console.print(f"{each['what']}: {each['why']}", markup=False, highlight=False)
     own = [step.own_share for step in steps]
@@ -107,8 +107,3 @@ def _minutes(shares: Sequence[float]) -> list[float]:
 
 def _kept_share(shares: Sequence[float]) -> float:
     return float(np.mean([each <= 1 - PROMISED for each in _minutes(shares)]))
-
-
-def _told(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as reply:
-        return json.load(reply)

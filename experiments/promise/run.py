@@ -10,14 +10,10 @@ It is measured in parts, on all cores. A run that was broken off goes on where i
 are there, each as long as the code stays the same that it ran, and the recorded inputs that it read.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
-from hashlib import sha256
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -29,9 +25,8 @@ from experiments.promise.recordings import ROWS
 from experiments.promise.tables import SOURCES, table
 from experiments.promise.tail import tail
 from experiments.promise.tried import summed, tried
-from experiments.shared.public_data import data
-from experiments.shared.version import code_behind
-from isobatch.deployments.folders import cache_directory
+from experiments.shared.kept_parts import kept, place_of
+from experiments.shared.machine import data
 from isobatch.deployments.progress import show
 from isobatch.profiles.losses import Metric
 
@@ -48,7 +43,6 @@ WORK: Mapping[str, Callable[..., Any]] = {
     "watched": watched,
     "early": early,
     "tail": tail,
-    "live": live,
     "tried": tried,
 }
 
@@ -57,19 +51,17 @@ def measure(splits: int = SPLITS, minutes: int = MINUTES) -> dict[str, float]:
     for source in SOURCES.values():
         for file, *_ in source.files:
             data(file)  # says what is missing before anything is begun
-    kept = Kept(cache_directory() / "bench-promise" / "parts.json")
-    made = kept.done([("table", name) for name in ROWS])
+    made = _done([("table", name) for name in ROWS])
     recordings = {name: made["table", name] for name in ROWS}
     others: list[Part] = [("plans", name, recordings[name]) for name in ROWS]
     others += [("watched", what, recordings["demo"]) for what in ("day", "costs", "mended")]
     others += [("early", name, recordings[name]) for name in SOURCES]
     others += [("tail", name, recordings[name]) for name in ROWS]
     tries = dict(_tries(splits, recordings))
-    alone: Part = ("live", minutes)
-    finished = kept.done([*(part for some in tries.values() for part in some), *others]) | kept.done([alone])
-    kept.forget(alone)  # another run would find something else: it depends on more than the code
-    figures = dict[str, float]()
-    for part in (*others, alone):
+    finished = _done([*(part for some in tries.values() for part in some), *others])
+    _one_thread()
+    figures = live(minutes)  # alone, and never kept: it depends on more than the code
+    for part in others:
         figures |= finished[part]
     figures["plan_thresholds_gain"] = geometric_mean([figures[f"plan_thresholds_gain_{name}"] for name in ROWS])
     for suffix, some in tries.items():
@@ -92,53 +84,19 @@ def _tries(splits: int, recordings: Mapping[str, str]) -> Iterator[tuple[str, li
             yield f"{name}_{metric.replace('-', '_')}", parts(name, metric, fewer)
 
 
-class Kept:
-    """What parts have found, in a file that outlives the run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._before = path, list[tuple[Part, str, Any]]()
-        if path.exists():
-            self._before = [(tuple(part), code, finished) for part, code, finished in json.loads(path.read_text())]
-
-    def done(self, parts: Sequence[Part]) -> dict[Part, Any]:
-        """What each part found, now or before."""
-        before = {(part, code): finished for part, code, finished in self._before}
-        finished = {part: before[part, _code(part[0])] for part in parts if (part, _code(part[0])) in before}
-        missing, failed = [part for part in parts if part not in finished], list[BaseException]()
-        with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _one_thread) as workers:
-            futures = {workers.submit(_work, part): part for part in missing}
-            for future in show(as_completed(futures), f"parts ({len(finished)} were done before)", len(missing)):
-                if error := future.exception():  # the others go on, and are kept
-                    failed.append(error)
-                    continue
-                part = futures[future]
-                finished[part] = future.result()
-                self._keep(part, finished[part])
-        if failed:
-            raise failed[0]
-        return finished
-
-    def _keep(self, part: Part, finished: Any) -> None:
-        """In place of what the same part has found with other code."""
-        self._before = [*(each for each in self._before if each[0] != part), (part, _code(part[0]), finished)]
-        self._write()
-
-    def forget(self, part: Part) -> None:
-        self._before = [each for each in self._before if each[0] != part]
-        self._write()
-
-    def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_suffix(".part")
-        beside.write_text(json.dumps(self._before))
-        beside.replace(self._path)  # whole, whenever the run is broken off
-
-
-@cache
-def _code(kind: str) -> str:
-    """Of all the code that work of this kind may run."""
-    module = WORK[kind].__module__.replace(".", "/")
-    return sha256(str(code_behind(f"{module}.py")).encode()).hexdigest()[:16]
+def _done(parts: Sequence[Part]) -> dict[Part, Any]:
+    """What each part finds, or found before by the same code."""
+    finished, failed = dict[Part, Any](), list[BaseException]()
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), _one_thread) as workers:
+        futures = {workers.submit(_work, part): part for part in parts}
+        for future in show(as_completed(futures), "parts", len(parts)):
+            if error := future.exception():  # the others go on, and are kept
+                failed.append(error)
+            else:
+                finished[futures[future]] = future.result()
+    if failed:
+        raise failed[0]
+    return finished
 
 
 def _one_thread() -> None:
@@ -149,4 +107,6 @@ def _one_thread() -> None:
 
 def _work(part: Part) -> Any:
     kind, *arguments = part
-    return WORK[kind](*arguments)
+    module = WORK[kind].__module__.rpartition(".")[2]
+    path = place_of("promise", *map(str, part), module=module).with_suffix(".json")
+    return kept(path, lambda: WORK[kind](*arguments))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.demos.digits import ramp_logits
 from experiments.promise.recordings import Recorded, keep
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.deployments.demo import demo_directory
 from isobatch.deployments.demo.digits import NOISE, demo_digits
 from isobatch.deployments.exits import entropy

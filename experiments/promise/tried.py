@@ -1,10 +1,8 @@
 """How often promises are broken: thresholds are chosen on some rows of a file, by `isobatch prepare` and as before.
 
-They are tried on all other rows. Beside it, on the same ladder, a bound by betting (Waudby-Smith and Ramdas, 2023),
-which is as tight as any that asks nothing of the losses but that they are bounded.
+They are tried on all other rows.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -14,12 +12,12 @@ from experiments.promise.before import searched
 from experiments.promise.recordings import ROWS, Recorded, read
 from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.exit_table import highest, ladder, outcome
-from isobatch.profiles.losses import OF_ALL, Floats, Indices, Metric
+from isobatch.profiles.losses import OF_ALL, Indices, Metric
 
 MAX_LOSS, CONFIDENCE = 0.01, 0.95
 TEST_SHARE = 0.35  # of the rows: as `isobatch prepare` parts them
 BEFORE_SHARE = 0.2  # of the rows, on which thresholds were chosen before
-EXACT, BETTING, BEFORE = "", "betting_", "before_"  # as the names of the figures begin
+EXACT, BEFORE = "", "before_"  # as the names of the figures begin
 
 
 def tried(name: str, recording: str, metric: Metric, start: int, stop: int) -> dict[str, list[tuple[float, float]]]:
@@ -65,25 +63,5 @@ def _chosen(some: Recorded, metric: Metric) -> dict[str, Indices]:
     chosen = {EXACT: highest(rungs, tested, metric, evidence.shows)}
     if metric not in OF_ALL:
         return chosen
-    losses, everyone = tested.losses(metric), np.arange(tested.num_inputs)
-    bets = rungs[0]
-    for rung in rungs[1:]:
-        if not wins(losses[tested.places(rung), everyone], MAX_LOSS, 1 - CONFIDENCE):
-            break
-        bets = rung
     before = some.known.of(rows[: int(len(rows) * BEFORE_SHARE)])
-    return chosen | {BETTING: bets, BEFORE: searched(before, metric, MAX_LOSS)}
-
-
-def wins(losses: Floats, max_loss: float, doubt: float) -> bool:
-    """Whether a purse that bets on a loss below `max_loss`, input by input, ever grows to 1 / doubt times what it was.
-
-    A bet is as large as the variance seen so far allows, and never more than half of what could be lost.
-    """
-    count = len(losses)
-    seen = np.arange(1, count + 1)
-    means = (max_loss + losses.cumsum()) / (seen + 1)
-    variances = (0.25 + ((losses - means) ** 2).cumsum()) / (seen + 1)
-    before = np.concatenate(([0.25], variances[:-1]))
-    bets = np.minimum(np.sqrt(2 * math.log(1 / doubt) / (count * before)), 0.5 / (1 - max_loss))
-    return bool(np.log1p(bets * (max_loss - losses)).cumsum().max() >= math.log(1 / doubt))
+    return chosen | {BEFORE: searched(before, metric, MAX_LOSS)}

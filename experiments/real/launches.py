@@ -124,7 +124,7 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def _new_shapes(model: TorchModel) -> dict[str, float]:
-    """Launches of so many different token counts, over each of them once more."""
+    """Launches of different token counts, over the same launches repeated."""
     drawn = np.random.default_rng(5)
     model.compile_shapes(LARGEST_BATCH, LARGEST_BATCH * (LONGEST + 2), 60.0, time.perf_counter)
     counts = drawn.permutation(np.arange(SHAPES) + LARGEST_BATCH)
@@ -134,7 +134,7 @@ def _new_shapes(model: TorchModel) -> dict[str, float]:
 
 
 def _texts_of(tokens: int, drawn: np.random.Generator) -> list[str]:
-    """Texts of together so many tokens."""
+    """Texts that have this number of tokens together."""
     lengths = list[int]()
     while tokens > 0:
         lengths.append(min(tokens, int(drawn.integers(3, LONGEST + 2))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.shared.live import NAME, Live, application, named, stats_at
+from experiments.shared.live import NAME, Live, answer_at, application, named
 from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
@@ -172,10 +172,11 @@ class ServedNetwork:
         """Ask for most of what the plan promises, and look at its replicas."""
         application = RunningApplication(NAME)
         await application.observe(devices=False)
-        before, clock = stats_at(self.here.base)["splits"], ReplicaClock.now(sum(system.plan.devices().values()))
+        stats = f"{self.here.base}/stats"
+        before, clock = answer_at(stats)["splits"], ReplicaClock.now(sum(system.plan.devices().values()))
         record = await self.server.ask(NEARLY * system.promised_per_s, seconds, seed=9)
         spent, seen = clock.spent(), await application.observe(devices=False)
-        fills = filled(before, stats_at(self.here.base)["splits"])
+        fills = filled(before, answer_at(stats)["splits"])
         busy_s = sum(took.seconds for took in seen.launches.values())
         at_once = system.plan.pipelines[0].splits[0].batch_size
         await self.server.ask(ALONE * system.promised_per_s, seconds, at_once=at_once)

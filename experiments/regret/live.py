@@ -7,7 +7,6 @@ goodput. All is on one machine's cores, the generator too.
 import asyncio
 import json
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from urllib.error import HTTPError
 import numpy as np
 from rich.console import Console
 
-from experiments.regret.bursts import Burst, believed_error, reacted_s, share_of
-from experiments.shared.live import NAME, Live, application, bare, controller
+from experiments.regret.judged import Burst, believed_error, reacted_s, share_of
+from experiments.shared.live import NAME, Live, answer_at, application, bare, controller
 from experiments.shared.real_network import DTYPE, KIND, LARGEST_BATCH, checkpoint, profiled, survival_of, texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.config import Patience
@@ -95,7 +94,8 @@ class ServedBert:
         return False
 
     async def answer_of(self, what: str, data: bytes | None = None) -> dict[str, Any]:
-        return await asyncio.to_thread(_asked, f"{self.here.base}/controller/{what}", data)
+        answer: dict[str, Any] = await asyncio.to_thread(answer_at, f"{self.here.base}/controller/{what}", body=data)
+        return answer
 
     async def roll_out(self, plan: Plan) -> None:
         await RunningApplication(NAME).roll_out(plan)
@@ -251,9 +251,3 @@ async def _react(served: ServedBert, timing: Timing) -> dict[str, float]:
         )
         await served.ask(served.calm_per_s, REST_S)
     return {"seconds_to_react": max(result)}
-
-
-def _asked(url: str, data: bytes | None) -> dict[str, Any]:
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as reply:
-        answer_of: dict[str, Any] = json.load(reply)
-    return answer_of

@@ -21,9 +21,9 @@ def measure(
     only: str = "first,mixed,bursts,react", calm_s: int = 300, burst_s: int = 20, window_s: int = 60,
     rounds: int = ROUNDS,
 ) -> dict[str, float]:  # fmt: skip
-    """Simulated: so many hours of these traces, whose busy windows ask for so many percent of the first plan.
+    """Simulated: `hours` of these traces, whose busy windows ask for `percents` of what the first plan sustains.
 
-    Live: `only` these parts, with a calm, bursts and windows of the controller of so many seconds.
+    Live: `only` these parts, with a calm, bursts and windows of the controller of these seconds.
     """
     timing = Timing(float(calm_s), float(burst_s), float(window_s), rounds)
     measures: dict[str, Callable[[], dict[str, float]]] = {

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.planner.settings import Network
 from experiments.regret.judged import scaled
-from experiments.shared.public_data import data
+from experiments.shared.machine import data
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
@@ -67,7 +67,7 @@ def question() -> AskedQuestion:
 
 @dataclass(frozen=True)
 class ReplayedTrace:
-    """One recorded trace, so many hours of it, whose busy windows are at `percent` of what the first plan sustains."""
+    """`hours` of one recorded trace, whose busy windows are at `percent` of what the first plan sustains."""
 
     trace: str
     percent: int

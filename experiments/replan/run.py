@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from experiments.replan import changes as changing
-from experiments.replan import cost, switch
+from experiments.replan import switch
 from experiments.replan.suite import START, cpus_per_replica, profile
 from experiments.shared.live import Live, application, bare
 
@@ -21,12 +21,11 @@ console = Console(stderr=True, width=140)  # tables are kept in files too
 Figures = dict[str, float]
 
 
-def measure(parts: str = "changes,switch,cost", changes: int = 30, windows: int = switch.WINDOWS) -> Figures:
+def measure(parts: str = "changes,switch", changes: int = 30, windows: int = switch.WINDOWS) -> Figures:
     """Run these parts; `windows` is the number of the controller's windows for each mix of inputs."""
     measures: dict[str, Callable[[Live, Path], Awaitable[Figures]]] = {
         "changes": lambda here, folder: _changes(here, folder, changes),
         "switch": lambda here, folder: _switch(here, folder, windows),
-        "cost": cost.measure,
     }
     with TemporaryDirectory() as folder, bare() as here:
         return asyncio.run(_one_by_one([measures[part] for part in parts.split(",")], here, Path(folder)))

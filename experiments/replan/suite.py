@@ -64,7 +64,7 @@ WITHOUT_ROOM = ((NO_ROOM, plan((4, 3, FAST), (BLOCKS, 6, SLOW))), (NO_ROOM, STAR
 
 
 def steps(changes: int) -> tuple[tuple[str, Plan], ...]:
-    """Two changes for which devices must be freed first, then so many more, every kind in turn.
+    """Two changes for which devices must be freed first, then `changes` more, every kind in turn.
 
     >>> [what for what, _ in steps(2)]
     ['devices freed first', 'devices freed first', 'cut moved', 'split added']

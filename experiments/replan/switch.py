@@ -1,14 +1,13 @@
 """E3's section 5.4 on a live application: plans follow a mix of easy to hard inputs from 80:20 over 50:50 to 20:80.
 
-It is the setting of `experiments/drift`, with all times stretched so far that two cores can play the devices, and the
-controller's windows shortened to seconds. Plans that stay (the best for each mix, early exit with shrinking batches, no
-exits) are put onto the very same application, one after the other, and meet the same inputs.
+All times are stretched so far that two cores can play the devices, and the controller's windows are shortened to
+seconds. Plans that stay (the best for each mix, early exit with shrinking batches, no exits) are put onto the same
+application, one after the other, and meet the same inputs.
 """
 
 import asyncio
 import json
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from experiments.drift.plot import COLOURS
-from experiments.drift.suite import SUITE
+from experiments.replan.mixes import SUITE
 from experiments.shared.gains import baseline_plan
-from experiments.shared.live import NAME, Live, application, controller
+from experiments.shared.live import NAME, Live, answer_at, application, controller
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.record import Event, Events
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
@@ -44,6 +42,7 @@ INPUT_BYTES = 4096  # of an input on its way: a real one's 400 KB take no longer
 WINDOW_S, LOOK_S, WINDOWS = 8.0, 0.5, 4  # the controller's times, and the number of windows that each mix lasts
 STAY_S, SETTLE_S = 5, 2  # how long a plan that stays is measured, and the time before that
 AFTER_WINDOWS = 2
+COLOURS = {"best plan": "#333333", "first plan": "#7fb3d5", "early exit": "#d98c3f", "no exits": "#999999"}
 console = Console(stderr=True)
 
 
@@ -131,14 +130,8 @@ async def _controlled(here: Live, folder: Path, staying: dict[str, list[float]],
     share = (_cpu_s(process) - cpu_s) / (time.time() - began_s)
     controlled = _good(record, phase_s * len(SHARES)).tolist()
     changes_s = [event.at_s - began_s for event in _decisions(folder, began_s)]
-    return Switch(controlled, staying, changes_s, share, await asyncio.to_thread(_effort, here))
-
-
-def _effort(here: Live) -> dict[str, float]:
-    """The controller's own report of its cost."""
-    with urllib.request.urlopen(f"{here.base}/controller/status", timeout=30) as reply:
-        spent: dict[str, float] = json.load(reply)["effort"]
-    return spent
+    status = await asyncio.to_thread(answer_at, f"{here.base}/controller/status")
+    return Switch(controlled, staying, changes_s, share, status["effort"])
 
 
 def _decisions(folder: Path, began_s: float) -> list[Event]:

@@ -24,7 +24,7 @@ KINDS = {"v100": 1.0, "k80": 2.0}  # how much slower than the plain kind
 
 @dataclass(frozen=True)
 class Part:
-    """A split up to this block on so many replicas of a kind."""
+    """A split up to block `stop`, on replicas of one kind."""
 
     stop: int
     replicas: int
@@ -71,7 +71,7 @@ def serve_file(
 
 
 def facts_for(facts: Profile, counts: Mapping[str, int]) -> Problem:
-    """The planner's view of so many devices of each kind."""
+    """The planner's view of these devices."""
     devices = [Device(kind, count, memory_bytes=10**12, price_per_hour=1.0) for kind, count in counts.items()]
     return problem(facts, devices, links_between(devices))
 

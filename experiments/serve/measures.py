@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import urllib.request
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from experiments.shared.live import answer_at
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
 from isobatch.cluster.load.workloads import arrivals
@@ -20,7 +20,7 @@ def leaving_at(block: int, inputs: int = 1) -> bytes:
 
 
 def rate(url: str, clients: int, seconds: float) -> float:
-    """Answers per second to so many clients, each of which asks again as soon as it is answered."""
+    """Answers per second to these clients, each of which asks again as soon as it is answered."""
     record = asyncio.run(LoadGenerator(url, [DRAWN], clients).by_clients(clients, seconds))
     return summary(record, float("inf")).answered_per_s
 
@@ -42,8 +42,7 @@ def under(url: str, rate_per_s: float, seconds: float, slo_ms: float, *bodies: b
 
 def stats(url: str) -> dict[str, Any]:
     """The content of /stats of the application at this address."""
-    with urllib.request.urlopen(url.replace("/predict", "/stats"), timeout=30) as reply:
-        content: dict[str, Any] = json.load(reply)
+    content: dict[str, Any] = answer_at(url.replace("/predict", "/stats"))
     return content
 
 

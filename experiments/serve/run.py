@@ -1,19 +1,17 @@
 """Claim: constant batch on Ray Serve costs little beside the devices, and keeps what a plan promises.
 
-Every server runs through HTTP and HAProxy, on virtual devices that take their time and compute nothing; the load comes
-from this process, over loopback, on the same cores. Figures of two servers are taken in turns.
+The server runs through HTTP and HAProxy, on virtual devices that take their time and compute nothing; the load comes
+from this process, over loopback, on the same cores.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 
 import numpy as np
 from rich.console import Console
 
-from experiments.serve import measures, servers
+from experiments.serve import measures
 from experiments.serve.contenders import CASES, Contest, contenders
 from experiments.serve.fleet import BLOCKS, PASS_S, Part, facts_for, plan, profile, promise_per_s
 from experiments.serve.hops import hops
@@ -43,38 +41,24 @@ def measure() -> dict[str, float]:
 
 
 def _front_door() -> dict[str, float]:
-    """The rate of requests that pass, and the latency of a request beside its devices.
-
-    Each server runs alone, because LitServe's idle workers poll and would take half a core from any other server.
-    """
+    """The rate of requests that pass, and the latency of a request beside its devices."""
     two = plan(Part(4, 4), Part(BLOCKS, 2))
-    contenders: dict[str, Callable[[], AbstractContextManager[str]]] = {
-        "ours": partial(served, two, profile(), slo_ms=5000.0),
-        "ray_default": servers.ray_default,
-    }
-    if litserve := servers.litserve_python():
-        contenders["litserve"] = partial(servers.litserve, litserve)
-    rounds = []
-    for number in range(ROUNDS):
-        console.print(f"two splits of 10 ms, plain Ray Serve, LitServe: round {number + 1} of {ROUNDS}")
-        rounds.append({name: _rate_of(server) for name, server in contenders.items()})
-    rps = {name: median(each[name] for each in rounds) for name in contenders}
+    console.print("two splits of 10 ms")
     with served(two, profile(), slo_ms=5000.0) as ours:
+        measures.rate(ours, CLIENTS, 1.0)  # warms up
+        rps = median(measures.rate(ours, CLIENTS, SECONDS) for _ in range(ROUNDS))
         lone_ms = measures.median_ms(ours, measures.leaving_at(3), count=100)
         before_s = measures.fronts(ours)["cpu_s"]
-        light_per_s = 0.3 * rps["ours"]
-        light = measures.under(ours, light_per_s, SECONDS, 5000.0, *map(measures.leaving_at, LEAVING))
+        light = measures.under(ours, 0.3 * rps, SECONDS, 5000.0, *map(measures.leaving_at, LEAVING))
         front_s = measures.fronts(ours)["cpu_s"] - before_s
-    figures = {f"rps_{name}": each for name, each in rps.items()}
-    figures |= {f"ratio_{name}": rps["ours"] / each for name, each in rps.items() if name != "ours"}
     return (
-        figures
-        | {
+        {
+            "rps_ours": rps,
             "lone_extra_ms": lone_ms - 1e3 * PASS_S,
             "front_cpu_ms_per_request": 1e3 * front_s / len(light.status),
         }
         | _over_passes("extra", measures.p50s_ms(light, len(LEAVING)))
-        | _over_passes("waits", _alone_ms(two, light_per_s))
+        | _over_passes("waits", _alone_ms(two, 0.3 * rps))
     )
 
 
@@ -93,12 +77,6 @@ def _alone_ms(chosen: Plan, per_s: float) -> Sequence[float]:
     report = simulate(World(chosen, replace(facts, links=links), 5.0), [inputs], 10 * SECONDS)
     # Half of the inputs leave half-way, all faster than the others: the quartiles are the medians of both halves.
     return [1e3 * report.tally.quantile_s(share) for share in (0.25, 0.75)]
-
-
-def _rate_of(server: Callable[[], AbstractContextManager[str]]) -> float:
-    with server() as url:
-        measures.rate(url, CLIENTS, 1.0)  # warms up
-        return measures.rate(url, CLIENTS, SECONDS)
 
 
 def _promises() -> dict[str, float]:

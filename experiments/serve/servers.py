@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +15,7 @@ from typing import IO
 from uuid import uuid4
 
 from experiments.serve.fleet import serve_file
-from experiments.serve.ray_default import READY
-from experiments.shared.ports import free_port
+from experiments.shared.machine import COMMAND, free_port
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.ray_settings import SETTINGS
 from isobatch.optimizer.plan import Plan
@@ -26,14 +24,14 @@ from isobatch.profiles.files import Profile
 PATIENCE_S = 600.0  # a busy machine takes its time
 MARK = "ISOBATCH_BENCH_SERVER"  # in the environment of a server and of all that it starts
 _NONE: Mapping[str, str] = {}
-SAID = 2000  # how many of the last letters of its log are shown if a server does not start
+SHOWN = 2000  # how many of the last letters of its log are shown if a server does not start
 
 
 @contextmanager
 def isobatch(serve_file: Path, grpc_port: int = 0, environment: Mapping[str, str] = _NONE) -> Iterator[str]:
     """`isobatch serve FILE`, until the block ends; yields its address. Port 0: no gRPC."""
     port = free_port()
-    command = [sys.executable, "-m", "isobatch.cluster.cli", "serve", str(serve_file), "--port", str(port)]
+    command = [*COMMAND, "serve", str(serve_file), "--port", str(port)]
     command += ["--grpc-port", str(grpc_port)]
     with running(command, "ready at", environment=environment):
         yield f"http://127.0.0.1:{port}/predict"
@@ -46,7 +44,7 @@ def demo(
     grpc_port: int = 0,
     environment: Mapping[str, str] = _NONE,
 ) -> Iterator[str]:
-    """The demo as it is shipped, told a little more; yields its address.
+    """The demo as it is shipped, with further settings; yields its address.
 
     `steering`: of the controller beside it, which remembers nothing of other days; None: there is none.
     """
@@ -82,27 +80,6 @@ def served(chosen: Plan, facts: Profile, slo_ms: float, **settings: object) -> I
 
 
 @contextmanager
-def ray_default() -> Iterator[str]:
-    """Plain Ray Serve with `@serve.batch`, with none of our settings but the fair share of the processor."""
-    port = free_port()
-    with running([sys.executable, "-m", "experiments.serve.ray_default", str(port)], READY):
-        yield f"http://127.0.0.1:{port}/predict"
-
-
-def litserve_python() -> str | None:
-    """The Python that has LitServe, which is no dependency of ours."""
-    return os.environ.get("ISOBATCH_LITSERVE")
-
-
-@contextmanager
-def litserve(python: str) -> Iterator[str]:
-    port = free_port()
-    stage = Path(__file__).with_name("litserve_stage.py")
-    with running([python, str(stage), str(port)], READY):
-        yield f"http://127.0.0.1:{port}/predict"
-
-
-@contextmanager
 def running(
     command: Sequence[str], ready: str, patience_s: float = PATIENCE_S, environment: Mapping[str, str] = _NONE
 ) -> Iterator[None]:
@@ -129,14 +106,14 @@ def running(
 def _await(process: subprocess.Popen[str], log: IO[str], ready: str, patience_s: float) -> None:
     """Wait until the program is ready; if it never is, raise an error with the end of its log."""
     until_s = time.monotonic() + patience_s
-    while ready not in _said(log):
+    while ready not in _text_of(log):
         if (ended := process.poll() is not None) or time.monotonic() > until_s:
             why = f"ended with {process.returncode}" if ended else f"was not ready within {patience_s:g} s"
-            raise RuntimeError(f"{process.args!r} {why}; the end of what it said:\n{_said(log)[-SAID:] or '(nothing)'}")
+            raise RuntimeError(f"{process.args!r} {why}; its last output:\n{_text_of(log)[-SHOWN:] or '(nothing)'}")
         time.sleep(0.1)
 
 
-def _said(log: IO[str]) -> str:
+def _text_of(log: IO[str]) -> str:
     log.seek(0)
     return log.read()
 

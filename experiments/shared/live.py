@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
+from isobatch.cluster.client import json_at
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import LocalRay, local_ray
 from isobatch.cluster.serving.processes import descendants
@@ -27,6 +28,7 @@ from isobatch.profiles.files import Profile, save
 
 NAME = "live"
 NODE_WITHIN_S, NODE_ATTEMPTS = 120.0, 3
+answer_at = partial(json_at, headers={}, patience_s=30.0)  # the JSON that a server has at an address
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Live:
         return result
 
     def slow_down(self, process: int, times: float) -> None:
-        """Make this device take so many times as long, from its next launch on."""
+        """Make launches of this device take `times` as long, from the next one on."""
         (self.faults / str(process)).write_text(str(times))
 
 
@@ -74,7 +76,7 @@ def bare(host: str = "127.0.0.1") -> Iterator[Live]:
                 yield Live(ray, f"http://127.0.0.1:{port}", Path(faults))
                 logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # of the event loop that handles belonged to
         finally:
-            sys.excepthook = sys.__excepthook__  # Ray's waits for the Ray that has ended, and an error is never told
+            sys.excepthook = sys.__excepthook__  # Ray's own hook waits for the Ray that has ended, and hides errors
     os.environ.clear()
     os.environ.update(before)
 
@@ -144,13 +146,6 @@ def kill_node(process: int) -> None:
     for each in (*descendants(process), process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-
-
-def stats_at(base: str) -> dict[str, Any]:
-    """What /stats says."""
-    with urllib.request.urlopen(f"{base}/stats", timeout=30) as reply:
-        result: dict[str, Any] = json.load(reply)
-    return result
 
 
 def named(what: str) -> list[int]:

@@ -1,10 +1,18 @@
-"""The processor that a benchmark runs on, and the end of a benchmark that is told to stop."""
+"""What a benchmark needs of its machine: its processor, ports, public data, our commands, and an end by a signal."""
 
+import os
 import platform
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+from isobatch.cluster.serving.ports import held_ports
+from isobatch.profiles.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "isobatch.cluster.cli")
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnni": "avx512_vnni", "avx2": "avx2"}
@@ -34,6 +42,25 @@ def _words(cpuinfo: Path) -> set[str]:
     with suppress(OSError):
         return set(cpuinfo.read_text().split())
     return set()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with held_ports(1, host) as (port,):
+        return port
+
+
+def data(name: str) -> Path:
+    """The path of a file of public data, under ISOBATCH_DATA or beside the checkout. No data is part of the project."""
+    folder = Path(os.environ.get("ISOBATCH_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / name).exists():
+        raise UserError(f"{folder / name} is not there: set ISOBATCH_DATA to the folder that holds {name}")
+    return folder / name
+
+
+def run_isobatch(*arguments: object) -> None:
+    """Run a command of ours in a process of its own; what it prints goes to stderr."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*COMMAND, *map(str, arguments)], check=True, env=environment, stdout=sys.stderr)
 
 
 def end_as_by_ctrl_c() -> None:

@@ -5,9 +5,6 @@ Nothing is downloaded: its tokenizer knows a few hundred made-up words. In bfloa
 """
 
 import csv
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.shared.machine import computes_bfloat16
-from experiments.shared.public_data import ROOT
+from experiments.shared.machine import computes_bfloat16, run_isobatch
 from isobatch import load as load_network
 from isobatch.deployments.exits import Decision, Range, takes
 from isobatch.deployments.folders import cache_directory, locked, replacing
@@ -100,29 +96,9 @@ def profiled(network: Path, folder: Path, budget_s: float = 30.0, dtype: str = D
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([each] for each in profiled_texts())])
-    command = [
-        sys.executable,
-        "-m",
-        "isobatch.cluster.cli",
-        "profile",
-        str(network),
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-    ]
-    command += [
-        "--dtype",
-        dtype,
-        "--backend",
-        "onnx" if dtype == "int8" else "torch",
-        "--threads",
-        "1",
-        "--largest",
-        str(LARGEST_BATCH),
-        "--budget",
-        f"{budget_s:g}",
-    ]
-    command += ["--kind", KIND]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=sys.stderr)
+    backend = "onnx" if dtype == "int8" else "torch"
+    run_isobatch(
+        "profile", network, "--data", data, "--out", out, "--dtype", dtype, "--backend", backend, "--threads", 1,
+        "--largest", LARGEST_BATCH, "--budget", f"{budget_s:g}", "--kind", KIND,
+    )  # fmt: skip
     return load(out)

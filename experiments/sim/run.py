@@ -6,20 +6,19 @@ It also simulates the paper's two fleets at batches of 8.
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from experiments.fidelity import run as fidelity
-from experiments.heterogeneous.run import FIGURE as MIXED
-from experiments.homogeneous.run import FIGURE as ONE_KIND
-from experiments.shared import gains
-from experiments.shared.gains import PaperFigure, baseline_plan
+from experiments.shared.gains import GAP, MIXED, ONE_KIND, PaperFleet, baseline_plan
 from isobatch.cluster.load.workloads import Floats, Ints, arrivals, exit_blocks
 from isobatch.cluster.simulator.simulation import World, simulate
+from isobatch.cluster.simulator.sustained import sustained_per_s
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
-from isobatch.optimizer.pipelines.baselines import NO_EXITS
+from isobatch.optimizer.pipelines.baselines import EARLY_EXIT, NO_EXITS
+from isobatch.optimizer.pipelines.oracle import oracle_per_s
+from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles.exits import ExitProfile
 
 BATCH = 8
@@ -30,7 +29,7 @@ REQUESTS, PIECES = 10_000_000, 100
 def measure(parts: str = "speed,ratios,fidelity", requests: int = REQUESTS) -> dict[str, float]:
     """`requests`: of the part that measures the simulator's own speed."""
     measures: dict[str, Callable[[], dict[str, float]]] = {
-        "speed": lambda: speed(ONE_KIND, requests),
+        "speed": lambda: speed(requests),
         "ratios": ratios,
         "fidelity": fidelity.measure,
     }
@@ -38,20 +37,29 @@ def measure(parts: str = "speed,ratios,fidelity", requests: int = REQUESTS) -> d
 
 
 def ratios() -> dict[str, float]:
-    """What the paper's two fleets sustain at one batch size, beside the baselines."""
-    one, mixed = (gains.measure(replace(claim, batches=(BATCH,))) for claim in (ONE_KIND, MIXED))
+    """What our plans sustain on E3's two fleets at one batch size, over the baselines."""
+    one, mixed = _sustained(ONE_KIND), _sustained(MIXED)
     return {
-        "ratio_naive_homogeneous": gains.ratio(one, BATCH, "early exit"),
-        "ratio_stock_homogeneous": gains.ratio(one, BATCH, "no exits"),
-        "ratio_best_heterogeneous": min(gains.ratio(mixed, BATCH, each) for each in ("early exit", "no exits")),
-        "share_of_oracle": next(row.share_of_oracle for row in one if row.system == "isobatch"),
+        "ratio_naive_homogeneous": one[""] / one[EARLY_EXIT],
+        "ratio_stock_homogeneous": one[""] / one[NO_EXITS],
+        "ratio_best_heterogeneous": mixed[""] / max(mixed[EARLY_EXIT], mixed[NO_EXITS]),
+        "share_of_oracle": one[""] / oracle_per_s(ONE_KIND.facts, ONE_KIND.slo_s, BATCH),
     }
 
 
-def speed(claim: PaperFigure, requests: int) -> dict[str, float]:
+def _sustained(fleet: PaperFleet) -> dict[str, float]:
+    """Inputs a second by the name of each baseline, and ours by none."""
+    facts, objective = fleet.facts, Objective(slo_s=fleet.slo_s, max_batch=BATCH)
+    ours = side_by_side(facts, objective, GAP)
+    assert ours, "This is a bug: these fleets have a plan."
+    plans = {"": ours} | {name: baseline_plan(name, facts, objective) for name in (EARLY_EXIT, NO_EXITS)}
+    return {name: sustained_per_s(plan, facts, fleet.slo_s) for name, plan in plans.items()}
+
+
+def speed(requests: int) -> dict[str, float]:
     """The plain case: one split without ramps on 16 devices, Poisson arrivals at 90 % of its capacity."""
-    facts = claim.network.facts(claim.devices, claim.dtype)
-    world = World(baseline_plan(NO_EXITS, facts, Objective(fixed_batch=BATCH)), facts, claim.slo_s)
+    facts = ONE_KIND.facts
+    world = World(baseline_plan(NO_EXITS, facts, Objective(fixed_batch=BATCH)), facts, ONE_KIND.slo_s)
     rate = LOAD * evaluate(world.plan, facts).goodput_per_s
     peaks: list[int] = []
     wall_s, core_s = time.perf_counter(), time.process_time()

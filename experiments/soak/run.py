@@ -21,11 +21,10 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from experiments.chaos.faults import FAULTS
-from experiments.chaos.suite import DEVICES, START
+from experiments.chaos.faults import DEVICES, FAULTS, START
 from experiments.replan.suite import BATCH, FAST, profile
 from experiments.shared.live import NAME, Live, application, bare, controller
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from experiments.soak.traffic import DEADLINE_MS, OUTCOMES, Traffic
 from experiments.soak.watch import Life, Watch
 from isobatch.cluster.controller.application import RunningApplication
@@ -39,7 +38,7 @@ PATIENCE = {"look_every_s": 1.0, "replan_every_s": 20.0}  # of the controller
 LOOK_EVERY_S, TELL_EVERY_S = 2.0, 15.0
 STARTS_WITHIN_S = 600.0  # on a busy machine
 REPAIRED_AFTER_S = 15.0  # then slow processes are fast again
-STRUCK_SHARE, FAULTS_AT_MOST = 0.5, 20  # in this share of the run there are so many faults
+STRUCK_SHARE, FAULTS_AT_MOST = 0.5, 20  # faults happen in this share of the run, at most this number
 MUCH_MIB_PER_H = 10.0
 TELLING_SHARE = 0.25  # of the run: who lived for less, once settled, does not tell whether it grows
 console = Console(stderr=True, width=140)
@@ -86,14 +85,14 @@ class Soak:
         self._now_s = 0.0
 
     async def run(self, requests: int) -> None:
-        """Until so many requests have ended, or the time is up."""
+        """Until this number of requests has ended, or the time is up."""
         self._began_s = asyncio.get_running_loop().time()
         clients = asyncio.create_task(self.traffic.run(CLIENTS))
         async with _beside(self._strike(), self._follow()):
             while self._elapsed_s() < self._long_s and self.traffic.requests < requests and not clients.done():
                 await asyncio.to_thread(self.watch.look, self._elapsed_s())
                 if self._elapsed_s() // TELL_EVERY_S > self._now_s // TELL_EVERY_S:
-                    self._tell()
+                    self._print_progress()
                 self._now_s = self._elapsed_s()
                 await asyncio.sleep(LOOK_EVERY_S)
         self._now_s = self._elapsed_s()
@@ -135,7 +134,7 @@ class Soak:
                 self._changes += self._plan is not None and not served_alike(plan, self._plan)
                 self._plan = plan
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         outcomes = ", ".join(f"{count} {name}" for name, count in self.traffic.outcomes.most_common())
         console.print(f"{self._elapsed_s():5.0f} s: {outcomes}; {self._changes} changes of plan, {self._faults} faults")
 

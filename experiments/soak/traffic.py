@@ -27,7 +27,7 @@ OUTCOMES = (
     "answered",
     "told_wrong",  # what was wrong on purpose was refused as it should be
     "refused",  # before it was admitted
-    "expired",  # admitted, and told that its deadline had passed
+    "expired",  # admitted, and answered that its deadline had passed
     "failed",  # a 5xx of another kind
     "wrong",  # an answer that is not what it should be
     "lost",  # no answer at all, though it was asked for again

@@ -86,7 +86,7 @@ class Watch:
                 self._names[process][_name(process)] += 1
 
     def lives(self, settled_s: float = 0.0) -> list[Life]:
-        """Of the processes that lived for so long once they had settled, and at least some samples."""
+        """Of the processes with enough samples, over at least `settled_s` after they had settled."""
         result = [_life(self._named(process), process, each, settled_s) for process, each in self._samples.items()]
         return sorted((life for life in result if life), key=lambda life: life.name)
 

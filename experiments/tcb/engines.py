@@ -10,12 +10,12 @@ from isobatch.profiles.datasheet import datasheet_table, encoder
 from isobatch.profiles.sweep import whole_s
 
 HIDDEN, LAYERS = 3072, 6  # the paper's model: three encoders and three decoders of that width
-Engine = Callable[[Sequence[int]], float]  # seconds of a launch of texts with so many tokens
+Engine = Callable[[Sequence[int]], float]  # seconds of a launch, by the tokens of its texts
 
 
 @cache
 def seconds(rows: float, length: int) -> float:
-    """Of so many rows of so many tokens, by the datasheet."""
+    """A launch of rows of one length, by the datasheet."""
     shape = encoder("tcb", layers=LAYERS, hidden=HIDDEN, inner=4 * HIDDEN, length=length)
     return float(whole_s(datasheet_table(shape, "v100", dtype="float32", batch_sizes=(rows,)))[0])
 
@@ -86,6 +86,3 @@ class OneDevice:
 
     def kind(self, group: str) -> str:
         return "v100"
-
-    def fails(self) -> bool:
-        return False

@@ -48,7 +48,7 @@ class System:
 
     engine: Engine
     order: QueueOrder | None = None
-    launch_s: float = 0.0  # who would be late in so long a launch is dropped
+    launch_s: float = 0.0  # a text that a launch of this length would make late is dropped
 
     def dispatcher(self) -> Dispatcher:
         times = tuple(seconds(size, MEAN) for size in range(1, ROWS + 1))
@@ -104,7 +104,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """A run of so many seconds: the tokens of all texts, of those launched, and of those answered in time."""
+    """A run over these seconds: the tokens of all texts, of those launched, and of those answered in time."""
 
     seconds: float
     arrived: Ints
@@ -166,7 +166,7 @@ def measure(duration_s: int = 30) -> dict[str, float]:
     varied = {name: _most(SYSTEMS[name], duration_s, WIDE) for name in names if "first come" in name}
     figures = _ratios(most, varied) | _slots()
     figures |= _adopt(duration_s, VARIANCE) | _adopt(duration_s, WIDE, "_variance_100")
-    _tell(most)
+    _print_most(most)
     return figures
 
 
@@ -223,7 +223,7 @@ def _adopt(duration_s: int, variance: float, name: str = "") -> dict[str, float]
     return figures
 
 
-def _tell(most: Mapping[str, tuple[float, float]]) -> None:
+def _print_most(most: Mapping[str, tuple[float, float]]) -> None:
     table = Table("system", "texts a second", "utility a second", title="at the best rate of each")
     for name, (per_s, utility_per_s) in most.items():
         table.add_row(name, f"{per_s:,.0f}", f"{utility_per_s:,.2f}")

@@ -78,7 +78,7 @@ def sorted_by(order: Callable[[Ticket], float]) -> QueueOrder:
 
 
 def in_rows(order: QueueOrder, rows: int, length: int, most: int | None = None) -> QueueOrder:
-    """Rows of so many tokens, each filled in an order; at most so many texts, where each gets a row of its own."""
+    """Rows of one length in tokens, each filled in an order; or a number of texts, each in a row of its own."""
 
     def choose(waiting: Sequence[Ticket], room: int) -> list[Ticket]:
         left, taken = list(waiting), list[Ticket]()

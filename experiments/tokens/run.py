@@ -1,4 +1,4 @@
-"""Claim: through HTTP, launches of so many tokens answer more in time than launches of so many texts, or padded ones.
+"""Claim: through HTTP, launches that count tokens answer more in time than launches that count texts, or padded ones.
 
 MiniLM's shape with random weights, really computed by one replica on this machine, texts as long as those of three
 data sets. The plans have the same batches; one counts tokens, the other texts of the mean length, and the third is the
@@ -8,8 +8,6 @@ of when it was due. Each server is offered the same rates, and its best counts.
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from rich.console import Console
 
 from experiments.packing.texts import POSITIONS, lengths_of, untrained_minilm
 from experiments.serve import servers
+from experiments.shared.machine import run_isobatch
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
@@ -96,9 +95,10 @@ def _profiled(folder: Path, tokens: Sequence[int], layers: int, budget: int) -> 
     )
     lines = [json.dumps({"text": text_of(count)}) for count in tokens]
     (folder / "texts.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "isobatch.cluster.cli", "profile", str(model), "--device", "cpu", "--kind", KIND]
-    command += ["--data", str(folder / "texts.jsonl"), "--largest", str(MAX_BATCH), "--budget", str(budget)]
-    subprocess.run([*command, "--out", str(folder / "profile.json")], check=True, stdout=sys.stderr)
+    run_isobatch(
+        "profile", model, "--device", "cpu", "--kind", KIND, "--data", folder / "texts.jsonl", "--largest", MAX_BATCH,
+        "--budget", budget, "--out", folder / "profile.json",
+    )  # fmt: skip
     return load(folder / "profile.json")
 
 

@@ -88,7 +88,7 @@ WAYS = {
 
 
 def measure(seconds: int = 560) -> dict[str, float]:
-    """It takes so long with the server's start: as many rounds as there is time for."""
+    """As many rounds as these seconds allow, the server's start included."""
     until_s, ways = time.monotonic() + seconds, measurable()
     with collector() as (collecting, spans), demo(_traced(collecting) if "tracing" in ways else {}) as url:
         turn(NOBODY, url, WARM_S)
@@ -157,7 +157,7 @@ def _digits() -> Sequence[bytes]:
 def compared(before: Turn, watched: Turn, after: Turn, often: float = 1.0) -> Turn:
     """What is left of the requests a second, and of what a request takes the other way round: below 1 it costs.
 
-    Of who watches so many times as often as usual, so many times less counts.
+    Of a watcher that looks `often` times as often as usual, the cost counts divided by `often`.
 
     >>> compared(Turn(1100.0, 0.001), Turn(900.0, 0.001), Turn(900.0, 0.001), often=5)
     Turn(rps=0.98, work_s=1.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving.processes import bound_to_us, descendants
 from tests.fuzz.attack import rss_mib
 from tests.fuzz.cases import PREDICT, as_json

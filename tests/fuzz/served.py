@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import uvicorn
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.service import Service

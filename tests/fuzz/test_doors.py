@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front import bodies, grpc_proxy
 from isobatch.deployments.front.http import create_api

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from experiments.demos.sums import tokenizer
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from tests.fuzz import cases

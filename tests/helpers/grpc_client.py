@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.open_inference.messages import SERVICE, message
 from isobatch.deployments.front.open_inference.rpc import serving

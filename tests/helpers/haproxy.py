@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving import haproxy as haproxy_module
 from isobatch.cluster.serving.haproxy import ready, write_script
 from isobatch.cluster.serving.ports import is_free

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import LocalRay, local_ray

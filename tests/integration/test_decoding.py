@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.deployments.demo import llm_demo_directory
 from isobatch.deployments.demo.sums import answer_to, prompt_of, sums

@@ -4,7 +4,6 @@ import pytest
 
 from experiments.demos.quality import Quality, quality_of
 from isobatch.deployments.demo import demo_directory
-from isobatch.deployments.demo.digits import held_out_digits
 from isobatch.deployments.models import TorchModel, load
 
 
@@ -16,12 +15,6 @@ def model() -> TorchModel:
 @pytest.fixture(scope="module")
 def quality(model: TorchModel) -> Quality:
     return quality_of(model, seed=23)
-
-
-def test_it_reads_held_out_digits(model: TorchModel) -> None:
-    images, labels = held_out_digits()
-    exits = model.run(model.encode(list(images)), model.num_blocks, ()).exits
-    assert (exits.labels == labels).mean() >= 0.95
 
 
 def test_it_shows_here_and_now_all_that_a_demo_must(quality: Quality) -> None:

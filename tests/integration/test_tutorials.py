@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from tests.helpers.asking import eventually
 from tests.helpers.command_lines import ROOT, SERVED, tutorial_lines
 from tests.helpers.serving import serving

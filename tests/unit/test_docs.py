@@ -21,7 +21,7 @@ MODULES = sorted(
 
 
 # Run by a Python of its own, which has what ours has not.
-FOREIGN = {"experiments.serve.litserve_stage", "experiments.peers.litserve_peer"}
+FOREIGN = {"experiments.peers.litserve_peer"}
 
 
 HELPERS = [arguments_page.__name__]

@@ -11,7 +11,7 @@ import pytest
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands import doctor
 from isobatch.cluster.commands.doctor import gpu_obstacle

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.cluster import cli
 from isobatch.cluster.commands.serve import progress_printer
 from isobatch.cluster.serving import applications, ports

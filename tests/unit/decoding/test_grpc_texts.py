@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.shared.ports import free_port
+from experiments.shared.machine import free_port
 from isobatch.deployments.decoding.grpc_texts import serving
 from isobatch.deployments.front.open_inference.messages import message
 from tests.helpers.decoder_world import CONFIG, World

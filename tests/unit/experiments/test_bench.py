@@ -71,9 +71,9 @@ def test_old_results_are_measured_while_the_budget_lasts() -> None:
 
 def test_results_of_other_code_are_old_as_are_those_that_are_missing(tmp_path: Path) -> None:
     code = " ".join(f"{path}={mark}" for path, mark in code_of("forecast").items())
-    for name, kept in (("forecast", {"code": code}), ("drift", {"code": "a.py=1", "seconds": 7})):
+    for name, kept in (("forecast", {"code": code}), ("sim", {"code": "a.py=1", "seconds": 7})):
         (tmp_path / f"{name}.json").write_text(json.dumps(kept))
     old = stale(tmp_path)
-    assert old[0] == (7, "drift")
+    assert old[0] == (7, "sim")
     assert (inf, "real") in old
     assert "forecast" not in [claim for _, claim in old]

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from isobatch.cluster.cli import app
 from isobatch.cluster.commands.simulate import ClassifierSimulationOptions
 from isobatch.cluster.commands.simulate_run import run, world_of
-from isobatch.cluster.simulator.event_loop import Outage, Troubles
 from isobatch.cluster.simulator.report import draw, tables
 from isobatch.deployments.config import AppConfig
 from isobatch.optimizer.plan import Placement, Plan, Promise, Split
@@ -50,7 +49,7 @@ def cells(rows: object, column: int) -> list[str]:
 
 
 def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
-    here = world_of(config, Troubles())
+    here = world_of(config)
     report = run(here, load(200.0, 10.0))
     summary, fills = tables(report, here.slo_s)
     assert report.good == report.arrived == pytest.approx(2000, rel=0.1)
@@ -65,7 +64,7 @@ def test_what_is_served_is_simulated(config: AppConfig, tmp_path: Path) -> None:
 
 def test_without_a_plan_there_is_nothing_to_simulate() -> None:
     with pytest.raises(UserError, match="needs profile"):
-        world_of(AppConfig(), Troubles())
+        world_of(AppConfig())
 
 
 def test_the_command_prints_and_draws(serve_file: Path, tmp_path: Path) -> None:
@@ -118,9 +117,8 @@ def test_a_trace_brings_its_own_rate(serve_file: Path, tmp_path: Path) -> None:
     assert "each of 120 s; 5.0 arrivals a second" in slower.output
 
 
-def test_inputs_may_be_mixed_and_replicas_slow_or_gone(config: AppConfig) -> None:
-    troubles = Troubles(slow={"v100/1": 2.0}, outages=(Outage("v100/0", 2.0, 4.0),))
-    shifting = run(world_of(config, troubles), load(100.0, 10.0, mix="0:1,5:0"))
+def test_inputs_may_be_mixed(config: AppConfig) -> None:
+    shifting = run(world_of(config), load(100.0, 10.0, mix="0:1,5:0"))
     assert shifting.answered == shifting.arrived
     first, second = (fill.inputs for fill in shifting.fills[0].values())
     assert second / first == pytest.approx(0.5, rel=0.15), "nobody who is easy gets there, then all do"
@@ -133,7 +131,7 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(replace(PLAN, length=20).to_json())
     (tmp_path / "lengths.txt").write_text("40\n80\n")
     config = AppConfig(plan=str(tmp_path / "plan.json"), profile=str(tmp_path / "profile.json"), slo_ms=200.0)
-    world = world_of(config, Troubles())
+    world = world_of(config)
     drawn = run(world, load(200.0, 2.0)).tally
     assert drawn.arrived_weight / drawn.arrived.sum() == pytest.approx(20, abs=2)  # four standard errors
     told = run(world, load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
@@ -143,11 +141,11 @@ def test_lengths_come_from_a_file_or_from_the_profile(tmp_path: Path) -> None:
 
 def test_lengths_for_a_plan_that_counts_inputs_are_refused(config: AppConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the plan counts inputs, not tokens"):
-        run(world_of(config, Troubles()), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
+        run(world_of(config), load(200.0, 2.0, lengths=tmp_path / "lengths.txt"))
 
 
 def test_audits_run_as_they_are_served_and_change_no_answer_where_they_cost_nothing(config: AppConfig) -> None:
-    options, here = load(200.0, 20.0), world_of(config, Troubles())
+    options, here = load(200.0, 20.0), world_of(config)
     report = run(here, options)
     assert sum(report.tally.audited) == pytest.approx(0.02 * 0.5 * report.arrived, rel=0.4)
     free = replace(here, limits=replace(here.limits, audit_cost=0.0))

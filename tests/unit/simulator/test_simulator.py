@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.bound.problems import playable
 from experiments.shared.gains import baseline_plan
-from isobatch.cluster.simulator.event_loop import HostCosts, Outage, Troubles
+from isobatch.cluster.simulator.event_loop import HostCosts
 from isobatch.cluster.simulator.simulation import Simulation, World, simulate
 from isobatch.cluster.simulator.sustained import run, sustained_per_s
 from isobatch.deployments.dispatch.messages import Limits
@@ -44,13 +44,10 @@ def test_a_lone_input_takes_what_the_tables_and_the_link_say(sure_after: int, se
 @given(
     load=st.floats(0.1, 3.0),
     jitter=st.sampled_from([0.0, 0.3]),
-    fail_share=st.sampled_from([0.0, 0.2]),
-    outage=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_every_input_ends_exactly_once(load: float, jitter: float, fail_share: float, outage: bool, seed: int) -> None:
-    gone = (Outage("fast/0", 0.05, 0.2), Outage("fast/3", 0.1, 0.15)) if outage else ()
-    world = World(TWO, FAST, SLO_S, Limits(backlog=200), Troubles(jitter, {"fast/1": 3.0}, fail_share, gone))
+def test_every_input_ends_exactly_once(load: float, jitter: float, seed: int) -> None:
+    world = World(TWO, FAST, SLO_S, Limits(backlog=200), jitter)
     report = run(world, load * evaluate(TWO, FAST).goodput_per_s, 600, seed)
     assert report.arrived == report.answered + report.refused + report.expired + report.failed
     assert report.good <= report.answered
@@ -59,16 +56,15 @@ def test_every_input_ends_exactly_once(load: float, jitter: float, fail_share: f
 
 @settings(max_examples=5, deadline=None)
 @given(
-    load=st.floats(0.3, 2.0), full_share=st.sampled_from([0.0, 0.3]), audited=st.booleans(),
-    fail_share=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 1000),
-)  # fmt: skip
-def test_who_would_have_left_is_seen_whoever_asks_for_the_whole_network(
-    load: float, full_share: float, audited: bool, fail_share: float, seed: int
+    load=st.floats(0.3, 2.0), full_share=st.sampled_from([0.0, 0.3]), audited=st.booleans(), seed=st.integers(0, 1000)
+)
+def test_exits_are_counted_although_some_inputs_ask_for_the_whole_network(
+    load: float, full_share: float, audited: bool, seed: int
 ) -> None:
     random, seconds = np.random.default_rng(seed), 4000 / (load * evaluate(TWO, FAST).goodput_per_s)
     times_s, sure_after = np.sort(random.random(4000)) * seconds, random.choice(BLOCKS, 4000, p=[0.3, 0.2, 0.3, 0.2])
     limits = Limits(backlog=200, audit_share=0.1 if audited else 0.0)
-    world = World(TWO, FAST, SLO_S, limits, Troubles(0.3, {}, fail_share), full_share=full_share)
+    world = World(TWO, FAST, SLO_S, limits, 0.3, full_share=full_share)
     simulation = Simulation(world, [(times_s, sure_after)], seconds, seed)
     report, seen = simulation.finish(), simulation.observe()
     assert seen.full / seen.arrivals == pytest.approx(full_share, abs=0.04), "of all that asked, refused or not"
@@ -81,7 +77,7 @@ def test_who_would_have_left_is_seen_whoever_asks_for_the_whole_network(
 
 
 def test_a_run_is_the_same_for_the_same_seed() -> None:
-    world = World(TWO, FAST, SLO_S, troubles=Troubles(jitter=0.2, fail_share=0.05))
+    world = World(TWO, FAST, SLO_S, jitter=0.2)
     rate = 0.9 * evaluate(TWO, FAST).goodput_per_s
     first, again, other = (run(world, rate, 2000, seed) for seed in (1, 1, 2))
     assert np.array_equal(first.tally.good, again.tally.good)
@@ -100,7 +96,7 @@ def test_overload_is_refused_and_goodput_stays() -> None:
 @pytest.mark.parametrize("load", [0.5, 1.5])
 def test_where_launches_vary_so_much_that_many_are_late_anyway_others_are_answered_all_the_same(load: float) -> None:
     """With this jitter launches take 1.65 times as long on average, and one in fifty eight times as long."""
-    world = World(TWO, FAST, 0.02, troubles=Troubles(jitter=1.0))
+    world = World(TWO, FAST, 0.02, jitter=1.0)
     most_per_s = evaluate(TWO, FAST).goodput_per_s / 1.65
     report = run(world, load * most_per_s, 6000, seed=0)
     assert report.goodput_per_s > 0.35 * min(load, 1.0) * most_per_s
@@ -112,23 +108,6 @@ def test_a_transfer_behind_a_shorter_launch_does_not_keep_devices_idle() -> None
     turns = Plan((Placement("fast", 4, (Split(0, 1, 8, (0,)), Split(1, 4, 8))),))
     rate = 0.8 * 4 * 8 / (0.0005 + 0.0021 + 0.7 * (0.0005 + 0.006))  # of what the devices could compute
     assert run(World(turns, slow_link, SLO_S), rate, 6000, seed=0).good_share >= 0.97
-
-
-def test_a_slow_replica_hurts_less_than_its_share() -> None:
-    promised_per_s = evaluate(TWO, FAST).goodput_per_s
-    slow = World(TWO, FAST, SLO_S, troubles=Troubles(slow={"fast/1": 8.0}))
-    report = run(slow, 0.5 * promised_per_s, 6000, seed=0)
-    assert report.good_share >= 0.95
-
-
-def test_a_replica_is_gone_until_the_last_of_its_outages_is_over() -> None:
-    gone = Outage("fast/0", 1.0, 3.0), Outage("fast/0", 2.0, 5.0)
-    simulation = Simulation(World(TWO, FAST, SLO_S, troubles=Troubles(outages=gone)), [], 6.0)
-    there = []
-    for at_s in (1.5, 2.5, 4.0, 5.5):
-        simulation.run_until(at_s)
-        there.append(simulation.observe().devices["fast"])
-    assert there == [3, 3, 3, 4]
 
 
 def test_pipelines_side_by_side_serve_what_they_sustain_together() -> None:
@@ -228,7 +207,7 @@ def test_splits_that_take_turns_stand_still_in_between() -> None:
     plan = Plan((Placement("fast", 1, (Split(0, 2, 8), Split(2, 4, 8)), local=True),))
     without, turning, hosted = (
         one_by_one(World(plan, *world), [3] * 5).tally.quantile_s(0.5)
-        for world in ((FAST, SLO_S), (slow, SLO_S), (slow, SLO_S, Limits(), Troubles(), HostCosts()))
+        for world in ((FAST, SLO_S), (slow, SLO_S), (slow, SLO_S, Limits(), 0.0, HostCosts()))
     )
     assert turning == pytest.approx(without + 2 * 0.003, rel=0.01)
     assert hosted == pytest.approx(without, rel=0.01)

@@ -1,16 +1,13 @@
-"""E3's section 5.4, simulated: BERT-base on V100s, and inputs that go from 80:20 easy to hard over 50:50 to 20:80."""
+"""The setting of E3's section 5.4: BERT-base on V100s; inputs go from 80:20 easy to hard over 50:50 to 20:80."""
 
 from dataclasses import dataclass, replace
 
 from experiments.planner.settings import Network
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
-from isobatch.cluster.load.workloads import Mix
 from isobatch.optimizer import Objective, Plan, Problem, evaluate
-from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.profiles import datasheet as shapes
 from isobatch.profiles.datasheet import datasheet_table
 from isobatch.profiles.devices import fleet
-from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
 
 EASY = Network("easy", shapes.bert_base(), ((0.0, 1.0), (0.34, 0.2), (1.0, 0.05)))
@@ -30,21 +27,8 @@ class Suite:
     slo_s: float = 0.1
     max_batch: int = 16
     easy_shares: tuple[float, ...] = (0.8, 0.5, 0.2)
-    phase_s: float = 480.0  # four windows
     load: float = 0.95  # as a share of what a plan promises
     gap: float = 0.01
-
-    @property
-    def seconds(self) -> float:
-        return self.phase_s * len(self.easy_shares)
-
-    @property
-    def starts_s(self) -> tuple[float, ...]:
-        return tuple(self.phase_s * phase for phase in range(len(self.easy_shares)))
-
-    @property
-    def mix(self) -> Mix:
-        return Mix(EASY.exits, HARD.exits, tuple(zip(self.starts_s, self.easy_shares, strict=True)))
 
     @property
     def question(self) -> ClassifierPlanningProblem:
@@ -60,13 +44,6 @@ class Suite:
 
     def offered_per_s(self, plan: Plan, facts: Problem) -> float:
         return self.load * evaluate(plan, facts).goodput_per_s
-
-    def best(self, facts: Problem) -> Plan:
-        """The plan that the planner makes when it knows the mix."""
-        plan = side_by_side(facts, self.question.objective, self.gap)
-        if plan is None:
-            raise UserError(f"no plan on {self.devices} keeps {self.slo_s} s")
-        return plan
 
 
 SUITE = Suite()

@@ -1,1 +1,0 @@
-"""Measures what a request costs the front."""
