@@ -1,10 +1,12 @@
 """Runs an order on a replica: a batch runs from its cursor to the stop, and inputs leave at ramps on the way."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from msgspec.structs import replace as replace_fields
@@ -13,10 +15,13 @@ from numpy.typing import NDArray
 from isobatch.deployments.dispatch.messages import RowKind
 from isobatch.deployments.dispatch.route import stops
 from isobatch.deployments.models.served_model import ServedModel
-from isobatch.deployments.transport.holdings import Claim, Holdings, Share, State
+from isobatch.deployments.transport.holdings import Claim, Holdings, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 from isobatch.deployments.transport.packed import Packed, begin_packing, pack, unpack, unpack_on
 from isobatch.profiles.model import Batch, Exits, Launched, SplitModel
+
+if TYPE_CHECKING:
+    import torch
 
 Kinds = NDArray[np.uint8]
 
@@ -32,8 +37,9 @@ class SplitReplica:
         self.holdings = Holdings() if holdings is None else holdings
         # Survivors are copied while other launches compute. ONNX Runtime records graphs in a mode in which calls of
         # CUDA by other threads fail.
-        on_gpu = isinstance(model, ServedModel) and model.device.type == "cuda" and model.backend != "onnx-graphs"
-        self.gpu = model.device if on_gpu else None
+        self.gpu: torch.device | None = None
+        if isinstance(model, ServedModel) and model.device.type == "cuda" and model.backend != "onnx-graphs":
+            self.gpu = model.device
 
     def uploaded(self, order: Order) -> tuple[Order, list[str]]:
         """The order with its parts on the GPU, which may compute another launch, and the keys under which they are
@@ -104,7 +110,7 @@ class SplitReplica:
         batches = list(_unpacked([self._state(part) if isinstance(part, Share) else part for part in parts]))
         return batches[0] if len(batches) == 1 else self._model.merge(batches)
 
-    def _state(self, share: Share) -> State:
+    def _state(self, share: Share) -> Batch | Packed:
         state = self.holdings.get(share.claim.key)
         if not isinstance(state, Batch):
             return self.holdings.packed(share.claim.key, share.rows)
@@ -119,7 +125,7 @@ class SplitReplica:
         return pack(packing)
 
 
-def _unpacked(states: Iterable[State]) -> Iterator[Batch]:
+def _unpacked(states: Iterable[Batch | Packed]) -> Iterator[Batch]:
     """All states as batches. Neighbours in host memory are joined there first; a batch on the device stays there."""
     packed: list[Packed] = []
     for state in states:

@@ -61,7 +61,7 @@ class Packing:
         return self.count
 
 
-def pack(batch: Batch | Packing) -> Packed:
+def pack(batch: Batch | Packed | Packing) -> Packed:
     """Pack a batch from any device."""
     begun = begin_packing(batch) if isinstance(batch, Batch) else batch
     return begun if isinstance(begun, Packed) else begun.result()
