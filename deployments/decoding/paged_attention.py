@@ -176,7 +176,8 @@ class PagedKv:
         places = [
             self._places(np.array(piece.sequence.pages), rows) for piece, rows in zip(pieces, positions, strict=True)
         ]
-        return PagedView(self, *to_device([np.concatenate(positions), np.concatenate(places)], self.device), (), ())
+        of_rows, written = to_device([np.concatenate(positions), np.concatenate(places)], self.device)
+        return PagedView(self, of_rows, written, (), ())
 
     def source_places(self, pieces: Listed[Piece]) -> Tensor:
         """The places of the KV of sources, one source after the other."""
