@@ -110,7 +110,7 @@ def move_when_used(network: torch.nn.Module, device: torch.device) -> Callable[[
 
     def move(module: torch.nn.Module, _: Any) -> None:
         with moving, torch.inference_mode(False):
-            moved[module] = [dict(module._parameters), dict(module._buffers)]
+            moved.setdefault(module, [dict(module._parameters), dict(module._buffers)])
             for tensor in (each for tensors in moved[module] for each in tensors.values() if each is not None):
                 on_host.setdefault(tensor, tensor.data)
             module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
