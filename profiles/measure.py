@@ -177,8 +177,14 @@ def _run_moved(model: SplitModel, batch: Batch) -> Launched:
     return model.run(model.select(batch, np.roll(np.arange(len(batch)), 1)), batch.cursor + 1, ())
 
 
-def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, source: str, device: str) -> NetworkFacts:
-    """The bytes of one input on the wire and in memory, block by block, and of the blocks' weights."""
+def facts_of(
+    model: SplitModel, single: Batch, kind: str, length: int | None, source: str, device: str,
+    served: SplitModel | None = None,
+) -> NetworkFacts:  # fmt: skip
+    """The bytes of one input on the wire and in memory, block by block, and of the blocks' weights.
+
+    `served`: the same network as it is served, whose memory for a launch counts, if its modules do not run in torch.
+    """
     hidden, memory, activation, repeated, current = list[int](), list[int](), list[int](), list[int](), single
     before: Collection[int] = ()
     for block in range(model.num_blocks):
@@ -191,7 +197,7 @@ def facts_of(model: SplitModel, single: Batch, kind: str, length: int | None, so
         memory.append(sum(weights.values()))
         repeated.append(sum(size for place, size in weights.items() if place in before))
         before = weights
-        launched, peak_bytes = _peak_bytes(partial(model.run, current, block + 1, ()), device)
+        launched, peak_bytes = _peak_bytes(partial((served or model).run, current, block + 1, ()), device)
         activation.append(peak_bytes)
         current = launched.survivors or current
         # Of the hidden state, or of the answer.
@@ -299,10 +305,22 @@ def modules_run() -> Iterator[dict[torch.nn.Module, None]]:
 
 
 def _peak_bytes(call: Callable[[], Launched], device: str) -> tuple[Launched, int]:
-    """The most memory that a call needs beyond what is already in use; 0 on the host, where it is not counted."""
+    """The most memory that a call needs beyond what is already in use; 0 on the host, where it is not counted.
+
+    Torch counts its own. What other libraries took, such as ONNX Runtime, they keep for their next call.
+    """
     if not device.startswith("cuda"):
         return call(), 0
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before, of_others = torch.cuda.memory_allocated(device), _bytes_of_others(device)
     launched = call()
-    return launched, torch.cuda.max_memory_allocated() - before
+    torch.cuda.synchronize(device)
+    own = torch.cuda.max_memory_allocated(device) - before
+    return launched, own + max(0, _bytes_of_others(device) - of_others)
+
+
+def _bytes_of_others(device: str) -> int:
+    """The device's memory that is in use, and not by torch."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)

@@ -127,7 +127,7 @@ def timed(
     stopwatch = stopwatch_for(device)
     with _bar(len(inputs)) as advance:
         for index, each in enumerate(inputs):
-            facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device)
+            facts = facts_of(model.exact, each.batch(1), kind, each.length, source, device, model)
             facts = replace(facts, backend=model.backend, dtype=dtype)
             sweep = Sweep(
                 model, each.batch, stopwatch, budget_s=budget_s / len(inputs), largest=largest, least=each.least,

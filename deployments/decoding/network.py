@@ -27,6 +27,7 @@ from isobatch.deployments.decoding.sequences import (
     TokenPrediction,
 )
 from isobatch.deployments.models.ramps import check_forgets, policy_at
+from isobatch.deployments.transport.device_copies import to_device
 from isobatch.profiles.promise import RULES
 
 # Logits that are divided by a much lower temperature would overflow.
@@ -207,7 +208,7 @@ class CutDecoder:
         firsts = accumulate((piece.rows for piece in launch.pieces), initial=0)
         pieces = zip(firsts, launch.pieces, strict=False)
         projected[[first + row for first, piece in pieces for row in piece.projected]] = True
-        left, stay = (rows.nonzero()[:, 0].to(states.device) for rows in (projected, ~projected))
+        left, stay = to_device([rows.nonzero()[:, 0] for rows in (projected, ~projected)], states.device)
         self._anatomy.project(blocks, states[left], self._kv.projection(launch))
         if not len(stay):
             return states
@@ -233,7 +234,7 @@ class CutDecoder:
         tokens = [
             token for piece in launch.pieces for token in piece.sequence.tokens[piece.start : piece.start + piece.rows]
         ]
-        return self._anatomy.embed(torch.tensor(tokens, device=self._kv.device))
+        return self._anatomy.embed(*to_device([tokens], self._kv.device))
 
     def _keep(self, launch: DecodingLaunch, rows: Tensor) -> None:
         for piece, states in zip(
@@ -262,7 +263,7 @@ class CutDecoder:
         ]
         if not places:
             return [[] for _ in launch.pieces]
-        states = rows if len(places) == len(rows) else rows[torch.tensor(places, device=rows.device)]
+        states = rows if len(places) == len(rows) else rows[to_device([places], rows.device)[0]]
         logits, draws = at_least_float32(self._anatomy.head(states)), _draws(launch)
         asked = AskedLogprobs(logits, draws, self._splits.ends[launch.split] - 1)
         adjust(logits, draws)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch.nn import functional
 
 from isobatch.deployments.decoding.pages import pages_for
 from isobatch.deployments.decoding.scheduler import DecodingLaunch, Piece, by_size
+from isobatch.deployments.transport.device_copies import to_device
 
 Ints = NDArray[np.int64]
 # Rows of queries up to which products are quicker on a processor than fused attention, which works in larger blocks.
@@ -64,9 +64,9 @@ class PagedView:
     """
 
     def __init__(
-        self, kv: "PagedKv", positions: Ints, places: Ints, bands: Listed[PieceBand], sources: Listed[PieceBand]
+        self, kv: "PagedKv", positions: Tensor, places: Tensor, bands: Listed[PieceBand], sources: Listed[PieceBand]
     ) -> None:
-        self._kv, self.positions, self._places = kv, kv.tensor(positions).unsqueeze(0), kv.tensor(places)
+        self._kv, self.positions, self._places = kv, positions.unsqueeze(0), places
         self._bands, self._sources = bands, sources
         self._within: dict[int, Listed[PieceBand]] = {}  # the bands, by the window of their rows
 
@@ -167,7 +167,7 @@ class PagedKv:
             for pieces, band in zip(groups, bands, strict=True)
             if pieces[0].sequence.request.source
         ]
-        return PagedView(self, np.concatenate(positions), np.concatenate(places), bands, sources)
+        return PagedView(self, torch.cat(positions), torch.cat(places), bands, sources)
 
     def projection(self, launch: DecodingLaunch) -> PagedView:
         """The positions of the projected rows, and the places of their KV."""
@@ -176,16 +176,20 @@ class PagedKv:
         places = [
             self._places(np.array(piece.sequence.pages), rows) for piece, rows in zip(pieces, positions, strict=True)
         ]
-        return PagedView(self, np.concatenate(positions), np.concatenate(places), (), ())
+        of_rows, written = to_device([np.concatenate(positions), np.concatenate(places)], self.device)
+        return PagedView(self, of_rows, written, (), ())
 
     def source_places(self, pieces: Listed[Piece]) -> Tensor:
         """The places of the KV of sources, one source after the other."""
         lengths = [(each.sequence.source_pages, len(each.sequence.request.source)) for each in pieces]
         places = [self._places(np.array(pages), np.arange(length)) for pages, length in lengths]
-        return self.tensor(np.concatenate(places))
+        return to_device([np.concatenate(places)], self.device)[0]
 
-    def _band(self, pieces: list[Piece]) -> tuple[Ints, Ints, PieceBand]:
-        """The positions of the rows, the places where each block writes them, and the band that they read."""
+    def _band(self, pieces: list[Piece]) -> tuple[Tensor, Tensor, PieceBand]:
+        """The positions of the rows, the places where each block writes them, and the band that they read.
+
+        The host sends pages and positions, in one copy. What is longer, runs and mask, the device makes of these.
+        """
         rows, context = max(piece.running for piece in pieces), max(piece.start + piece.rows for piece in pieces)
         pages = _padded([piece.sequence.pages for piece in pieces], pages_for(context, self._page_tokens))
         last_seen = np.zeros((len(pieces), rows), np.int64)  # the last position that a row attends to; 0 for padding
@@ -195,28 +199,33 @@ class PagedKv:
         counts = np.array([piece.running for piece in pieces])
         owner, place = np.nonzero(np.arange(rows) < counts[:, None])  # of each row: its piece, and its index there
         positions = last_seen[owner, place]
-        seen = np.arange(pages.shape[1] * self._page_tokens) <= last_seen[:, None, :, None]
-        band = PieceBand(
-            len(pieces),
-            rows,
-            self._runs(pages),
-            self._mask(np.tile(seen, (1, 1, self._shared if rows > 1 else 1, 1))),
-            self.tensor(owner * rows + place) if len(owner) < len(pieces) * rows else None,
-        )
-        return positions, self._places(pages[owner], positions), band
+        arrays = [positions, self._places(pages[owner], positions), pages, last_seen]
+        if len(owner) < len(pieces) * rows:
+            arrays.append(owner * rows + place)
+        own_positions, places, tables, seen, *real_rows = to_device(arrays, self.device)
+        mask = self._mask(seen, pages.shape[1], self._shared if rows > 1 else 1)
+        band = PieceBand(len(pieces), rows, self._runs(tables), mask, real_rows[0] if real_rows else None)
+        return own_positions, places, band
 
     def _source(self, pieces: list[Piece], band: PieceBand) -> PieceBand:
         """The band by which the rows of another band read all of their sources."""
         lengths = np.array([len(piece.sequence.request.source) for piece in pieces])
         count = pages_for(int(lengths.max()), self._page_tokens)
         pages = _padded([piece.sequence.source_pages for piece in pieces], count)
-        seen = np.arange(count * self._page_tokens) < lengths[:, None, None, None]
-        return replace(band, runs=self._runs(pages), mask=self._mask(seen))
+        tables, last_seen = to_device([pages, lengths[:, None] - 1], self.device)
+        return replace(band, runs=self._runs(tables), mask=self._mask(last_seen, count))
 
-    def _runs(self, pages: Ints) -> Tensor:
+    def _runs(self, pages: Tensor) -> Tensor:
         """The runs in pages of several pieces."""
-        runs = pages[:, None] * 2 * self._heads + np.arange(2 * self._heads)[:, None]
-        return self.tensor(np.concatenate(np.split(runs, 2, axis=1)).ravel())
+        of_page = torch.arange(2 * self._heads, device=self.device).view(2, 1, -1, 1)
+        return (pages.unsqueeze(1) * (2 * self._heads) + of_page).flatten()
+
+    def _mask(self, last_seen: Tensor, pages: int, times: int = 1) -> Tensor:
+        """What is added to scores, so that rows attend to positions up to the last one that they see; all rows follow
+        each other this many times."""
+        hidden = torch.arange(pages * self._page_tokens, device=self.device) > last_seen[:, None, :, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device).masked_fill_(hidden, -torch.inf)
+        return mask if times == 1 else mask.repeat(1, 1, times, 1)
 
     def _places(self, pages: Ints, positions: Ints) -> Ints:
         """The places of all heads at positions of one text, by its pages; or at one position for each row of pages."""
@@ -224,13 +233,6 @@ class PagedKv:
         page = pages[number] if pages.ndim == 1 else pages[np.arange(len(pages)), number]
         runs = page[:, None] * 2 * self._heads + np.arange(2 * self._heads)
         return (runs * self._page_tokens + within[:, None]).ravel()
-
-    def _mask(self, seen: NDArray[np.bool_]) -> Tensor:
-        """What is added to scores, so that rows attend to the positions that are seen only."""
-        return self.tensor(np.where(seen, np.float32(0), np.float32(-np.inf))).to(self._dtype)
-
-    def tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
 def _padded(tables: Listed[Listed[int]], count: int) -> Ints:

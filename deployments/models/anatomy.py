@@ -42,6 +42,7 @@ class Anatomy:
     unpacked: Callable[[Tensor, int], Any] = lambda hidden, block: hidden
     packed: Callable[[Any], Tensor] = lambda hidden: hidden
     bridge: Callable[[int], nn.Module] | None = None
+    release: Callable[[], None] = lambda: None  # frees a GPU's memory of weights, which come back when they are used
 
 
 @dataclass(frozen=True)

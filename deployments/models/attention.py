@@ -136,8 +136,39 @@ def _padded_attention(
     query, key, value = _mapped(lambda tensor: tensor.transpose(1, 2), padded)
     if bias:
         mask = _biased(mask, bias(query, key))
+    if is_one_node(query):
+        if mask is not None and not bias:  # a row for each query; from the mask alone, so that all blocks share it
+            mask = mask + torch.zeros_like(mask).transpose(2, 3)
+        rows = _mapped(lambda tensor: tensor.flatten(2), padded)
+        output: Tensor = _OneNode.apply(*rows, mask, int(query.shape[1]), scaling)  # type: ignore[no-untyped-call]
+        return output
     output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     return output.transpose(1, 2).flatten(2)
+
+
+def is_one_node(query: Tensor) -> bool:
+    """Whether attention becomes one node of an exported graph: not on a CPU, whose answers would change in rounding."""
+    return torch.onnx.is_in_onnx_export() and query.is_cuda
+
+
+class _OneNode(torch.autograd.Function):
+    """Attention from texts x tokens x (heads * width) to the same, which ONNX Runtime has fused kernels for."""
+
+    @staticmethod
+    def forward(
+        context: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: int, scaling: float | None
+    ) -> Tensor:
+        padded = _mapped(lambda tensor: torch.unflatten(tensor, 2, (heads, -1)).transpose(1, 2), (query, key, value))
+        output = functional.scaled_dot_product_attention(*padded, attn_mask=mask, scale=scaling)
+        return output.transpose(1, 2).flatten(2)
+
+    @staticmethod
+    def symbolic(graph: Any, query: Any, key: Any, value: Any, mask: Any, heads: int, scaling: float | None) -> Any:
+        absent = graph.op("prim::Constant").setType(torch._C.OptionalType.ofTensor())
+        inputs = [query, key, value] if mask is None else [query, key, value, absent, absent, mask]
+        scale = {} if scaling is None else {"scale_f": scaling}
+        node = graph.op("com.microsoft::MultiHeadAttention", *inputs, num_heads_i=heads, **scale)
+        return node.setType(query.type())
 
 
 def _biased(mask: Tensor | None, bias: Tensor) -> Tensor:

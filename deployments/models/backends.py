@@ -130,14 +130,15 @@ def warm_up(model: SplitModel, directory: str | Path, plan: Plan, kind: str, tok
     """Run a full batch of each split of the plan on devices of this kind. `tokens`: those of a text that counts as one.
 
     After that no request waits for what a device does only once: load weights and kernels, allocate memory, record
-    graphs. Levels of a cascade are not run.
+    graphs.
     """
     if not isinstance(model, ServedModel):
         return
+    from isobatch.deployments.models.cascade import Cascade
     from isobatch.deployments.models.checkpoint import example
     from isobatch.deployments.models.torch_model import TorchModel
 
-    if not isinstance(model, TorchModel):
+    if not isinstance(model, TorchModel | Cascade):
         return
     for pipeline, split in _splits_on(plan, kind):
         batch = example(model, directory, split.batch_size, tokens)

@@ -141,6 +141,17 @@ class Cascade(CutNetwork):
                 level.model.prepare(parts, replace(example, cursor=0, ahead=None))
             example = example.ahead or example
 
+    def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
+        """Run full batches through each level's part of a split, as `TorchModel.warm_up` does."""
+        ends = list(stops)
+        for level in self.levels:
+            first = max(start, level.start)
+            if inside := sorted({min(end, level.stop) for end in ends if end > first and first < level.stop}):
+                own = replace(example, cursor=0, memory=_no_memory(len(example)), ahead=None)
+                blocks = [end - level.start for end in inside]
+                level.model.warm_up(first - level.start, blocks, level.local(ramps), own)
+            example = example.ahead or example
+
     def encode(self, inputs: Sequence[Any]) -> Batch:
         """The inputs as every level reads them. Levels with the same encoder share its output."""
         encoders = {id(level.encoder): level.encoder for level in self.levels}

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isobatch.deployments.exits import Decision
-from isobatch.deployments.models.device_copies import to_host
+from isobatch.deployments.transport.device_copies import to_host
 from isobatch.deployments.transport.packed import rows_of
 from isobatch.profiles.model import NOBODY, Exits
 

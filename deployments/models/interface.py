@@ -6,7 +6,7 @@ that is a `Backend`; a line in `isobatch.deployments.named.BACKENDS` gives it a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -32,6 +32,9 @@ class BackedModel(ServedModel, Protocol):
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """What ramps are trained on: the pooled state after each block but the last, and the network's own logits."""
+
+    def warm_up(self, start: int, stops: Iterable[int], ramps: Collection[int], example: Batch) -> None:
+        """Run full batches from block `start` to each stop."""
 
 
 Fingerprint = Callable[["TorchModel"], str]  # a hash of a network's weights: exported graphs are stored under it

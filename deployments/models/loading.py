@@ -1,7 +1,7 @@
 """Loads a checkpoint (a directory or a hub id) as a network that can be cut."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from isobatch.deployments.models.anatomy import Anatomy, Family, token_anatomy
 from isobatch.deployments.models.checkpoint import (
@@ -56,14 +57,15 @@ def load(
         check_preprocessor(folder, family.reads)
         check_head(folder, config)
         model = _read_network(folder, task_in(config), family, precision).eval()
-        if torch_device.type != "cpu":
-            move_when_used(model, torch_device)
+        release = None if torch_device.type == "cpu" else move_when_used(model, torch_device)
         encoder = read_encoder(folder, family)
         if family.one_size and isinstance(encoder, ImageEncoder):
             model.config.image_size = encoder.size
     anatomy = anatomy_of_task(model, family, task_in(config))
     if torch_device.type == "cpu" and precision == torch.bfloat16 and not anatomy.task.by_pixel:
         pack_when_used(model)  # ONNX Runtime does not compute in it here, so nothing else reads these weights
+    if release:
+        anatomy = replace(anatomy, release=release)
     return TorchModel(
         anatomy,
         encoder,
@@ -99,20 +101,37 @@ def anatomy_of_task(model: Any, family: Family, task: Task) -> Anatomy:
     return token_anatomy(anatomy, model) if task.by_token else replace(anatomy, task=task)
 
 
-def move_when_used(network: torch.nn.Module, device: torch.device) -> None:
+def move_when_used(network: torch.nn.Module, device: torch.device) -> Callable[[], None]:
     """Move the weights of each module to the device when it first runs.
 
     Until then they are mapped from their file on the host. So a replica's device holds the weights of the blocks that
-    the replica runs, as the plan expects.
+    the replica runs, as the plan expects. The returned function frees the device of all of them, until their next run.
     """
     moving = Lock()  # threads that compute at the same time share the weights
+    moved = dict[torch.nn.Module, list[dict[str, Tensor | None]]]()  # what modules had on the host
+    on_host = dict[Tensor, Tensor]()  # the data of each of these tensors: modules may share them
 
     def move(module: torch.nn.Module, _: Any) -> None:
         with moving, torch.inference_mode(False):
+            moved.setdefault(module, [dict(module._parameters), dict(module._buffers)])
+            for tensor in (each for tensors in moved[module] for each in tensors.values() if each is not None):
+                on_host.setdefault(tensor, tensor.data)
             module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
             hooks[module].remove()
 
+    def release() -> None:
+        with moving, torch.inference_mode(False):
+            for tensor, data in on_host.items():
+                tensor.data = data
+            for module, (parameters, buffers) in moved.items():
+                module._parameters.update(parameters)  # type: ignore[arg-type]
+                module._buffers.update(buffers)
+                hooks[module] = module.register_forward_pre_hook(move)
+            moved.clear()
+            on_host.clear()
+
     hooks = {module: module.register_forward_pre_hook(move) for module in network.modules()}
+    return release
 
 
 def _read_network(folder: Path, task: Task, family: Family, dtype: torch.dtype) -> Any:

@@ -43,7 +43,7 @@ from isobatch.profiles.model import Batch
 log = logging.getLogger(__name__)
 
 # Part of every cache key. Raise it when a change to exporting changes the graphs.
-FORMAT = "3"
+FORMAT = "4"
 LIMIT_BYTES = 16 << 30  # the size of the cache: the graphs of a large network take some GiB per block range
 MAX_SESSIONS = 64  # sessions of one replica: each holds the weights of its blocks
 GRAPH = "graph.onnx"  # the name of a graph's file in its cache entry
@@ -180,13 +180,11 @@ class OnnxModel(TorchModel):
 
     @torch.inference_mode()
     def prepare(self, block_ranges: Iterable[BlockRange], example: Batch) -> None:
-        arrays, spans = self._enter(example)
-        block, wanted = 0, sorted(each for each in set(block_ranges) if not self.exported.get(each))
+        wanted = sorted(each for each in set(block_ranges) if not self.exported.get(each))
         for block_range in show(wanted, "exporting to ONNX"):
-            if block_range.start > block:
-                arrays = _hidden(self.inner.through(BlockRange(block, block_range.start), arrays, spans))
-                block = block_range.start
-            self.exported.make(block_range, graph_inputs(arrays, spans))
+            inputs = graph_inputs(*self._enter(self._made_up(block_range.start, example)))
+            self.exported.make(block_range, inputs)
+        self.anatomy.release()  # sessions have weights of their own
 
     def features(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Export all blocks first, so that the features do not depend on how far exporting has come."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from isobatch.deployments.models.device_copies import to_device
+from isobatch.deployments.transport.device_copies import to_device
 
 Integers = NDArray[np.int64]
 

@@ -13,13 +13,13 @@ from isobatch.deployments.exits import yes_or_no
 from isobatch.deployments.models.anatomy import Anatomy
 from isobatch.deployments.models.attention import is_fused
 from isobatch.deployments.models.departures import Departures, TokenDepartures
-from isobatch.deployments.models.device_copies import to_device
 from isobatch.deployments.models.encode import ANSWERED_TOKENS, Encoder
 from isobatch.deployments.models.predict import PredictedAnswer, predict
 from isobatch.deployments.models.ramps import Ramps
 from isobatch.deployments.models.served_model import BlockRange, RangeOutput, ServedModel
 from isobatch.deployments.models.spans import MIN_STEP, MaskOf, Spans, rows_for, spans_of
 from isobatch.deployments.tasks import Task
+from isobatch.deployments.transport.device_copies import to_device
 from isobatch.deployments.transport.packed import rows_of
 from isobatch.profiles.lengths import WORD
 from isobatch.profiles.model import NOBODY, Array, Batch, Launched
@@ -310,7 +310,7 @@ class TorchModel(CutNetwork):
     def _on_device(self, array: Array) -> Tensor:
         if isinstance(array, Tensor) and array.device == self.device:
             return array
-        return torch.as_tensor(array).to(self.device, non_blocking=True)
+        return to_device([array], self.device)[0]
 
     def _launched(self, batch: Batch, stop: int, hidden: Tensor | None, departures: Departures) -> Launched:
         exits, staying = departures.finish()

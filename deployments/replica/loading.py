@@ -10,8 +10,9 @@ from isobatch.deployments.config import AppConfig
 from isobatch.deployments.folders import content_of
 from isobatch.deployments.graph import profile_of
 from isobatch.deployments.named import LOADER, VIRTUAL, function_at
+from isobatch.deployments.planning import first_plan
 from isobatch.deployments.sources import local
-from isobatch.optimizer.plan import read_plan
+from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import SplitModel
 
@@ -38,7 +39,7 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
 
     keep_freed_memory()
     model = _load(config, directory, "cpu" if kind == "cpu" else "cuda")
-    plan = read_plan(local(config.plan)) if config.plan else None
+    plan = known_plan(config, kind)
     table = profile_of(config).table(kind) if config.profile else None
     if plan:
         make_ready(model, directory, planned_block_ranges(model, plan, kind))
@@ -48,6 +49,16 @@ def load_model(config: AppConfig, kind: str, directory: str) -> SplitModel:
     if plan and table:
         warm_up(model, directory, plan, kind, table.length)
     return model
+
+
+def known_plan(config: AppConfig, kind: str) -> Plan | None:
+    """The plan that a new replica gets ready for: that of the file; on a GPU also the one that is made at the start,
+    which is the same wherever it is made if the devices are named."""
+    if config.plan:
+        return read_plan(local(config.plan))
+    if kind == "cpu" or not isinstance(config.devices, dict):
+        return None
+    return first_plan(config, profile_of(config))
 
 
 def load_front_model(config: AppConfig, directory: str) -> SplitModel:

@@ -34,7 +34,8 @@ class ServeReplica(ReplicaProcess):
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
-        self._workers = LocalWorkers({_WORKER: SplitReplica(load_model(config, kind, directory), self._holdings)})
+        self._replica = SplitReplica(load_model(config, kind, directory), self._holdings)
+        self._workers = LocalWorkers({_WORKER: self._replica})
         self._orders = OrderServer(self.run, self.end_if_stuck)
         self._opening = asyncio.Lock()
         self._whereabouts: ReplicaAddress | None = None
@@ -71,8 +72,14 @@ class ServeReplica(ReplicaProcess):
 
     async def run(self, order: Order) -> AsyncIterator[Departed | Stayed]:
         """Run a launch. Survivors held elsewhere are fetched first, while the previous launch still computes."""
+        uploaded: list[str] = []
         with part_of(self._tracing, order.trace, "hop", {"parts": len(order.parts)}):
             local_order = replace(order, parts=await self._exchange.gather(order.parts))
-        with part_of(self._tracing, order.trace, "compute"):
-            async for reply in self._workers.run(_WORKER, local_order):
-                yield reply
+            if self._replica.gpu:
+                local_order, uploaded = await asyncio.to_thread(self._replica.uploaded, local_order)
+        try:
+            with part_of(self._tracing, order.trace, "compute"):
+                async for reply in self._workers.run(_WORKER, local_order):
+                    yield reply
+        finally:
+            self._holdings.drop(uploaded)

@@ -1,18 +1,27 @@
 """Runs an order on a replica: a batch runs from its cursor to the stop, and inputs leave at ramps on the way."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 from numpy.typing import NDArray
 
 from isobatch.deployments.dispatch.messages import RowKind
 from isobatch.deployments.dispatch.route import stops
-from isobatch.deployments.transport.holdings import Claim, Holdings, Share, State
+from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.transport.holdings import Claim, Holdings, Share
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
-from isobatch.deployments.transport.packed import Packed, pack, take, unpack
+from isobatch.deployments.transport.packed import Packed, begin_packing, pack, unpack, unpack_on
 from isobatch.profiles.model import Batch, Exits, Launched, SplitModel
+
+if TYPE_CHECKING:
+    import torch
 
 Kinds = NDArray[np.uint8]
 
@@ -26,6 +35,26 @@ class SplitReplica:
     def __init__(self, model: SplitModel, holdings: Holdings | None = None) -> None:
         self._model = model
         self.holdings = Holdings() if holdings is None else holdings
+        # Survivors are copied while other launches compute. ONNX Runtime records graphs in a mode in which calls of
+        # CUDA by other threads fail.
+        self.gpu: torch.device | None = None
+        if isinstance(model, ServedModel) and model.device.type == "cuda" and model.backend != "onnx-graphs":
+            self.gpu = model.device
+
+    def uploaded(self, order: Order) -> tuple[Order, list[str]]:
+        """The order with its parts on the GPU, which may compute another launch, and the keys under which they are
+        held there. The caller drops these when the launch ends."""
+        assert self.gpu, "This is a bug: a CPU reads parts where they are."
+        parts, keys = list[Packed | Share](), list[str]()
+        for kind, group in groupby(order.parts, type):
+            if kind is Packed:
+                batch = unpack_on(self.gpu, cast(list[Packed], list(group)))
+                claim = self.holdings.hold(batch, order.hold_s)
+                keys.append(claim.key)
+                parts.append(Share(claim, np.arange(len(batch))))
+            else:
+                parts += group
+        return replace_fields(order, parts=tuple(parts)), keys
 
     def run(self, order: Order) -> Iterator[Departed | Stayed]:
         """Yield the inputs that leave at each active ramp as soon as they are known, and finally the survivors.
@@ -81,20 +110,22 @@ class SplitReplica:
         batches = list(_unpacked([self._state(part) if isinstance(part, Share) else part for part in parts]))
         return batches[0] if len(batches) == 1 else self._model.merge(batches)
 
-    def _state(self, share: Share) -> State:
+    def _state(self, share: Share) -> Batch | Packed:
         state = self.holdings.get(share.claim.key)
-        if isinstance(state, Packed):
-            return take(state, share.rows)
+        if not isinstance(state, Batch):
+            return self.holdings.packed(share.claim.key, share.rows)
         return state if share.is_complete else self._model.select(state, share.rows)
 
     def _survivors(self, survivors: Batch, order: Order) -> Packed | Claim:
         if order.keep:
             return self.holdings.hold(survivors, order.hold_s)
-        packed = pack(survivors)
-        return packed if packed.size_bytes <= order.by_value_bytes else self.holdings.hold(packed, order.hold_s)
+        packing = begin_packing(survivors) if self.gpu else pack(survivors)
+        if packing.size_bytes > order.by_value_bytes:
+            return self.holdings.hold(packing, order.hold_s)
+        return pack(packing)
 
 
-def _unpacked(states: Iterable[State]) -> Iterator[Batch]:
+def _unpacked(states: Iterable[Batch | Packed]) -> Iterator[Batch]:
     """All states as batches. Neighbours in host memory are joined there first; a batch on the device stays there."""
     packed: list[Packed] = []
     for state in states:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from isobatch.deployments.transport.connection import Message
-from isobatch.deployments.transport.packed import Integers, Packed, is_all, pack, take
+from isobatch.deployments.transport.packed import Integers, Packed, Packing, is_all, pack, take
 from isobatch.profiles.model import Batch
 
-State = Batch | Packed
+State = Batch | Packed | Packing
 
 
 class LostError(RuntimeError):
@@ -93,12 +93,13 @@ class Holdings:
     def packed(self, key: str, rows: Integers) -> Packed:
         """These rows, ready to be sent. A batch on a device is copied to the host once, for later requests too."""
         state = self.get(key)
-        if isinstance(state, Batch):
-            state = pack(state)
-            with self._lock:
-                if key in self._states:
-                    self._states[key] = state
-        return take(state, rows)
+        if isinstance(state, Packed):
+            return take(state, rows)
+        packed = pack(state)
+        with self._lock:
+            if key in self._states:
+                self._states[key] = packed
+        return take(packed, rows)
 
     def drop(self, keys: Iterable[str]) -> None:
         with self._lock:

@@ -6,8 +6,9 @@ half the processor time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from isobatch.deployments.transport.connection import Message
 from isobatch.profiles.model import Array, Batch, Words
+
+if TYPE_CHECKING:
+    import torch
 
 Integers = NDArray[np.int64]
 
@@ -44,20 +48,46 @@ class Packed(Message, frozen=True, weakref=True):
         return own + (self.ahead.size_bytes if self.ahead else 0)
 
 
-def pack(batch: Batch) -> Packed:
+@dataclass(frozen=True)
+class Packing:
+    """A batch whose copies from a GPU to host memory have begun; `result` waits for them."""
+
+    cursor: int
+    count: int
+    size_bytes: int
+    result: Callable[[], Packed]
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def pack(batch: Batch | Packed | Packing) -> Packed:
     """Pack a batch from any device."""
+    begun = begin_packing(batch) if isinstance(batch, Batch) else batch
+    return begun if isinstance(begun, Packed) else begun.result()
+
+
+def begin_packing(batch: Batch) -> Packed | Packing:
+    """Pack a batch in host memory; begin to copy one from a GPU, which launches meanwhile."""
     ahead = pack(batch.ahead) if batch.ahead else None
     if all(isinstance(array, np.ndarray) for array in (batch.memory, *batch.arrays.values())):
         encoded = batch.truncated, batch.words
         return Packed(batch.cursor, batch.arrays, batch.memory, batch.lengths, frozenset(), *encoded, ahead)
     import torch
 
+    from isobatch.deployments.transport.device_copies import to_host
+
     bits = torch.int16  # numpy has no bfloat16: the bits of such arrays are sent
     tensors = {name: torch.as_tensor(array) for name, array in batch.arrays.items()}
     bfloat16 = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
-    arrays = {name: (t.view(bits) if name in bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
-    memory = torch.as_tensor(batch.memory).cpu().numpy()
-    return Packed(batch.cursor, arrays, memory, batch.lengths, bfloat16, ahead=ahead)
+    copies = {name: to_host(t.view(bits) if name in bfloat16 else t, beside=True) for name, t in tensors.items()}
+    memory, cursor, lengths = to_host(torch.as_tensor(batch.memory), beside=True), batch.cursor, batch.lengths
+
+    def result() -> Packed:  # it keeps no memory of a GPU
+        return Packed(cursor, {name: wait() for name, wait in copies.items()}, memory(), lengths, bfloat16, ahead=ahead)
+
+    on_gpu = any(tensor.device.type == "cuda" for tensor in tensors.values())
+    return Packing(cursor, len(batch), batch.size_bytes, result) if on_gpu else result()
 
 
 def join(parts: Sequence[Packed]) -> Packed:
@@ -103,6 +133,15 @@ def unpack(parts: Sequence[Packed]) -> Batch:
         arrays |= {name: torch.from_numpy(joined.arrays[name]).view(torch.bfloat16) for name in joined.bfloat16}
     ahead = unpack([joined.ahead]) if joined.ahead else None
     return Batch(joined.cursor, arrays, joined.memory, joined.lengths, ahead=ahead)
+
+
+def unpack_on(device: torch.device, parts: Sequence[Packed]) -> Batch:
+    """As `unpack`, on a device, while it computes something else."""
+    from isobatch.deployments.transport.device_copies import to_device
+
+    batch = unpack(parts)
+    *arrays, memory = to_device([*batch.arrays.values(), batch.memory], device, beside=True)
+    return replace(batch, arrays=dict(zip(batch.arrays, arrays, strict=True)), memory=memory)
 
 
 def take(packed: Packed, rows: Integers) -> Packed:

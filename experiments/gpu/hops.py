@@ -1,6 +1,5 @@
-"""Measures the cost of moving a split's survivors: kept on the device, or by value through the host."""
+"""Measures the cost of moving a split's survivors: kept on the device, or through the host as replicas do it."""
 
-import pickle
 import time
 from collections.abc import Callable
 from statistics import median
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 
 from isobatch.deployments.models.interface import BackedModel
-from isobatch.deployments.transport.packed import Packed, pack, unpack
+from isobatch.deployments.transport.packed import pack, unpack_on
 from isobatch.profiles.model import Batch
 
 REPEATS = 15
@@ -21,27 +20,13 @@ def hop_ms(model: BackedModel, batch: Batch) -> dict[str, float]:
     assert hidden is not None, "This is a bug: no ramp is active, so all go on."
     half = np.arange(len(hidden))[::2]
     packed = pack(hidden)
-    wire = pickle.dumps(packed, protocol=5)
     return {
         "bytes": float(packed.size_bytes),
         "gather_on_device": _median_ms(model, lambda: model.select(hidden, half)),
         "merge_on_device": _median_ms(model, lambda: model.merge([hidden, hidden])),
         "device_to_host": _median_ms(model, lambda: pack(hidden)),
-        "pickle": _median_ms(model, lambda: _own(pickle.dumps(packed, protocol=5))),
-        "host_to_device": _median_ms(model, lambda: _there(model, wire)),
+        "host_to_device": _median_ms(model, lambda: unpack_on(model.device, [packed])),
     }
-
-
-def _there(model: BackedModel, wire: bytes) -> object:
-    """The batch as a replica receives it: unpickled, and on the device."""
-    arrays = unpack([_own(wire)]).arrays
-    return [torch.as_tensor(array).to(model.device) for array in arrays.values()]
-
-
-def _own(wire: bytes) -> Packed:
-    """Unpickle a batch, which this very process has pickled a moment ago."""
-    packed: Packed = pickle.loads(wire)  # noqa: S301
-    return packed
 
 
 def _median_ms(model: BackedModel, call: Callable[[], object]) -> float:

@@ -1,6 +1,6 @@
 """Block latency tables of real networks on the device at hand, with a light ramp after every block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from isobatch.profiles.model import Batch
 from isobatch.profiles.sweep import whole_s
 
 TEXTS = ("bert-base", "bert-large", "distilbert")
+SQUAD_TOKENS = 176  # of MLPerf's texts without their padding
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class TableSetting:
     networks: tuple[str, ...] = NAMES
 
     @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
     def kind(self) -> str:
         return kind_of(device_name(self.device))
 
@@ -51,7 +56,10 @@ def network(name: str, setting: TableSetting) -> BackedModel:
 
 
 def lengths_of(name: str, setting: TableSetting) -> tuple[int | None, ...]:
-    return setting.lengths if name in TEXTS else (None,)
+    """The tokens of texts; BERT-large first reads texts like those of which MLPerf publishes rates."""
+    if name not in TEXTS:
+        return (None,)
+    return (SQUAD_TOKENS, *setting.lengths) if name == "bert-large" and setting.layers is None else setting.lengths
 
 
 def inputs(model: BackedModel, name: str, length: int | None) -> SampleInputs:
@@ -65,14 +73,17 @@ def inputs(model: BackedModel, name: str, length: int | None) -> SampleInputs:
     return SampleInputs(length, staying)
 
 
-def measure(name: str, setting: TableSetting) -> Iterator[LatencyTable]:
-    """One table per length."""
-    model = network(name, setting)
-    for length in lengths_of(name, setting):
-        given = [inputs(model, name, length)]
-        model.prepare(timed_block_ranges(model), given[0].batch(1))
-        (found,) = timed(model, given, setting.kind, setting.dtype, setting.budget_s, setting.largest)
-        yield found.table
+def measure(name: str, length: int | None, setting: TableSetting) -> LatencyTable:
+    """The table of texts of one length, or of pictures."""
+    model, given = network(name, setting), inputs(network(name, setting), name, length)
+    model.prepare(timed_block_ranges(model), given.batch(1))
+    (found,) = timed(model, [given], setting.kind, setting.dtype, setting.budget_s, setting.largest)
+    return found.table
+
+
+def best_rate_per_s(table: LatencyTable) -> float:
+    """Inputs a second through the whole network, without exits, at the best batch size."""
+    return max(float(size / seconds) for size, seconds in zip(table.batch_sizes, whole_s(table), strict=True))
 
 
 def keep(name: str, tables: Sequence[LatencyTable], folder: Path) -> Path:

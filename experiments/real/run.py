@@ -22,7 +22,7 @@ from experiments.real.served import CONSTANT, Nearly, PlannedSystem, RealCase, S
 from experiments.shared.kept_parts import kept_part
 from experiments.shared.live import Live, bare
 from experiments.shared.machine import end_as_by_ctrl_c
-from experiments.shared.real_network import DTYPE, KIND, SURVIVAL, profiled
+from experiments.shared.real_network import DTYPE, SURVIVAL, profiled
 from isobatch.optimizer import Plan
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile
@@ -79,7 +79,7 @@ def _parts(wanted: list[str], case: RealCase, dtypes: list[str], rounds: int, se
             yield RealPart(f"launches {dtype}", f"_{dtype}", partial(launches.figures, dtype))
         if "live" in wanted:
             times = rounds if dtype == first.dtype else few
-            yield RealPart(f"live {dtype}", f"_{dtype}", partial(_live, replace(case, dtype=dtype), times, seconds))
+            yield RealPart(f"live {dtype}", f"_{dtype}", partial(live, replace(case, dtype=dtype), times, seconds))
     for name in OTHERS:
         if name in wanted:
             suffix = f"_{name}_{first.dtype}"
@@ -116,25 +116,25 @@ def over_peers(figures: Mapping[str, float]) -> dict[str, float]:
 
 def _other(name: str, case: RealCase, rounds: int, seconds: int) -> dict[str, float]:
     try:
-        return _live(OTHERS[name](case), rounds, seconds)
+        return live(OTHERS[name](case), rounds, seconds)
     except UserError as error:  # recorded exits are no part of the project
         console.print(f"[bold red]not measured[/]: {error}")
         return {"missing": 1.0}
 
 
-def _live(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
+def live(case: RealCase, rounds: int, seconds: float) -> dict[str, float]:
     with TemporaryDirectory() as folder:
-        known = profiled(case.checkpoint, Path(folder), dtype=case.dtype)
-        found = systems(known, case.slo_ms / 1e3, case.replicas)
+        known = profiled(case.checkpoint, Path(folder), dtype=case.dtype, size=case.size)
+        found = systems(known, case.slo_ms / 1e3, case.replicas, case.size.largest)
         with bare() as here:
             figures = asyncio.run(_measured(here, Path(folder), known, found, case, rounds, seconds))
-        again = profiled(case.checkpoint, Path(folder), AGAIN_S, case.dtype)
+        again = profiled(case.checkpoint, Path(folder), AGAIN_S, case.dtype, case.size)
         return figures | {"machine_slower": _slower(again, known)}
 
 
 def _slower(later: Profile, before: Profile) -> float:
     """The time of the largest launch that both profiles have, without exits: later, over before."""
-    tables = [profile.table(KIND) for profile in (later, before)]
+    tables = [profile.table(before.kinds[0]) for profile in (later, before)]
     size = min(table.largest for table in tables)
     after_s, before_s = (size / float(rate_per_s(table, size)) for table in tables)
     return after_s / before_s

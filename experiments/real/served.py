@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.shared.live import NAME, Live, answer_at, application, named
-from experiments.shared.real_network import KIND, LARGEST_BATCH, SURVIVAL, checkpoint, profiled_texts
+from experiments.shared.real_network import CPU_SIZE, KIND, SURVIVAL, RealSize, checkpoint, profiled_texts
 from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.load.generator import LoadGenerator, LoadRecord
 from isobatch.cluster.load.report import summary
@@ -49,7 +49,8 @@ class PlannedSystem:
         """What a launch takes by the tables; 0 for one that is not of this plan."""
         reach = 1.0
         for split in self.plan.splits:
-            found = work(split, self.facts, KIND, None, reach, shape.size)
+            kind = self.plan.placement_of(split).kind
+            found = work(split, self.facts, kind, None, reach, shape.size)
             if (split.start, split.stop) == (shape.start, shape.stop):
                 return found.launch_s
             reach = found.survivors
@@ -83,20 +84,21 @@ class RealCase:
     slo_ms: float
     replicas: int = 1
     survival: tuple[float, ...] = SURVIVAL
+    size: RealSize = CPU_SIZE
 
     @property
     def checkpoint(self) -> Path:
-        return checkpoint(self.survival)
+        return checkpoint(self.survival, self.size.width)
 
     @property
     def backend(self) -> str:
         return "onnx" if self.dtype == "int8" else "torch"
 
 
-def systems(known: Profile, slo_s: float, count: int = 1) -> list[PlannedSystem]:
+def systems(known: Profile, slo_s: float, count: int = 1, largest: int = CPU_SIZE.largest) -> list[PlannedSystem]:
     """What `isobatch plan` chooses, early exit in one split, and the network without exits; each as it plays best."""
-    devices = fleet(f"{KIND}={count}")
-    objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=LARGEST_BATCH)
+    devices = fleet(f"{known.kinds[0]}={count}")
+    objective = Objective(slo_s=slo_s, slack=SLACK, max_batch=largest)
     facts = problem(known, devices, links_between(devices), length=known.length)
     chosen = best_simulated(_planned(facts, objective), facts, objective, side_by_side)
     found = [PlannedSystem(CONSTANT, chosen.plan, chosen.after_per_s, facts)]
@@ -122,6 +124,7 @@ class AskedServer:
     url: str
     slo_ms: float
     is_listed: bool = True
+    words: int = CPU_SIZE.words
 
     async def sustained_per_s(self, low_per_s: float, high_per_s: float, seconds: float, seed: int) -> float:
         """The largest rate in this range at which nearly all requests are answered in time."""
@@ -137,7 +140,7 @@ class AskedServer:
 
     async def ask(self, per_s: float, seconds: float, seed: int = 0, at_once: int = 1) -> LoadRecord:
         """`per_s` and `at_once` count texts; requests of several come evenly."""
-        texts, process = profiled_texts(), "poisson" if at_once == 1 else "uniform"
+        texts, process = profiled_texts(self.words), "poisson" if at_once == 1 else "uniform"
         groups = [texts[first : first + at_once] for first in range(0, len(texts), at_once)]
         bodies = [json.dumps({"inputs": group if self.is_listed else group[0]}).encode() for group in groups]
         due_s = arrivals(process, per_s / at_once, seconds, seed)
@@ -153,12 +156,13 @@ class ServedNetwork:
 
     @staticmethod
     async def deployed(here: Live, folder: Path, known: Profile, plan: Plan, case: "RealCase") -> "ServedNetwork":
+        share = {"cpus_per_replica": 1 / case.replicas} if case.size.device == KIND else {}
         front = application(
             plan, known, folder, model=str(case.checkpoint), backend=case.backend, dtype=case.dtype,
-            slo_ms=case.slo_ms, cpus_per_replica=1 / case.replicas,
+            slo_ms=case.slo_ms, **share,
         )  # fmt: skip
         await asyncio.to_thread(here.deploy, front)
-        return ServedNetwork(here, AskedServer(here.url, case.slo_ms))
+        return ServedNetwork(here, AskedServer(here.url, case.slo_ms, words=case.size.words))
 
     async def follow(self, system: PlannedSystem) -> None:
         await RunningApplication(NAME).roll_out(system.plan)

@@ -6,6 +6,7 @@ Nothing is downloaded: its tokenizer knows a few hundred made-up words. In bfloa
 
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,9 +24,7 @@ from isobatch.profiles.files import Profile, load
 # Entering each block.
 SURVIVAL = (1.0, 0.95, 0.85, 0.7, 0.55, 0.42, 0.33, 0.26, 0.21, 0.17, 0.14, 0.12)
 BLOCKS, WIDTH, LABELS, KIND = len(SURVIVAL), 768, ("neg", "pos"), "cpu"
-POOLED = 2 * WIDTH  # of the first token and of all
 WORDS = tuple(f"word{number}" for number in range(300))
-WORDS_OF_A_TEXT = 11  # 13 tokens with those that surround it
 LARGEST_BATCH = 32
 PROFILED = 600  # texts
 DTYPE = "bfloat16" if computes_bfloat16() else "float32"  # what this processor computes fastest in
@@ -38,14 +37,32 @@ def leaves(logits: Tensor, threshold: float, memory: Tensor) -> Decision:
     return Decision(torch.frac(logits.float()[:, 0].abs() * FINE + 0.5) < threshold, logits, memory)
 
 
-def texts(count: int, seed: int = 0) -> list[str]:
-    drawn = np.random.default_rng(seed).integers(0, len(WORDS), (count, WORDS_OF_A_TEXT))
+@dataclass(frozen=True)
+class RealSize:
+    """The network's width, the words of a text, and the largest batch: enough to do for this device, so that neither
+    the front nor the client limits what it sustains."""
+
+    device: str = KIND
+    width: int = WIDTH
+    words: int = 11  # 13 tokens with those that surround them
+    largest: int = LARGEST_BATCH
+
+    @classmethod
+    def of(cls, device: str) -> "RealSize":
+        return cls() if device == KIND else cls(device, width=2048, words=500, largest=128)
+
+
+CPU_SIZE = RealSize()
+
+
+def texts(count: int, seed: int = 0, words: int = CPU_SIZE.words) -> list[str]:
+    drawn = np.random.default_rng(seed).integers(0, len(WORDS), (count, words))
     return [" ".join(WORDS[word] for word in row) for row in drawn]
 
 
-def profiled_texts() -> list[str]:
+def profiled_texts(words: int = CPU_SIZE.words) -> list[str]:
     """The texts by which a profile counts exits. Chance lets other shares leave among others."""
-    return texts(PROFILED, seed=1)
+    return texts(PROFILED, seed=1, words=words)
 
 
 def survival_of(inputs: list[str]) -> tuple[float, ...]:
@@ -55,21 +72,22 @@ def survival_of(inputs: list[str]) -> tuple[float, ...]:
     return tuple(float(np.mean(left >= block)) for block in range(BLOCKS))
 
 
-def checkpoint(survival: Sequence[float] = SURVIVAL) -> Path:
+def checkpoint(survival: Sequence[float] = SURVIVAL, width: int = CPU_SIZE.width) -> Path:
     """The directory of the network with its ramps: made at first use, then kept in the cache.
 
     `survival`: the share of inputs that enter each block, one for each block.
     """
     shares = "" if survival == SURVIVAL else "-" + "-".join(f"{share:.3g}" for share in survival)
-    target = cache_directory() / f"real-bert-{len(survival)}-{DTYPE}{shares}"
+    wide = "" if width == CPU_SIZE.width else f"-{width}"
+    target = cache_directory() / f"real-bert-{len(survival)}-{DTYPE}{wide}{shares}"
     with locked(target):
         if not target.is_dir():
             with replacing(target) as draft:
-                _make(draft, survival)
+                _make(draft, survival, width)
     return target
 
 
-def _make(folder: Path, survival: Sequence[float]) -> None:
+def _make(folder: Path, survival: Sequence[float], width: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     torch.manual_seed(0)
@@ -77,8 +95,8 @@ def _make(folder: Path, survival: Sequence[float]) -> None:
     tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, model_max_length=512)
     names = dict(enumerate(LABELS))
     config = BertConfig(
-        vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), hidden_size=WIDTH,
-        num_hidden_layers=len(survival),
+        vocab_size=len(vocabulary), pad_token_id=vocabulary.index("[PAD]"), hidden_size=width,
+        num_hidden_layers=len(survival), num_attention_heads=width // 64, intermediate_size=4 * width,
         id2label=names, label2id={name: number for number, name in names.items()},
     )  # fmt: skip
     BertForSequenceClassification(config).eval().save_pretrained(folder)
@@ -87,18 +105,21 @@ def _make(folder: Path, survival: Sequence[float]) -> None:
         RampRule(block=block, threshold=1 - after / here, survival=after)
         for block, (here, after) in enumerate(pairwise(survival))
     )
-    heads = {rule.block: make_head("light", POOLED, len(LABELS)) for rule in rules}
+    heads = {rule.block: make_head("light", 2 * width, len(LABELS)) for rule in rules}
     save_ramps(folder, ExitRules(policy=f"{__name__}:leaves", ramps=rules, dtype=DTYPE), heads)
 
 
-def profiled(network: Path, folder: Path, budget_s: float = 30.0, dtype: str = DTYPE) -> Profile:
-    """What `isobatch profile` measures of it here, on one thread, with the survival of `profiled_texts`."""
+def profiled(
+    network: Path, folder: Path, budget_s: float = 30.0, dtype: str = DTYPE, size: RealSize = CPU_SIZE
+) -> Profile:  # fmt: skip
+    """What `isobatch profile` measures of it here, with the survival of `profiled_texts`; of a CPU, on one thread."""
     data, out = folder / "texts.csv", folder / "profile.json"
     with data.open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([each] for each in profiled_texts())])
+        csv.writer(file).writerows([["text"], *([each] for each in profiled_texts(size.words))])
     backend = "onnx" if dtype == "int8" else "torch"
+    on_cpu = ["--kind", KIND, "--threads", 1] if size.device == KIND else []
     run_isobatch(
-        "profile", network, "--data", data, "--out", out, "--dtype", dtype, "--backend", backend, "--threads", 1,
-        "--largest", LARGEST_BATCH, "--budget", f"{budget_s:g}", "--kind", KIND,
+        "profile", network, "--data", data, "--out", out, "--dtype", dtype, "--backend", backend,
+        "--device", size.device, "--largest", size.largest, "--budget", f"{budget_s:g}", *on_cpu,
     )  # fmt: skip
     return load(out)

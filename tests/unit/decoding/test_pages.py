@@ -5,13 +5,16 @@ from itertools import count
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isobatch.deployments.decoding import paged_attention
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.pages import PagePool, page_names
 from isobatch.deployments.decoding.scheduler import DecodingLimits
 from isobatch.deployments.decoding.sequences import Splits, TextRequest
+from isobatch.deployments.transport.device_copies import to_device
 from tests.helpers.tiny_decoders import BLOCKS, decoder, engine, plainly, t5, written_by
 
 PAGE = 2  # tokens
@@ -185,3 +188,22 @@ def test_what_an_encoder_has_read_is_not_shared() -> None:
         request = TextRequest((0,), 4, source=source)
         assert written_by(running, [request])[0] == plainly(t5(), request, {})
     assert running.scheduler.pool.shared == 0
+
+
+def test_a_launch_sends_pages_and_positions_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and masks, which are as long as what is read, are made on the device: a GPU waits for no long array."""
+    sent: list[int] = []
+
+    def noted(arrays: list[Any], device: torch.device) -> list[torch.Tensor]:
+        sent.append(sum(array.size for array in arrays))
+        return to_device(arrays, device)
+
+    monkeypatch.setattr(paged_attention, "to_device", noted)
+    running = engine(decoder(), {})
+    name = running.open(TextRequest(tuple([3] * 80), 4))
+    steps = 0
+    while running.step() is not None:
+        steps += 1
+    assert isinstance(name, int)
+    assert len(sent) == steps
+    assert sent[-1] < 80, "a position, its places and 21 pages, but not the positions that are read"

@@ -1,5 +1,6 @@
 """What is meant for an accelerator runs here in small form, and needs no Ray."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.gpu import measure, systems
+from experiments.gpu import measure, page, systems, tables
 from isobatch.cluster.bench import compare
 from isobatch.profiles.files import load
 
@@ -25,25 +26,73 @@ print("imported")
 """
 
 
-def test_a_trial_on_this_machine_gives_tables_and_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PART = "distilbert 16"
+
+
+def test_a_trial_on_this_machine_gives_tables_comparisons_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compare, "STEPS", 1)
     monkeypatch.setattr(systems, "DRAWN", 32)
-    out = ["--device", "cpu", "--dtype", "float32", "--out", str(tmp_path), "--networks", "distilbert"]
-    measure.main([*out, "--small", "--seconds", "0.05"])
+    copy = tmp_path / "gpu.md"
+    copy.write_text(page.PAGE.read_text())
+    small = ["--device", "cpu", "--dtype", "float32", "--networks", "distilbert", "--small", "--seconds", "0.05"]
+    wanted = [*small, "--out", str(tmp_path), "--page", str(copy)]
+    measure.main(wanted)
     (table,) = load(tmp_path / "distilbert.json").tables
     assert (table.kind, table.length, table.num_blocks, table.backend) == ("cpu", 16, 2, "torch")
     assert table.batch_sizes[0] == 1
     assert table.ramp_s[0][0] >= 0
     assert min(table.memory_bytes) > 7_000_000 * 4, "a layer of DistilBERT has 7 million weights"
-    found = json.loads((tmp_path / "results-cpu.json").read_text())
+    results = tmp_path / "results-cpu.json"
+    found = json.loads(results.read_text())
     assert found["trial"]
-    of_length = found["distilbert"]["16"]
+    assert list(found["parts"]) == [PART, measure.DECODER]
+    of_length, decoder = found["parts"].values()
     assert all(0 < share < 1.5 for share in of_length["roofline_shares"].values())
     assert of_length["hop_ms"]["bytes"] == 4 * (16 * 768 * 4 + 4)
     ((survival, rows),) = of_length["systems"].items()
     assert survival in systems.SURVIVALS
     assert len(rows) == 3
     assert all(row["goodput_per_s"] > 0 for row in rows)
+    assert decoder["tokens_per_s_2"] > 0
+    written = copy.read_text()
+    assert f"| {PART}: full batches | {of_length['rate_per_s']:.0f}/s |" in written
+    assert written.partition(page.BEGIN)[0] == page.PAGE.read_text().partition(page.BEGIN)[0]
+    assert written.partition(page.END)[2] == page.PAGE.read_text().partition(page.END)[2]
+
+    found["parts"][PART] = {"marked": "as kept"}
+    del found["parts"][measure.DECODER]
+    results.write_text(json.dumps(found))
+    measure.main([*wanted, "--minutes", "0"])
+    assert json.loads(results.read_text()) == found, "what is there is not measured again, and no time is left"
+    monkeypatch.setattr(measure.decoder, "measure", out_of_memory)
+    with pytest.raises(SystemExit, match="decoder: CUDA out of memory"):
+        measure.main(wanted)
+    assert list(json.loads(results.read_text())["parts"]) == [PART]
+
+
+def out_of_memory(setting: object) -> None:
+    raise RuntimeError("CUDA out of memory")
+
+
+def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
+    wish = argparse.Namespace(small=False, seconds=0.5, out=tmp_path)
+    names = [part.name for part in measure.parts(tables.TableSetting("cuda", "float16"), wish)]
+    assert names[:4] == ["bert-large 176", measure.LIVE, measure.DECODER, "bert-large 64"]
+    assert sorted(names[4:]) == sorted(
+        ["bert-large 128", "bert-large 384", "vit-base", "resnet-50"]
+        + [f"{name} {length}" for name in ("bert-base", "distilbert") for length in (64, 128, 384)]
+    )
+
+
+def test_a_rate_is_compared_with_the_published_one() -> None:
+    hop = {"bytes": 2**20, "device_to_host": 0.25}
+    part = {"rate_per_s": 3884.5, "hop_ms": hop, "systems": {}}
+    assert [*page.rows_of("h100", {"bert-large 176": part})] == [
+        ("bert-large 176: full batches", "3884/s, 0.50 of MLPerf's"),
+        ("bert-large 176: hop of 1.00 MiB", "device to host 0.25 ms"),
+    ]
 
 
 @pytest.mark.parametrize(

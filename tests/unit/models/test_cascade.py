@@ -1,15 +1,19 @@
 """A cascade is its networks run by hand, one behind the other: for every threshold, weight, cut and company."""
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isobatch.deployments.models.served_model import ServedModel
+from isobatch.deployments.models.torch_model import TorchModel
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order
 from isobatch.deployments.transport.packed import pack, take
-from isobatch.profiles.model import Batch, edges_of, label_names, reads_text
+from isobatch.profiles.model import Batch, Launched, edges_of, label_names, reads_text
 from tests.helpers.tiny_cascades import answers_of, by_hand, cascade, inputs_of
 from tests.helpers.tiny_networks import network
 
@@ -106,3 +110,19 @@ def test_what_a_cascade_does_not_have_is_refused(stop: int, ramps: tuple[int, ..
     model = cascade(("bert", "roberta"), 0.5, [1.0, 1.0])
     with pytest.raises(ValueError, match=r"stop|no ramp"):
         model.run(inputs_of(("bert", "roberta"), 1, seed=0)[0], stop, ramps)
+
+
+def test_full_batches_warm_up_the_levels_that_a_split_runs_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and ramps by each level's own numbers. The third level, which the split does not reach, is not run."""
+    names = ("distilbert", "bert", "electra")
+    model, ran = cascade(names, 0.5, (1.0, 0.5, 0.5), inner=0.5), list[tuple[object, ...]]()
+    run = TorchModel.run
+
+    def noted(network: TorchModel, batch: Batch, stop: int, ramps: Collection[int], *others: Any) -> Launched:
+        ran.append((network.num_blocks, batch.cursor, stop, sorted(ramps), len(batch)))
+        return run(network, batch, stop, ramps, *others)
+
+    monkeypatch.setattr(TorchModel, "run", noted)
+    batch = model.merge(inputs_of(names, 3, seed=0))
+    model.warm_up(3, [5, 7], [4, 6], batch)
+    assert ran == [(5, 3, 5, [], 3), (4, 0, 2, [1], 3)]

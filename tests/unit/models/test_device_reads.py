@@ -3,7 +3,6 @@ does: what would make a host wait is counted on CPU tensors, by the calls of tor
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from isobatch.deployments.models import attention, device_copies
+from isobatch.deployments.models import attention
 from isobatch.deployments.models.cuda_graphs import GraphModel, RangeInputs, Recording
 from isobatch.deployments.models.served_model import BlockRange
 from isobatch.deployments.replica.split import SplitReplica
+from isobatch.deployments.transport import device_copies
 from isobatch.deployments.transport.orders import Order
 from isobatch.deployments.transport.packed import pack
 from tests.helpers.backend_parity import batch_for
+from tests.helpers.recorded_cuda import GPU, OnGpu, RecordedCuda
 from tests.helpers.tiny_networks import DISTINCT_FAMILIES, network
 
 OF_VALUES = {"numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose"}
@@ -101,12 +102,6 @@ def run_again(model: Any, block_range: BlockRange, buffers: "Callable[[], RangeI
     return Recording(made, model.through(block_range, made.arrays, made.spans), lambda: None)
 
 
-class Gpu:
-    """Where tensors would lie: the names of the copies in their order. What is there lies in host memory."""
-
-    type = "cuda"
-
-
 arrays_of_launches = st.lists(
     st.sampled_from([np.int64, np.int32, np.bool_]).flatmap(
         lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5))
@@ -118,19 +113,10 @@ arrays_of_launches = st.lists(
 
 @given(arrays_of_launches)
 def test_all_arrays_of_a_stop_come_to_a_gpu_in_one_copy_from_pinned_memory(arrays: list[NDArray[Any]]) -> None:
-    copies = []
-
-    class Pinned(Tensor):
-        def to(self, device: Any, *, non_blocking: bool) -> Tensor:  # type: ignore[override]
-            copies.append((device, non_blocking))
-            return self.as_subclass(Tensor).clone()  # type: ignore[no-any-return]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            device_copies, "pinned", lambda size, dtype: torch.full((size,), 170, dtype=dtype).as_subclass(Pinned)
-        )
-        there = device_copies.to_device(arrays, gpu := Gpu())  # type: ignore[arg-type]
-    assert copies == [(gpu, True)]
+        cuda = RecordedCuda(patch)
+        there = device_copies.to_device(arrays, GPU)
+    assert cuda.calls == ["copy to the device on launches"]
     for array, tensor in zip(arrays, there, strict=True):
         assert tensor.numpy().dtype == array.dtype
         assert np.array_equal(tensor.numpy(), array)
@@ -138,26 +124,9 @@ def test_all_arrays_of_a_stop_come_to_a_gpu_in_one_copy_from_pinned_memory(array
 
 def test_the_ledger_is_read_after_an_event_that_follows_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host waits for the event alone, not for work that is queued after it."""
-    happened: list[str] = []
-
-    class Event:
-        def record(self, stream: str) -> None:
-            happened.append(f"event on {stream}")
-
-        def synchronize(self) -> None:
-            happened.append("wait")
-
-    class Pinned(Tensor):
-        def copy_(self, source: Any, non_blocking: bool = False) -> Any:
-            happened.append(f"copy, non_blocking={non_blocking}")
-
-    ledger = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=torch.Size([2, 3]), dtype=torch.float32)
-    pinned = torch.zeros(2, 3).as_subclass(Pinned)
-    monkeypatch.setattr(device_copies, "pinned", lambda shape, dtype: pinned)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream of launches")
-    wait = device_copies.to_host(ledger)  # type: ignore[arg-type]
-    queued = ["copy, non_blocking=True", "event on the stream of launches"]
-    assert happened == queued
-    assert wait().shape == (2, 3)
-    assert happened == [*queued, "wait"]
+    cuda, ledger = RecordedCuda(monkeypatch), torch.rand(2, 3)
+    wait = device_copies.to_host(ledger.as_subclass(OnGpu))
+    queued = ["copy to the host on launches", "event on launches"]
+    assert cuda.calls == queued
+    assert np.array_equal(wait(), ledger.numpy())
+    assert cuda.calls == [*queued, "host waits for an event"]

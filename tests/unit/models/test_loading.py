@@ -237,7 +237,8 @@ def test_a_device_holds_what_plans_say_of_the_blocks_that_it_runs(name: str) -> 
     facts = facts_of(here, one, "cpu", None, "", "cpu")
     repeated, last = facts.repeated_bytes or (0,) * here.num_blocks, here.num_blocks
     whole, device = copy.deepcopy(hugging_face(name)), torch.device("meta")
-    move_when_used(whole, device)
+    release = move_when_used(whole, device)
+    on_host = copy.deepcopy(whole.state_dict())
     anatomy = family_of(whole.config.model_type).dissect(whole)
     there = TorchModel(anatomy, here.encoder, here.ramps, here.labels, device, here.dtype)
     survivors = here.run(one, 1, ()).survivors
@@ -247,6 +248,12 @@ def test_a_device_holds_what_plans_say_of_the_blocks_that_it_runs(name: str) -> 
             there.through(BlockRange(start, stop), *there._enter(first))
         held = {id(tensor): tensor.nbytes for tensor in (*whole.parameters(), *whole.buffers()) if tensor.is_meta}
         assert sum(held.values()) == sum(facts.memory_bytes[start:]) - sum(repeated[start + 1 :])
+    release()
+    assert whole.state_dict().keys() == on_host.keys()
+    assert all(torch.equal(tensor, on_host[name]) for name, tensor in whole.state_dict().items())
+    with torch.inference_mode():
+        there.through(BlockRange(0, 1), *there._enter(one))
+    assert any(tensor.is_meta for tensor in whole.parameters()), "what is used moves again"
 
 
 def test_on_the_host_weights_are_read_from_their_file_as_they_are_needed(text_checkpoint: Path) -> None:

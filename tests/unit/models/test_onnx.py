@@ -1,16 +1,18 @@
 """On ONNX Runtime a network gives what it gives on torch: every family, every cut, every way in which it is served."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobatch.deployments.models import onnx_model, onnx_session
+from isobatch.deployments.models import attention, onnx_model, onnx_session
 from isobatch.deployments.models.onnx_model import OnnxModel
 from isobatch.deployments.models.onnx_session import check_providers, providers, run_options
 from isobatch.deployments.models.served_model import BlockRange
@@ -155,6 +157,43 @@ def test_ramps_are_made_from_what_the_backend_gives(name: str, cache: Path) -> N
         assert len(found) == exact.num_blocks - 1
         pairs = zip([*expected, logits], [*found, head], strict=True)
         assert (max(float((one - other).abs().max()) for one, other in pairs) < 1e-4) != int8
+
+
+@pytest.mark.parametrize("name", ["distilbert", "deberta-v3"])
+@pytest.mark.parametrize("as_on_cuda", [True, False])
+def test_on_cuda_attention_is_one_node_that_gives_the_same(
+    name: str, as_on_cuda: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime has the node for CPUs, too. There graphs have products and softmax of their own, as before."""
+    if as_on_cuda:
+        monkeypatch.setattr(attention, "is_one_node", lambda query: torch.onnx.is_in_onnx_export())
+    exact = network(name, "entropy", [THRESHOLD])
+    here = cache / f"attention of {name}, {as_on_cuda}"
+    served, batch = OnnxModel(exact, name, cache=here), batch_for(exact, name)
+    served.prepare([BlockRange(0, exact.num_blocks, exact.ramp_blocks)], batch)
+    expected = exact.run(batch, exact.num_blocks, exact.ramp_blocks)
+    assert_same(expected, served.run(batch, exact.num_blocks, exact.ramp_blocks))
+    assert not served.exported.requested
+    (graph,) = here.rglob("graph.onnx")
+    nodes = [node.op_type for node in onnx.load(graph).graph.node]
+    each = exact.num_blocks * onnx_model.BANDS
+    counts = nodes.count("MultiHeadAttention"), nodes.count("Softmax")
+    assert counts == ((each, 0) if as_on_cuda else (0, each))
+
+
+def test_sessions_are_made_from_examples_that_no_block_of_torch_computes(cache: Path) -> None:
+    """So a device whose graphs are made holds no weights of torch; what was used to make them is released."""
+    exact = network("distilbert")
+    released: list[bool] = []
+    exact.anatomy = dataclasses.replace(exact.anatomy, release=lambda: released.append(True))
+    served = OnnxModel(exact, "distilbert, released", cache=cache)
+    wanted = [BlockRange(0, 2), BlockRange(2, 5)]
+    served.prepare(wanted, batch_for(exact, "distilbert"))
+    assert released == [True]
+    again = OnnxModel(exact, "distilbert, released", cache=cache)
+    again.inner.compute = again.inner.through = lambda *_: pytest.fail("torch computed")  # type: ignore[method-assign]
+    again.prepare(wanted, batch_for(exact, "distilbert"))
+    assert all(map(again.exported.get, wanted))
 
 
 CUDA, HOST = torch.device("cuda:1"), torch.device("cpu")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from isobatch.profiles.measure import Measured, Sweep, count_exits, facts_of, stopwatch_for
 from isobatch.profiles.model import Batch, Launched
@@ -153,3 +154,21 @@ def test_exits_are_counted_by_inputs_and_by_tokens() -> None:
     assert counted.by_tokens is not None
     assert counted.by_tokens.survival == (1.0, 1.0, 0.85)
     assert count_exits(FakeModel(), [fake.batch_at(0, 4)]).by_tokens is None
+
+
+def test_memory_that_another_library_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime takes 70 bytes for the first block, keeps them, and needs 30 more for the second; torch takes 5."""
+    model, gib = FakeModel(), 2**30
+    kept = iter([gib, gib + 70, gib + 70, gib + 100, *[gib + 100] * 2 * (model.num_blocks - 2)])
+    patched = {
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: 10,
+        "max_memory_allocated": lambda device: 15,
+        "memory_reserved": lambda device: 4096,
+        "mem_get_info": lambda device: (8 * gib - 4096 - next(kept), 8 * gib),
+    }
+    for name, function in patched.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    facts = facts_of(model, fake.batch_at(0, 1), "h100", None, "", "cuda:0", served=model)
+    assert facts.activation_bytes == (75, 35, *[5] * (model.num_blocks - 2))

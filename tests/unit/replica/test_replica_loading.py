@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from isobatch.deployments.config import AppConfig, checked
-from isobatch.deployments.replica.loading import load_model
+from isobatch.deployments.graph import read_graph
+from isobatch.deployments.replica.loading import known_plan, load_model
 from isobatch.deployments.replica.virtual import VirtualModel
 from isobatch.optimizer.plan import Placement, Plan, Split
 from isobatch.profiles.exits import ExitProfile
@@ -33,3 +34,13 @@ def test_a_replica_that_starts_later_does_not_need_the_file_of_the_plan(
     assert (first.backend, first.dtype) == ("onnx", "int8"), "as the plan said"
     later = first.model_copy(update={"backend": backend, "dtype": "float32"})
     assert isinstance(load_model(later, "cpu", ""), kind)
+
+
+def test_a_gpu_gets_ready_for_the_plan_that_is_made_at_the_start(tmp_path: Path) -> None:
+    """Where devices are named, it is the same as the deployer's, which makes it from the same facts."""
+    save(Profile("toy", (table(),), ExitProfile(SURVIVAL)), tmp_path / "profile.json")
+    fields = {"profile": str(tmp_path / "profile.json"), "backend": "torch", "loader": LOADER, "slo_ms": 1000}
+    named = checked(AppConfig, {**fields, "devices": {table().kind: 2}})
+    assert known_plan(named, table().kind) == read_graph(named).plan
+    assert known_plan(named, "cpu") is None
+    assert known_plan(checked(AppConfig, {**fields, "devices": "auto"}), table().kind) is None

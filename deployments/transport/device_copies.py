@@ -1,0 +1,82 @@
+"""The copies of launches between host and device. On a GPU they go through pinned memory, for which neither side waits
+longer than it must; on a CPU nothing is copied.
+
+What a launch itself needs is copied in turn with its work. Survivors travel on streams of their own, one each way, and
+launches compute meanwhile.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+PendingCopy = Callable[[], NDArray[Any]]  # waits for a copy to the host that has begun
+ALIGNMENT = 64  # bytes: kernels may read several elements at once
+
+
+def to_device(arrays: Sequence[Any], device: torch.device, beside: bool = False) -> list[Tensor]:
+    """Arrays in host memory on a device, by one copy for all. The host goes on; work queued later finds them there.
+
+    With `beside`, the copy waits for no launch, but its caller waits for it, so launches of other threads find it done.
+    """
+    tensors = [torch.as_tensor(array) for array in arrays]
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    starts = np.cumsum([0, *(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)])
+    host = pinned(int(starts[-1]), torch.uint8)
+    for tensor, part in zip(tensors, _parts(host, starts, tensors), strict=True):
+        part.copy_(tensor)
+    if not beside:
+        return _parts(host.to(device, non_blocking=True), starts, tensors)
+    stream = side_stream(device, "in")
+    with torch.cuda.stream(stream):
+        there = host.to(device, non_blocking=True)
+    there.record_stream(torch.cuda.current_stream(device))  # its memory is not used again before launches have read it
+    stream.synchronize()
+    return _parts(there, starts, tensors)
+
+
+def _parts(whole: Tensor, starts: NDArray[np.int64], like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of these types and shapes in one tensor of bytes."""
+    places = zip(starts.tolist(), like, strict=False)
+    return [whole[start : start + each.nbytes].view(each.dtype).view(each.shape) for start, each in places]
+
+
+def to_host(tensor: Tensor, beside: bool = False) -> PendingCopy:
+    """Begin a copy into pinned memory. The device writes it while the host goes on, ahead of work queued later.
+
+    With `beside`, work queued later does not wait for it.
+    """
+    if tensor.device.type == "cpu":
+        return tensor.numpy
+    host, launches = pinned(tuple(tensor.shape), tensor.dtype), torch.cuda.current_stream(tensor.device)
+    stream = side_stream(tensor.device, "out") if beside else launches
+    if beside:
+        stream.wait_stream(launches)
+        tensor.record_stream(stream)  # its memory is not used again before it has been copied
+    with torch.cuda.stream(stream):
+        host.copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record(stream)
+
+    def wait() -> NDArray[Any]:
+        arrived.synchronize()
+        return host.numpy()
+
+    return wait
+
+
+@cache
+def side_stream(device: torch.device, direction: str) -> Any:
+    """The stream of all survivors that come to a GPU (`in`) or leave it (`out`): it does both at once."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def pinned(shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Host memory that a GPU reads and writes by itself. Torch reuses it, so only the first allocation takes long, and
+    not before the copies that were queued with it are done."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)

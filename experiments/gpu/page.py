@@ -1,0 +1,58 @@
+"""Writes the table of what was measured on GPUs into docs/gpu.md."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.gpu.systems import SURVIVALS
+from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK
+
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
+# MLPerf Inference 4.1, BERT-large on SQuAD (bert-99.9, Offline): medians over submitters, of one device.
+MLPERF = "bert-large 176"  # a text of SQuAD is as long as this without its padding
+MLPERF_PER_S = {"h100": 7769, "h200": 8020}
+SLO_MS = 50.0  # of the systems that are compared
+
+
+def write(page: Path, results: Path) -> None:
+    """Put the figures of all results in a folder between the marks of a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = ["| device | what | measured |", "|---|---|---|"]
+    for path in sorted(results.glob("results-*.json")):
+        kind, found = path.stem.removeprefix("results-"), json.loads(path.read_text())
+        where = f"{kind}, {found['dtype']}, {found['backend']}, {found['date']}"
+        lines += [f"| {where} | {what} | {value} |" for what, value in rows_of(kind, found["parts"])]
+    page.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
+
+
+def rows_of(kind: str, parts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, found in parts.items():
+        if "systems" not in found:
+            yield name, ", ".join(f"{key} {_figure(value)}" for key, value in found.items())
+            continue
+        rate_per_s, hop = found["rate_per_s"], found["hop_ms"]
+        of_mlperf = f", {rate_per_s / MLPERF_PER_S[kind]:.2f} of MLPerf's" if _is_published(name, kind) else ""
+        yield f"{name}: full batches", f"{rate_per_s:.0f}/s{of_mlperf}"
+        for survival in SURVIVALS:
+            if rates := _rates(found["systems"].get(survival, [])):
+                yield f"{name}: {survival}", rates
+        ways = ", ".join(f"{key.replace('_', ' ')} {value:.2f} ms" for key, value in hop.items() if key != "bytes")
+        yield f"{name}: hop of {hop['bytes'] / 2**20:.2f} MiB", ways
+
+
+def _is_published(name: str, kind: str) -> bool:
+    return name == MLPERF and kind in MLPERF_PER_S
+
+
+def _rates(rows: list[dict[str, Any]]) -> str:
+    """What the systems sustain under one SLO: the one for the page, or the only one."""
+    slo_ms = SLO_MS if any(row["slo_ms"] == SLO_MS for row in rows) else max((row["slo_ms"] for row in rows), default=0)
+    rates = {row["system"]: row["goodput_per_s"] for row in rows if row["slo_ms"] == slo_ms}
+    return "; ".join(f"{name} {rates[name]:.0f}/s" for name in (STOCK, NAIVE, CONSTANT) if name in rates)
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"

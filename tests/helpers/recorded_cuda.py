@@ -1,0 +1,85 @@
+"""A double of CUDA: it notes what is called, in which order and on which stream. Its memory is that of the host."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from isobatch.deployments.transport import device_copies
+
+GPU = torch.device("cuda", 0)
+LAUNCHES = "launches"  # the name of the stream on which launches compute
+
+
+class OnGpu(Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    device = GPU  # type: ignore[assignment]
+
+    def record_stream(self, stream: "Stream") -> None:  # type: ignore[override]
+        stream.cuda.calls.append(f"memory is kept for {stream.name}")
+
+
+class Pinned(Tensor):
+    """Host memory, of which copies to and from a GPU are noted."""
+
+    cuda: "RecordedCuda"
+
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:  # type: ignore[override]
+        if isinstance(source, OnGpu):
+            assert non_blocking, "the host would wait"
+            self.cuda.calls.append(f"copy to the host on {self.cuda.current}")
+        self.as_subclass(Tensor).copy_(source.as_subclass(Tensor))
+        return self
+
+    def to(self, device: Any, *, non_blocking: bool) -> Tensor:  # type: ignore[override]
+        assert device == GPU
+        assert non_blocking, "the host would wait"
+        self.cuda.calls.append(f"copy to the device on {self.cuda.current}")
+        return self.as_subclass(Tensor).clone().as_subclass(OnGpu)
+
+
+class Stream:
+    def __init__(self, cuda: "RecordedCuda", name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.cuda.calls.append(f"{self.name} follows {other.name}")
+
+    def synchronize(self) -> None:
+        self.cuda.calls.append(f"host waits for {self.name}")
+
+
+class RecordedCuda:
+    """`streams` are the names of streams that will be made, in order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *streams: str) -> None:
+        self.calls: list[str] = []
+        self.current, names = LAUNCHES, iter(streams)
+        device_copies.side_stream.cache_clear()
+        patch.setattr(torch.cuda, "Stream", lambda device: Stream(self, next(names)))
+        patch.setattr(torch.cuda, "current_stream", lambda device: Stream(self, LAUNCHES))
+        patch.setattr(torch.cuda, "stream", self._on)
+        patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=self._recorded, synchronize=self._waited))
+        patch.setattr(device_copies, "pinned", self._pinned)
+
+    @contextmanager
+    def _on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+    def _recorded(self, stream: Stream) -> None:
+        self.calls.append(f"event on {stream.name}")
+
+    def _waited(self) -> None:
+        self.calls.append("host waits for an event")
+
+    def _pinned(self, shape: Any, dtype: torch.dtype) -> Tensor:
+        memory = torch.full(shape if isinstance(shape, tuple) else (shape,), 42, dtype=dtype).as_subclass(Pinned)
+        memory.cuda = self
+        return memory
