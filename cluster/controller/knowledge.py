@@ -1,6 +1,8 @@
 """What the controller has learned: survival, corrections of launch times, and how plans keep their promises."""
 
+from collections import deque
 from collections.abc import Collection
+from math import sqrt
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
@@ -12,12 +14,15 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
+RECENT_S = 10.0  # the looks of this time show the present rate of arrivals
+
 
 class CurrentWindow:
     """The looks since the last decision, which become one window of the history."""
 
     def __init__(self, now_s: float) -> None:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
+        self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
         self.start(now_s)
 
     def start(self, now_s: float) -> None:
@@ -26,10 +31,19 @@ class CurrentWindow:
     def add(self, observed: Observed) -> None:
         self.looks.append(observed)
         self.latest = observed
+        self._recent.append(observed)
+        while sum(each.seconds for each in self._recent) - self._recent[0].seconds >= RECENT_S:
+            self._recent.popleft()
 
     @property
     def observed(self) -> Observed:
         return merged(self.looks) if self.looks else Observed(self.began_s, 0.0, 0, 0, ())
+
+    @property
+    def recent_per_s(self) -> float:
+        """The rate of the last seconds, and a standard deviation of what chance adds to it."""
+        arrivals, seconds = (sum(getattr(each, name) for each in self._recent) for name in ("arrivals", "seconds"))
+        return (arrivals + sqrt(arrivals)) / seconds if seconds else 0.0
 
     @property
     def rush_per_s(self) -> float:
