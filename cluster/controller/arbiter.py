@@ -28,6 +28,7 @@ from isobatch.profiles.errors import UserError
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
 QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, and no forecast
+AGAIN_S = 5.0  # where replicas start so soon: while the same applications go on to refuse inputs
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 MOVING_S = 1.0  # between two looks while a device changes hands
 KEEP = 20  # decisions that are remembered
@@ -150,7 +151,7 @@ class Arbiter:
         if changed:
             return ", ".join(f"{abs(by)} {kind} {'came' if by > 0 else 'are gone'}" for kind, by in changed.items())
         quick = all(each.start_s <= QUICK_S for each in standings.values())
-        late = age_s >= (self.config.look_every_s if quick else self.config.replan_every_s / EARLY)
+        late = age_s >= (AGAIN_S if quick else self.config.replan_every_s / EARLY)
         if refusing and (late or refusing - self._refusing):
             return f"inputs of {', '.join(sorted(refusing))} are refused"
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""
