@@ -58,7 +58,7 @@ class ServeReplica(ReplicaProcess):
             folder = Path(tempfile.gettempdir(), "isobatch-standby", node_id(), application_name())
             number, self._device = take_device(folder, config.standby[kind])  # until this process ends
             self._device_id = f"{kind}-{node_id()}-{number}"
-            if config.backend != VIRTUAL:
+            if config.backend != VIRTUAL and kind != "cpu":
                 os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
