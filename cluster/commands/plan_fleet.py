@@ -39,6 +39,7 @@ OF_ONE = (
     "evaluate",
 )  # fmt: skip
 HANDOVER_S = 1.0  # until a replica that stands by is used
+LOOK_EVERY_S = 1.0  # where replicas stand by: what was lent returns when its owner refuses inputs
 DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
@@ -283,10 +284,12 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
             controller["args"] |= {"shared": shared}
             if standby:
                 served["args"] |= {"standby": shared, "sharers": len(members)}
-                controller["args"] |= {"start_s": HANDOVER_S}
+                controller["args"] |= {"start_s": HANDOVER_S, "look_every_s": LOOK_EVERY_S}
         content += [served, controller]
     if len(members) > 1:
-        content.append(_arbiter(planned, members))
+        arbiter = _arbiter(planned, members)
+        arbiter["args"] |= {"look_every_s": LOOK_EVERY_S} if standby else {}
+        content.append(arbiter)
     out.write_text(yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
 
