@@ -70,9 +70,7 @@ class Standing:
             facts=known.cost_model().facts,
             objective=known.problem.objective,
             expected_per_s=(
-                (1 + RESERVE) * window.recent_per_s
-                if known.record.start_s <= QUICK_S
-                else snapshot.demand.for_rate(RESERVE, 1.0)
+                window.recent_per_s if known.record.start_s <= QUICK_S else snapshot.demand.for_rate(RESERVE, 1.0)
             ),
             kept=known.record.kept_share,
             budget=present.budget,

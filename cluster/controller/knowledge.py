@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Collection
-from math import sqrt
 
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
@@ -14,7 +13,7 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
-RECENT_S = 10.0  # the looks of this time show the present rate of arrivals
+RECENT_S = 20.0  # the looks of this time show the present rate of arrivals
 
 
 class CurrentWindow:
@@ -41,9 +40,8 @@ class CurrentWindow:
 
     @property
     def recent_per_s(self) -> float:
-        """The rate of the last seconds, and a standard deviation of what chance adds to it."""
-        arrivals, seconds = (sum(getattr(each, name) for each in self._recent) for name in ("arrivals", "seconds"))
-        return (arrivals + sqrt(arrivals)) / seconds if seconds else 0.0
+        """The largest rate of the last looks: a device that is lent comes back seconds later than it is needed."""
+        return max((each.arrivals_per_s for each in self._recent), default=0.0)
 
     @property
     def rush_per_s(self) -> float:
