@@ -33,7 +33,7 @@ from isobatch.deployments.planning import has_room_beside
 from isobatch.deployments.ray_facts import application_name, cluster_state, free_resources, labelled, nodes
 from isobatch.deployments.ray_settings import WITHOUT_PROXY
 from isobatch.deployments.replica.serve_replica import DEPLOYMENT, ServeReplica
-from isobatch.deployments.resources import declared, requested_amounts
+from isobatch.deployments.resources import declared, devices_of_a_node, requested_amounts
 from isobatch.deployments.serve_process import join_serves_log, process_options
 
 
@@ -108,7 +108,9 @@ def build_fleet(config: AppConfig, kind: str, replicas: int) -> Application:
         name=DEPLOYMENT,
         num_replicas=replicas,
         max_ongoing_requests=16,  # fronts only ask for the address: orders do not go through Serve
-        ray_actor_options=config.replica_options(kind, labelled()) | {"resources": declared(kind, nodes())},
+        ray_actor_options=config.replica_options(kind, labelled())
+        | {"resources": {name: amount / config.sharers for name, amount in declared(kind, nodes()).items()}},
+        max_replicas_per_node=devices_of_a_node(kind, nodes()) or config.standby[kind] if config.standby else None,
         request_router_config=RequestRouterConfig(request_router_class=router.PATH),
         health_check_timeout_s=10.0,
         **process_options(config.log_format, config.drain_s),

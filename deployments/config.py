@@ -6,7 +6,16 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from isobatch.deployments.dispatch.messages import EARLY_S, Limits
 from isobatch.deployments.dispatch.orders import DEADLINE, order_named, order_path
@@ -25,7 +34,7 @@ from isobatch.deployments.named import (
     demo_folder,
     known_backend,
 )
-from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts
+from isobatch.deployments.resources import Resources, gpu_options, needs_of, requested_amounts, shared_by
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan, read_plan
 from isobatch.profiles.errors import UserError, first_wrong
@@ -163,6 +172,12 @@ class AppConfig(ServedConfig):
         description="Replicas of the front, one CPU each. Each uses a share of every device, in proportion to its "
         "load.",
     )
+    standby: dict[str, PositiveInt] = Field(
+        {},
+        description="The devices of a fleet on which replicas stand by with their weights, as KIND: COUNT: the fleet's "
+        "arbiter says which of them are used. None: there are replicas on the devices of the plan only.",
+    )
+    sharers: int = Field(1, ge=1, description="How many applications have a replica on each device of `standby`.")
     slo_ms: float = Field(
         1000.0,
         gt=0,
@@ -315,11 +330,18 @@ class AppConfig(ServedConfig):
         return [*super().deciding_files, *prepared]
 
     def replica_options(self, kind: str = "", labelled: bool = False) -> dict[str, Any]:
+        """
+        >>> AppConfig(standby={"t4": 8}, sharers=3).replica_options("t4")
+        {'num_gpus': 0.3333, 'accelerator_type': 'T4', 'num_cpus': 0.3333}
+        """
         if self.backend == VIRTUAL:
-            return {"num_cpus": self.cpus_per_replica if "cpus_per_replica" in self.model_fields_set else VIRTUAL_CPUS}
-        if kind == "cpu":
-            return {"num_cpus": self.cpus_per_replica}
-        return gpu_options(kind, labelled)
+            cpus = self.cpus_per_replica if "cpus_per_replica" in self.model_fields_set else VIRTUAL_CPUS
+            options = {"num_cpus": cpus}
+        elif kind == "cpu":
+            options = {"num_cpus": self.cpus_per_replica}
+        else:
+            options = gpu_options(kind, labelled)
+        return shared_by(self.sharers, options)
 
     def room_for(self, kind: str) -> tuple[Resources, Mapping[str, str]]:
         """The resources and node labels that Ray's autoscaler must provide for one more replica on this kind of device.

@@ -21,6 +21,8 @@ from isobatch.profiles.devices import Device, links_between
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, differ, load
 
+NO_IDS: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -28,6 +30,7 @@ class Graph:
 
     `version` grows with every plan that the application follows. `fleet` is the prefix of the Serve applications that
     hold the replicas, one for each kind of device. `benched` replicas are too slow to be part of the plan.
+    `device_ids`: those whose replicas are used, where replicas of several applications stand by; None: all.
     """
 
     plan: Plan
@@ -35,6 +38,7 @@ class Graph:
     version: int = 0
     fleet: str = ""
     benched: frozenset[str] = frozenset()
+    device_ids: frozenset[str] | None = None
 
     @cached_property
     def groups(self) -> list[str]:
@@ -56,17 +60,23 @@ class Graph:
     def route(self) -> Route:
         return route_of(self.plan, self.facts, self.groups)
 
-    def members(self, alive: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """The replicas of each group. `alive`: those that are alive, by their Serve application."""
+    def members(self, alive: Mapping[str, Collection[str]], ids: Mapping[str, str] = NO_IDS) -> dict[str, list[str]]:
+        """The replicas of each group. `alive`: those that are alive, by their Serve application; `ids`: of their
+        devices.
+        """
         members: dict[str, list[str]] = {group: [] for group in self.groups}
         placed = list(zip(self.groups, placements_of(self.plan), strict=True))
         for kind, fleet in self.fleets.items():
             wanted = Counter[str]()
             for group, placement in placed:
                 wanted[group] += placement.replicas * (placement.kind == kind)
-            for group, replicas in assigned(alive.get(fleet, ()), +wanted, self.benched).items():
+            used = [each for each in alive.get(fleet, ()) if self.uses(ids.get(each, ""))]
+            for group, replicas in assigned(used, +wanted, self.benched).items():
                 members[group] += replicas
         return members
+
+    def uses(self, device_id: str) -> bool:
+        return self.device_ids is None or device_id in self.device_ids
 
 
 def assigned(
@@ -110,7 +120,7 @@ def read_graph(config: AppConfig) -> Graph:
 
 def graph_of(
     plan: Plan, profile: Profile, config: AppConfig, version: int = 0, fleet: str = "",
-    benched: frozenset[str] = frozenset(),
+    benched: frozenset[str] = frozenset(), device_ids: frozenset[str] | None = None,
 ) -> Graph:  # fmt: skip
     """The graph of a plan. Raises UserError if the plan does not fit the profile."""
     for kind in plan.devices():
@@ -127,7 +137,9 @@ def graph_of(
     survival = profile.exits_of(plan.length).planning_survival(opened(plan))
     links = links_between(devices, gbit_per_s=config.links)
     facts = problem(profile, devices, links, survival, length=plan.length)
-    return Graph(plan, facts if config.early_budget is None else facts.without_exits, version, fleet, benched)
+    return Graph(
+        plan, facts if config.early_budget is None else facts.without_exits, version, fleet, benched, device_ids
+    )
 
 
 def profile_of(config: AppConfig) -> Profile:
@@ -163,7 +175,7 @@ def check_weights(config: AppConfig) -> None:
 # Which parts of the application depend on each field of the configuration. Every field is in exactly one set.
 OF_PLANS = {"plan", "devices", "rate_per_s", "slo_ms", "max_batch", "answers", "ramp_budget", "links"}
 OF_PLANS_AND_REPLICAS = {"model", "loader", "backend", "dtype", "cpus_per_replica"}
-OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format"}
+OF_REPLICAS = {"profile", "device", "exits", "ports", "drain_s", "log_format", "standby", "sharers"}
 OF_FRONTS = {
     "name", "front_replicas", "max_waiting", "max_inputs", "max_body_bytes", "by_value_bytes", "api_key_variable",
     "allowed_origins", "allowed_hosts", "grpc_port", "grpc_host", "too_long", "replan", "audit_share",

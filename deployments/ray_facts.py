@@ -185,6 +185,13 @@ def replica_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
+def node_id() -> str:
+    """The id of the node of this process."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def inside_replica() -> bool:
     """Whether Serve runs a replica in this process."""
     from ray import serve
@@ -343,6 +350,7 @@ class StoredPlan:
     version: int
     plan: str  # as JSON: a later version of this code may read it
     ended: bool = False  # the deployer that wrote it has ended, with all its fronts
+    device_ids: Sequence[str] | None = None  # where replicas stand by: the devices that are used
 
     def store(self, application: str) -> None:
         remember(application, json.dumps(asdict(self)))

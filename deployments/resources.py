@@ -1,6 +1,7 @@
 """Amounts of Ray's resources: what replicas need, what nodes have, and what fits. Makes no calls to Ray."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ _ACCELERATOR_AMOUNT = 0.001  # the amount of that resource by which Ray requests
 _RAY_NAMES = {"a6000": "RTX-A6000"}  # Ray's names of kinds that are not the kind in capitals
 _ROUNDING = 1e-6
 DEFAULT_CPUS = 1.0  # Serve's default for a replica without num_cpus
+AMOUNTS = ("num_gpus", "num_cpus")  # of devices, among Ray's options
+RAY_UNITS = 10_000  # Ray counts resources in ten-thousandths
 
 # What this machine has
 
@@ -99,6 +102,15 @@ def declared(kind: str, nodes: Iterable[Resources]) -> Resources:
     return {kind: 1.0} if any(kind in node for node in nodes) else {}
 
 
+def devices_of_a_node(kind: str, nodes: Iterable[Resources]) -> int:
+    """The most devices of a kind on one node; 0: no node has any, as of virtual ones.
+
+    >>> devices_of_a_node("v100", [{"CPU": 8.0, "GPU": 4.0, "accelerator_type:V100": 1.0}, {"v100": 2.0}])
+    4
+    """
+    return int(max((node.get(kind) or devices_on([node]).get(kind, 0) for node in nodes if kind != "cpu"), default=0))
+
+
 # What replicas need
 
 
@@ -116,6 +128,18 @@ def gpu_options(kind: str, labelled: bool) -> dict[str, Any]:
     if labelled:
         return {"num_gpus": 1, "label_selector": {KIND: kind}}
     return {"num_gpus": 1, "accelerator_type": _RAY_NAMES.get(kind, kind.upper())}
+
+
+def shared_by(sharers: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one of several replicas that share a device. Ray counts amounts in ten-thousandths.
+
+    >>> shared_by(3, {"num_gpus": 1})
+    {'num_gpus': 0.3333, 'num_cpus': 0.3333}
+    """
+    if sharers == 1:
+        return dict(options)
+    amounts = {"num_cpus": DEFAULT_CPUS} | {name: each for name, each in options.items() if name in AMOUNTS}
+    return {**options, **{name: floor(RAY_UNITS * each / sharers) / RAY_UNITS for name, each in amounts.items()}}
 
 
 def needs_of(options: Mapping[str, Any], kind: str) -> dict[str, float]:

@@ -26,7 +26,7 @@ from isobatch.optimizer.fleets.division import Division, divide
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
 from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.tuning import opened, plan_for_its_ramps
-from isobatch.profiles.devices import Device, as_text, fleet
+from isobatch.profiles.devices import GB, Device, as_text, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import Profile, load
 
@@ -38,6 +38,8 @@ OF_ONE = (
     "profile", "devices", "rate", "goal", "slo_ms", "budget", "no_later", "cut",
     "evaluate",
 )  # fmt: skip
+HANDOVER_S = 1.0  # until a replica that stands by is used
+LOOK_EVERY_S = 1.0  # where replicas stand by: what was lent returns when its owner refuses inputs
 DIVISIONS = 3  # of which each counts on what the plans of the one before sustain
 CANDIDATE_GAP = 0.03  # of a plan that only says which inputs leave
 OF_PLANS = ("plan", "profile", "devices", "model", "slo_ms", "rate_per_s")  # what `args:` of an application cannot say
@@ -58,6 +60,7 @@ class FleetFile(BaseModel):
 
     devices: dict[str, int | str] = Field(min_length=1)
     goal: FleetGoal = "goodput"
+    standby: bool = False  # each device holds the weights of every application
     applications: tuple[FleetEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -184,6 +187,8 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     if out:
         for each in applications:
             _check_served(each, devices, file.parent)
+    if content.standby:
+        _check_memory(applications, devices)
     planned = _planned(applications, devices, content.goal, options.gap)
     written = _write_plans(planned, out.parent if out else Path())
     if options.as_json:
@@ -191,7 +196,20 @@ def plan_fleet(file: Path, options: "ClassifierPlanOptions") -> None:
     else:
         _print(planned, written)
     if out:
-        _write_serve_file(planned, written, out, file.parent)
+        _write_serve_file(planned, written, out, file.parent, content.standby)
+
+
+def _check_memory(applications: Sequence[Planned], devices: Sequence[Device]) -> None:
+    """Raise UserError if a device cannot hold the weights of all applications that may use it."""
+    for device in devices:
+        needs = [
+            sum(each.profile.table(device.kind).memory_bytes) for each in applications if _known([device], each.profile)
+        ]
+        if sum(needs) > device.memory_bytes:
+            raise UserError(
+                f"standby: the networks of {len(needs)} applications need {sum(needs) / GB:.1f} GB, a "
+                f"{device.kind} has {device.memory_bytes / GB:.1f} GB: leave standby out, or the kind"
+            )
 
 
 def _planned(applications: Sequence[Planned], devices: Sequence[Device], goal: FleetGoal, gap: float) -> PlannedFleet:
@@ -252,7 +270,7 @@ def _write_plans(planned: PlannedFleet, folder: Path) -> dict[str, Path]:
     return written
 
 
-def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, folder: Path) -> None:
+def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, folder: Path, standby: bool) -> None:
     import yaml
 
     content: list[dict[str, Any]] = []
@@ -262,12 +280,16 @@ def _write_serve_file(planned: PlannedFleet, plans: dict[str, Path], out: Path, 
         arguments = _arguments(each, folder) | {"plan": str(plans[name].resolve())}
         served, controller = with_controller(name, f"{name}-controller", f"/{name}", arguments)
         if len(members) > 1:
-            controller["args"] |= {
-                "shared": {device.kind: device.count for device in _known(planned.devices, each.profile)}
-            }
+            shared = {device.kind: device.count for device in _known(planned.devices, each.profile)}
+            controller["args"] |= {"shared": shared}
+            if standby:
+                served["args"] |= {"standby": shared, "sharers": len(members)}
+                controller["args"] |= {"start_s": HANDOVER_S, "look_every_s": LOOK_EVERY_S}
         content += [served, controller]
     if len(members) > 1:
-        content.append(_arbiter(planned, members))
+        arbiter = _arbiter(planned, members)
+        arbiter["args"] |= {"look_every_s": LOOK_EVERY_S} if standby else {}
+        content.append(arbiter)
     out.write_text(yaml.safe_dump({"applications": content}))
     write(serve_file(out, {}), out)
 

@@ -44,6 +44,9 @@ class Application(Protocol):
         Raises RolloutError when the plan could not be rolled out and the previous plan was restored.
         """
 
+    async def use(self, device_ids: frozenset[str]) -> object:
+        """Returns when no replica is used except on these devices, where those of other applications stand by, too."""
+
 
 def without(devices: Mapping[str, int], benched: Mapping[str, str]) -> dict[str, int]:
     """The devices without those of replicas that were benched because they are too slow.
@@ -127,3 +130,6 @@ class RunningApplication:
         if isinstance(ended, Undone):
             raise RolloutError(ended.reason, ended.no_devices)
         return ended
+
+    async def use(self, device_ids: frozenset[str]) -> None:
+        await self._deployer.use.remote(device_ids)

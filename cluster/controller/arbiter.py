@@ -27,6 +27,9 @@ from isobatch.profiles.errors import UserError
 
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
+QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, and no forecast
+HOLD_S = 10.0  # where replicas start so soon: for which a division is expected to stay
+AGAIN_S = 5.0  # also there: while the same applications go on to refuse inputs
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 MOVING_S = 1.0  # between two looks while a device changes hands
 KEEP = 20  # decisions that are remembered
@@ -53,6 +56,7 @@ class Standing:
     start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
+    standby: tuple[tuple[str, str, bool], ...] = ()  # replicas by kind and id of their device, and whether it is used
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -65,7 +69,9 @@ class Standing:
         return cls(
             facts=known.cost_model().facts,
             objective=known.problem.objective,
-            expected_per_s=snapshot.demand.for_rate(RESERVE, 1.0),
+            expected_per_s=(
+                window.recent_per_s if known.record.start_s <= QUICK_S else snapshot.demand.for_rate(RESERVE, 1.0)
+            ),
             kept=known.record.kept_share,
             budget=present.budget,
             uses={kind: max(running.get(kind, 0), rolled_out.get(kind, 0)) for kind in present.budget},
@@ -74,15 +80,17 @@ class Standing:
             start_s=known.record.start_s,
             arrivals_per_s=observed.arrivals_per_s,
             goodput_per_s=observed.goodput_per_s,
+            standby=window.latest.standby if window.latest else (),
         )
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A new budget, and why."""
+    """A new budget, and why. `device_ids`: the devices that it may use of those where replicas stand by."""
 
     budget: Budget
     why: str
+    device_ids: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,8 @@ class Arbiter:
     decisions: list[FleetDecision] = field(default_factory=list)
     budgets: dict[str, Budget] = field(default_factory=dict)  # by application, as far as they are known
     _uses: dict[str, Budget] = field(default_factory=dict)  # the devices that each used when it answered last
+    _ids: dict[str, frozenset[str]] = field(default_factory=dict)  # of devices, where replicas stand by
+    _standby: dict[str, tuple[tuple[str, str, bool], ...]] = field(default_factory=dict)  # as each answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
     _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _why: str = ""
@@ -117,6 +127,7 @@ class Arbiter:
         """`standings` of the applications whose controllers answer. Others and paused ones keep what they have."""
         self.budgets |= {name: _both(max, self.config.nothing, each.budget) for name, each in standings.items()}
         self._uses |= {name: each.uses for name, each in standings.items()}
+        self._standby |= {name: each.standby for name, each in standings.items()}
         if len(self.budgets) < len(self.config.applications):
             return {}  # since the start some have not answered: it is unknown what they hold
         standings = {name: each for name, each in standings.items() if not each.paused}
@@ -138,7 +149,8 @@ class Arbiter:
         changed = {kind: present[kind] - count for kind, count in self._present.items() if present[kind] != count}
         if changed:
             return ", ".join(f"{abs(by)} {kind} {'came' if by > 0 else 'are gone'}" for kind, by in changed.items())
-        late = age_s >= self.config.replan_every_s / EARLY
+        quick = all(each.start_s <= QUICK_S for each in standings.values())
+        late = age_s >= (AGAIN_S if quick else self.config.replan_every_s / EARLY)
         if refusing and (late or refusing - self._refusing):
             return f"inputs of {', '.join(sorted(refusing))} are refused"
         return "by the forecast" if not 0 <= age_s < self.config.replan_every_s else ""
@@ -180,9 +192,32 @@ class Arbiter:
             taken = {kind: max(0, min(free[kind], aims[name][kind] - count)) for kind, count in budgets[name].items()}
             free = _without(free, [taken])
             budget = {kind: count + taken[kind] for kind, count in budgets[name].items()}
-            if budget != has:
+            ids = self._chosen(name, budget)
+            if budget != has or ids != self._ids.get(name):
+                why = f"{_change(name, has, budget)}: {self._why}" if budget != has else "replicas came or are gone"
                 self.budgets[name] = budget
-                yield name, Grant(budget, f"{_change(name, has, budget)}: {self._why}")
+                if ids is not None:
+                    self._ids[name] = ids
+                yield name, Grant(budget, why, ids)
+
+    def _chosen(self, name: str, budget: Budget) -> frozenset[str] | None:
+        """Which devices an application uses of those where its replicas stand by: those that it has, and free ones.
+
+        Others are free once no application may use them, nor still does. Until there are enough for its first choice,
+        an application uses every device.
+        """
+        if not (standby := self._standby[name]):
+            return self._ids.get(name)
+        has = self._ids.get(name, frozenset())
+        others = [other for other in self._ids if other != name]
+        taken = {id_ for other in others for _, id_, used in self._standby[other] if used}
+        taken = taken.union(*(self._ids[other] for other in others))
+        chosen = list[str]()
+        for kind, count in budget.items():
+            ids = [id_ for each, id_, _ in standby if each == kind and (id_ in has or id_ not in taken)]
+            chosen += sorted(ids, key=lambda id_: (id_ not in has, id_))[:count]
+        enough = name in self._ids or len(chosen) == sum(budget.values())
+        return frozenset(chosen) if enough else None
 
 
 @dataclass(frozen=True)
@@ -206,7 +241,7 @@ class _Asked:
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
         plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
         starts_s = [standings[each.application.name].start_s for each in plans]
-        shares = [min(1.0, start_s / config.replan_every_s) for start_s in starts_s]
+        shares = [min(1.0, start_s / (HOLD_S if start_s <= QUICK_S else config.replan_every_s)) for start_s in starts_s]
         return cls(
             config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
         )

@@ -165,6 +165,7 @@ class Inventory:
 
     A node may declare devices as a resource with the name of the kind (`ray start --resources '{"v100": 2}'`). So
     virtual devices belong to a node and are lost with it. Nodes that may still join declare the kinds in `known`.
+    Each of `sharers` applications has a replica on every device.
     """
 
     def __init__(
@@ -173,13 +174,14 @@ class Inventory:
         needs: Callable[[str], Resources],
         nodes: Callable[[], list[Resources]],
         known: Collection[str] = (),
+        sharers: int = 1,
     ) -> None:
-        self._most, self._needs, self._nodes = dict(most), needs, nodes
+        self._most, self._needs, self._nodes, self._sharers = dict(most), needs, nodes, sharers
         self._declared: dict[str, Resources] = {kind: {kind: 1.0} for kind in known}  # kept when nodes are gone
 
     def __call__(self) -> dict[str, int]:
         nodes = self._nodes()
-        self._declared |= {kind: need for kind in self._most if (need := declared(kind, nodes))}
+        self._declared |= {kind: {kind: 1 / self._sharers} for kind in self._most if declared(kind, nodes)}
         needs = {kind: {**self._needs(kind), **self._declared.get(kind, {})} for kind in self._most}
         return fitting(self._most, needs, nodes)
 

@@ -148,6 +148,8 @@ class ControlLoop:
         async with self._deciding:
             self.controller.grant(grant.budget, grant.why, self._clock())
             self.decided["granted"] += 1
+        if grant.device_ids is not None:
+            await self._application.use(grant.device_ids)
         self._looked_s = -inf
 
     async def _to_its_end(self, command: Coroutine[Any, Any, T]) -> T:

@@ -60,6 +60,7 @@ class Controller:
         self.peek: Peek | None = None  # all ramps are open until the next look
         self._peeks = PeekSchedule(patience, now_s)
         self._devices_changed = False  # since the last decision
+        self._granted = False  # devices, since the last decision
         self._relief = OverloadRelief()
         if events.last:
             self._resume(events.last, now_s)
@@ -174,8 +175,10 @@ class Controller:
 
     def grant(self, budget: Mapping[str, int], why: str, now_s: float) -> None:
         """Plan on these devices of the fleet from now on: the others belong to other applications."""
+        before = self.present.budget
         if self.present.limit(budget):
             self._devices_changed = True
+            self._granted |= any(count > before[kind] for kind, count in self.present.budget.items())
             self._relief.set_best(None)
         self._record("granted", why, now_s)
 
@@ -251,6 +254,7 @@ class Controller:
         if not (proposal := self._relief.propose(self._snapshot(counts, self.window.observed, now_s))):
             return None
         plan, verdict = proposal
+        self._granted = False
         event = replace(self._event(now_s, self.window.observed), why=verdict.why, gain_promised=verdict.gain)
         step = self._step(event, plan, verdict)
         self.record.add(step.event)
@@ -267,7 +271,9 @@ class Controller:
                 reason = "the inputs differ from the forecast: "
             elif early and self._is_overtaken(observed):
                 reason = "more inputs arrive than the running plan sustains: "
-            elif not (self._devices_changed and (early or lost_devices(self.running, self.present.counts))):
+            elif not (
+                self._granted or (self._devices_changed and (early or lost_devices(self.running, self.present.counts)))
+            ):
                 return None
         return self._close(now_s, reason, latest)
 
@@ -296,6 +302,7 @@ class Controller:
         self.window.start(now_s)
         self._devices_changed = False
         step = self._decide(observed, now_s, reason, forced)
+        self._granted = False
         self.device_requests.request(step.event.asked, self.present.counts, now_s)
         self.record.add(step.event)
         return step
@@ -381,7 +388,9 @@ class Controller:
 
     def _snapshot(self, counts: Mapping[str, int], observed: Observed, now_s: float) -> Snapshot:
         rush_per_s = self.window.rush_per_s
-        return Snapshot(self.running, self.pinned, self.known, self.patience, counts, observed, now_s, rush_per_s)
+        return Snapshot(
+            self.running, self.pinned, self.known, self.patience, counts, observed, now_s, rush_per_s, self._granted
+        )
 
     def _may_relieve(self, now_s: float) -> bool:
         """Whether the plan of most goodput on these devices may be another one: it is unknown, or does not run."""

@@ -1,5 +1,6 @@
 """What the controller has learned: survival, corrections of launch times, and how plans keep their promises."""
 
+from collections import deque
 from collections.abc import Collection
 
 from isobatch.cluster.controller.config import Patience
@@ -12,12 +13,15 @@ from isobatch.deployments.front.observed import Observed, merged
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.windows import History
 
+RECENT_S = 20.0  # the looks of this time show the present rate of arrivals
+
 
 class CurrentWindow:
     """The looks since the last decision, which become one window of the history."""
 
     def __init__(self, now_s: float) -> None:
         self.latest: Observed | None = None  # the last look, which may belong to the window before
+        self._recent = deque[Observed]()  # the looks of the last seconds, which may, too
         self.start(now_s)
 
     def start(self, now_s: float) -> None:
@@ -26,10 +30,18 @@ class CurrentWindow:
     def add(self, observed: Observed) -> None:
         self.looks.append(observed)
         self.latest = observed
+        self._recent.append(observed)
+        while sum(each.seconds for each in self._recent) - self._recent[0].seconds >= RECENT_S:
+            self._recent.popleft()
 
     @property
     def observed(self) -> Observed:
         return merged(self.looks) if self.looks else Observed(self.began_s, 0.0, 0, 0, ())
+
+    @property
+    def recent_per_s(self) -> float:
+        """The largest rate of the last looks: a device that is lent comes back seconds later than it is needed."""
+        return max((each.arrivals_per_s for each in self._recent), default=0.0)
 
     @property
     def rush_per_s(self) -> float:

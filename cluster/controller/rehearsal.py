@@ -44,6 +44,9 @@ class Simulated:
         self._simulation.follow(plan)
         self.plans.append((self._simulation.now_s, plan))
 
+    async def use(self, device_ids: frozenset[str]) -> None:
+        """Simulated devices have no ids: plans use different ones."""
+
 
 @dataclass(frozen=True)
 class Replanned:

@@ -99,7 +99,9 @@ class ControllerService:
         self.promise = str((app_config.prepared_folder and promise_in(app_config.prepared_folder)) or NOTHING)
         most, room = allowed(self.config, app_config, profile), app_config.room_for
         virtual = self.config.grow_to if app_config.backend == VIRTUAL else ()
-        deployed.inventory = Inventory(most, app_config.replica_needs, partial(nodes_beside_others, name), virtual)
+        deployed.inventory = Inventory(
+            most, app_config.replica_needs, partial(nodes_beside_others, name), virtual, app_config.sharers
+        )
 
         def request(devices: Mapping[str, int]) -> None:
             ask_autoscaler(name, [room(kind) for kind in devices for _ in range(devices[kind])])

@@ -8,6 +8,7 @@ from math import inf
 from isobatch.cluster.controller.config import Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.decide import (
+    SAME,
     Demand,
     Expectation,
     QuickTerms,
@@ -45,6 +46,7 @@ class Snapshot:
     observed: Observed
     now_s: float
     rush_per_s: float = 0.0  # the rate of the last look, if some of its inputs were late or refused
+    granted: bool = False  # devices were granted by an arbiter, which has weighed the change
 
     @cached_property
     def problem(self) -> PlanningProblem:
@@ -90,7 +92,8 @@ class Snapshot:
         needed = max(required_gain(self.patience.least_gain, self._changes), self._chance)
         sustains = f"another plan sustains {rate(better.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"
         moves = gain >= needed and not self.known.record.barred.until_s(plan, self.now_s)
-        return Verdict(moves, f"{self.observed.refused:,} inputs were refused: {sustains}", gain)
+        must = self._uses_granted(better)
+        return Verdict(moves or must, f"{self.observed.refused:,} inputs were refused: {sustains}", gain, must)
 
     def _by_goal(self, forced: bool) -> tuple[Expectation, Verdict]:
         if lost_devices(self.plan, self.counts):
@@ -116,8 +119,16 @@ class Snapshot:
         enough = self.known.estimate.recent_answers >= self.patience.enough_inputs
         return chance_gain(self.observed) if enough else 0.0
 
+    def _uses_granted(self, better: Expectation) -> bool:
+        """Whether a plan uses granted devices. It runs without further conditions: idle devices serve nobody."""
+        return self.granted and better.gain_over(self.running) > SAME
+
     @cached_property
     def _for_goodput(self) -> Verdict:
+        if self._uses_granted(self.most):
+            sustains = f"{rate(self.most.goodput_per_s)} instead of {rate(self.running.goodput_per_s)}"
+            gain = self.most.gain_over(self.running)
+            return Verdict(True, f"on the granted devices another plan sustains {sustains}", gain, must=True)
         return weigh(
             self.running, self.most, self.problem.objective, self.patience, changes=self._changes,
             start_s=self.known.record.start_s, counts=self.counts, in_time=nearly_all_in_time(self.observed),

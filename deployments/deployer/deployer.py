@@ -16,7 +16,7 @@ from isobatch.deployments import ray_facts
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.deployer.fleet import ServeFleet, delete_fleets, delete_left, fleets_of
 from isobatch.deployments.deployer.fronts import Fronts
-from isobatch.deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, Undone, move, start
+from isobatch.deployments.deployer.steps import CannotStartError, Moved, NoDevicesError, Undone, most_of, move, start
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question
 from isobatch.deployments.front.observed import Observed
 from isobatch.deployments.graph import Graph, graph_of, mark_of, origin_of, profile_of, read_graph
@@ -88,6 +88,7 @@ class Deployer:
         self._running = self._leading = False
         self._cannot: CannotStartError | None = None
         self._benched = frozenset[str]()
+        self._device_ids: frozenset[str] | None = None
         self._graph = self._first()
         self._take_over()
 
@@ -148,7 +149,8 @@ class Deployer:
                 before, after = self._graph.plan, self._graph_of(plan, self._graph.version + 1).plan
                 self._benched = frozenset(benched)
                 stay = Counter(benched.values())
-                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s, stay)
+                standby = self._config.standby
+                return await move(self._fleet, before, after, self._lead, self._meanwhile, patience_s, stay, standby)
             except (UserError, CannotStartError) as error:
                 return Undone(str(error), isinstance(error, NoDevicesError))
             except Exception as error:
@@ -156,6 +158,12 @@ class Deployer:
                 return Undone(f"{type(error).__name__}: {error}")
             finally:
                 self._leading = False
+
+    async def use(self, device_ids: frozenset[str]) -> None:
+        """Lead all fronts to the replicas on these of the devices where replicas stand by; the plan stays."""
+        async with self._moving:
+            self._device_ids = device_ids
+            await self._lead(self._graph.plan)
 
     async def _lead(self, plan: Plan) -> None:
         """Send all fronts the plan. It is stored first, so that a restarted deployer continues with it."""
@@ -182,11 +190,12 @@ class Deployer:
         memory = stored_plan(self._application)
         self._origin, self._recalled = origin_of(self._config), bool(memory and memory.fleet == self._fleet.prefix)
         if memory and memory.origin == self._origin:
+            self._device_ids = None if memory.device_ids is None else frozenset(memory.device_ids)
             return self._graph_of(Plan.from_json(memory.plan), memory.version)
         return self._graph_of(read_graph(self._config).plan, memory.version + 1 if memory else 0)
 
     def _graph_of(self, plan: Plan, version: int) -> Graph:
-        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix, self._benched)
+        return graph_of(plan, self._profile, self._config, version, self._fleet.prefix, self._benched, self._device_ids)
 
     def _take_over(self) -> None:
         """Take the lead before the first front joins. Replicas of a previous deployer end now if it has ended.
@@ -201,26 +210,33 @@ class Deployer:
     async def _start(self) -> None:
         if self._running:
             return
-        counts = self._graph.plan.devices()
         if self._recalled:  # after a restart, fronts use the running replicas without waiting for the others
-            await asyncio.to_thread(self._fleet.scale_to, counts)
+            await asyncio.to_thread(self._fleet.scale_to, self._counts)
         elif self._cannot:
             raise self._cannot  # a second attempt would hide Serve's report of the first one
         else:
             try:
-                await start(self._fleet, counts, PATIENCE_S)
+                await start(self._fleet, self._graph.plan.devices(), PATIENCE_S)
             except CannotStartError as error:
                 self._cannot = error
                 raise
+            if self._config.standby:
+                await asyncio.to_thread(self._fleet.scale_to, self._counts)
         self._remember(self._graph.plan, self._graph.version)
         self._running = True
         left = await asyncio.to_thread(fleets_of, self._application, but=self._fleet.prefix)
         self._task(self._tidy_later(left))
 
+    @property
+    def _counts(self) -> dict[str, int]:
+        return most_of(self._graph.plan.devices(), self._config.standby)
+
     def _remember(self, plan: Plan, version: int) -> None:
         """Store which plan runs, unless another deployer, with another file, has taken the lead meanwhile."""
         if self._leadership.of_application():
-            StoredPlan(self._fleet.prefix, self._origin, version, plan.to_json()).store(self._application)
+            ids = None if self._device_ids is None else sorted(self._device_ids)
+            stored = StoredPlan(self._fleet.prefix, self._origin, version, plan.to_json(), device_ids=ids)
+            stored.store(self._application)
 
     async def _tidy_later(self, left: Sequence[str]) -> None:
         """End the replicas that the previous deployer has left, once its fronts have had time to drain.
@@ -229,7 +245,7 @@ class Deployer:
         """
 
         def tidy() -> None:
-            self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._graph.plan.devices())
+            self._fleet.scale_to(dict.fromkeys(self._fleet.states(), 0) | self._counts)
             delete_fleets(left)
 
         await asyncio.sleep(2 * self._config.drain_s)

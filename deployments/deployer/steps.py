@@ -77,15 +77,17 @@ async def move(
     meanwhile: Callable[[ReplicaCounts], Awaitable[None]],
     patience_s: float,
     stay: ReplicaCounts = NO_REPLICAS,
+    standby: ReplicaCounts = NO_REPLICAS,
 ) -> Moved:
     """Start the replicas that the new plan adds, lead all fronts to it, then end those that it does not need.
 
     If the new replicas do not fit beside the old ones, those that the new plan does not need end first. Until the new
     ones run, the fronts follow a plan for the replicas that remain, to which `meanwhile` leads them. If the new ones do
     not start, the previous plan is restored and CannotStartError is raised: immediately if no node has their devices.
-    `stay`: additional replicas by kind that are not to end, though the new plan does not use them.
+    `stay`: additional replicas by kind that are not to end, though the new plan does not use them. `standby`: replicas
+    by kind that run under any plan.
     """
-    started_s, old, new = now_s(), before.devices(), after.devices()
+    started_s, (old, new) = now_s(), (most_of(plan.devices(), standby) for plan in (before, after))
     growing = {kind: count for kind, count in new.items() if count > old.get(kind, 0)}
     shrinking = {kind: new.get(kind, 0) for kind, count in old.items() if new.get(kind, 0) < count}
     remaining = {kind: count + stay.get(kind, 0) for kind, count in shrinking.items()}
@@ -108,6 +110,15 @@ async def move(
     followed_s = now_s()
     await asyncio.to_thread(fleet.scale_to, remaining)
     return Moved(followed_s - started_s, 0.0 if freed_s is None else followed_s - freed_s)
+
+
+def most_of(one: ReplicaCounts, other: ReplicaCounts) -> dict[str, int]:
+    """The larger count of each kind.
+
+    >>> most_of({"v100": 1}, {"v100": 3, "k80": 2})
+    {'v100': 3, 'k80': 2}
+    """
+    return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in {**one, **other}}
 
 
 async def start(fleet: Fleet, counts: ReplicaCounts, patience_s: float, only_here: bool = False) -> None:

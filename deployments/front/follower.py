@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,6 +56,7 @@ class Follower:
         self._name = uuid4().hex
         self._replicas: dict[str, Collection[str]] = {}  # by fleet
         self._kinds: dict[str, str] = {}  # kinds of devices, by replica
+        self._ids: dict[str, str] = {}  # of devices where replicas stand by, by replica
         self._workers = ServeWorkers(self._changed, config, directory)
         self._driver: Driver | None = None
 
@@ -69,9 +70,11 @@ class Follower:
         await self._workers.open()
         await self._join(self._graph)
         limits = self._config.limits(1 / self._config.front_replicas)
-        dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas), limits)
+        dispatcher = Dispatcher(self._graph.route, self._graph.members(self._replicas, self._ids), limits)
         self._driver = Driver(dispatcher, self._workers, clock, Counts(self._kinds))
         self._listening = asyncio.create_task(self._listen(messages))
+        idle = [f"{self._graph.fleet}.{kind}" for kind in self._config.standby.keys() - self._graph.plan.devices()]
+        self._joining = [asyncio.create_task(self._workers.join(fleet)) for fleet in idle]
         if self._config.front_replicas > 1:
             self._reporting = asyncio.create_task(self._report_arrivals(self._driver))
         return self._driver
@@ -135,8 +138,14 @@ class Follower:
                 reply = state_of(self._driver)
             case Question.COUNTS if self._driver:
                 benched = tuple((name, self._kinds[name]) for name in self._driver.benched())
-                reply = replace(self._driver.counted().observed(self._graph.plan.num_blocks), benched=benched)
+                counts = self._driver.counted().observed(self._graph.plan.num_blocks)
+                reply = replace(counts, benched=benched, standby=self._standby)
         await self._deployer.reply.remote(self._name, message.number, reply)
+
+    @property
+    def _standby(self) -> tuple[tuple[str, str, bool], ...]:
+        connected = (name for replicas in self._replicas.values() for name in replicas if self._ids[name])
+        return tuple((self._kinds[name], self._ids[name], self._graph.uses(self._ids[name])) for name in connected)
 
     async def _follow(self, graph: Graph) -> None:
         """Switch to another plan. Inputs go on from their blocks, and running launches are not disturbed."""
@@ -150,15 +159,16 @@ class Follower:
     async def _join(self, graph: Graph) -> None:
         await asyncio.gather(*(self._workers.join(fleet) for fleet in graph.fleets.values()))
 
-    def _changed(self, fleet: str, replicas: Collection[str]) -> None:
-        self._replicas[fleet] = replicas
+    def _changed(self, fleet: str, replicas: Mapping[str, str]) -> None:
+        self._replicas[fleet] = list(replicas)
+        self._ids |= replicas
         self._kinds |= dict.fromkeys(replicas, fleet.rpartition(".")[2])
         if self._driver:
             self._reroute()
 
     def _reroute(self) -> None:
         assert self._driver, "This is a bug: there is no driver yet."
-        self._driver.dispatcher.reroute(self._graph.route, self._graph.members(self._replicas))
+        self._driver.dispatcher.reroute(self._graph.route, self._graph.members(self._replicas, self._ids))
         self._driver.pump()
 
 
@@ -168,16 +178,17 @@ class _Connected:
 
     group: str
     connection: ReplicaConnection
+    device_id: str
 
 
 class ServeWorkers:
     """Replicas on Ray Serve: Serve lists them and their addresses, and orders go to them directly.
 
-    Each group is a Serve application of its own, which the front finds by its name. `on_change` is called with (group,
-    replicas) whenever the set of reachable replicas changes.
+    Each group is a Serve application of its own, which the front finds by its name. `on_change` is called with the
+    group, and the reachable replicas with the ids of their devices, whenever this set changes.
     """
 
-    def __init__(self, on_change: Callable[[str, Collection[str]], None], config: AppConfig, directory: str) -> None:
+    def __init__(self, on_change: Callable[[str, Mapping[str, str]], None], config: AppConfig, directory: str) -> None:
         self._on_change = on_change
         self._by_value_bytes = config.by_value_bytes
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
@@ -277,18 +288,18 @@ class ServeWorkers:
         """Connect to a replica. If that fails, try again later for as long as Serve lists it."""
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                connection = await self._open_connection(group, name)
+                connected = await self._open_connection(group, name)
         except Exception as error:
             log.warning("replica %s cannot be reached: %s: %s", name, type(error).__name__, error)
             self._doubt(group)
         else:
-            self._connected[name] = _Connected(group, connection)
+            self._connected[name] = connected
             self._changed(group, self._listed[group])  # the replica may have gone meanwhile
             self._report(group)
         finally:
             del self._connecting[name]
 
-    async def _open_connection(self, group: str, name: str) -> ReplicaConnection:
+    async def _open_connection(self, group: str, name: str) -> _Connected:
         address: ReplicaAddress = await self._handles[group].options(session_id=name).whereabouts.remote()
         if address.replica != name:
             raise ConnectionError("another replica answered instead")
@@ -297,7 +308,8 @@ class ServeWorkers:
                 f"it runs other weights ({address.weights}) than this front knows ({self._weights}): every node needs "
                 "the same files"
             )
-        return await connect_to(self._wire, address, lambda: self._lose(group, name))
+        connection = await connect_to(self._wire, address, lambda: self._lose(group, name))
+        return _Connected(group, connection, address.device_id)
 
     def _lose(self, group: str, name: str) -> None:
         """Stop using a replica that does not answer, even if Serve lists it; try again after some time."""
@@ -309,4 +321,5 @@ class ServeWorkers:
         asyncio.get_running_loop().call_later(TRUSTED_AFTER_S, lambda: self._changed(group, self._listed[group]))
 
     def _report(self, group: str) -> None:
-        self._on_change(group, [name for name, connected in self._connected.items() if connected.group == group])
+        here = {name: each for name, each in self._connected.items() if each.group == group}
+        self._on_change(group, {name: each.device_id for name, each in here.items()})

@@ -89,6 +89,7 @@ class Observed:
     benched: tuple[tuple[str, str], ...] = ()  # replicas that are too slow to be used, and their kinds
     certain: int = 0
     certain_weight: int = 0
+    standby: tuple[tuple[str, str, bool], ...] = ()  # replicas by kind and id of their device, and whether it is used
 
     @property
     def ended_s(self) -> float:
@@ -217,7 +218,7 @@ def since(now: Observed, before: Observed | None) -> Observed:
 _SUMMED = [
     each.name
     for each in fields(Observed)
-    if each.name not in ("started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched")
+    if each.name not in ("started_s", "seconds", "launches", "devices", "latencies", "lengths", "benched", "standby")
 ]
 
 

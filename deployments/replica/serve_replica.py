@@ -1,14 +1,19 @@
 """The replica as Serve runs it. It computes on a thread, so that it answers calls meanwhile."""
 
 import asyncio
+import fcntl
 import gc
 import os
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TextIO
 
 from msgspec.structs import replace
 
 from isobatch.deployments.config import AppConfig
-from isobatch.deployments.ray_facts import replica_name, wire_of
+from isobatch.deployments.named import VIRTUAL
+from isobatch.deployments.ray_facts import application_name, node_id, replica_name, wire_of
 from isobatch.deployments.replica.loading import load_model, weights_in
 from isobatch.deployments.replica.local_workers import LocalWorkers
 from isobatch.deployments.replica.split import SplitReplica
@@ -25,12 +30,36 @@ _WORKER = "replica"  # the name of this process's only worker
 HAND_OVER_CHECK_S = 0.05  # how often a replica that is about to end checks whether it still holds survivors
 
 
+def take_device(folder: Path, most: int) -> tuple[int, TextIO]:
+    """The number of a device of this node on which no other replica of the application stands by, and its lock.
+
+    Ray would place several replicas of one application on a device that applications share.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(most):
+        lock = (folder / str(number)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            return number, lock
+    raise RuntimeError(f"each of the {most} devices of this node has a replica of this application")
+
+
 class ServeReplica(ReplicaProcess):
     """One replica, which can run any split. Fronts get its address through Serve and send orders directly to it."""
 
     def __init__(self, config: AppConfig, kind: str, directory: str) -> None:
         super().__init__()
         directory = str(local(directory))  # on this node
+        self._device_id = ""
+        if config.standby:
+            folder = Path(tempfile.gettempdir(), "isobatch-standby", node_id(), application_name())
+            number, self._device = take_device(folder, config.standby[kind])  # until this process ends
+            self._device_id = f"{kind}-{node_id()}-{number}"
+            if config.backend != VIRTUAL and kind != "cpu":
+                os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
@@ -55,7 +84,7 @@ class ServeReplica(ReplicaProcess):
         except BaseException:
             self._exchange.close()  # the next call opens both
             raise
-        return ReplicaAddress(replica_name(), address, self._orders.gate.key, self._weights)
+        return ReplicaAddress(replica_name(), address, self._orders.gate.key, self._weights, self._device_id)
 
     async def drain(self) -> None:
         """Returns when all orders are answered and all survivors fetched: no other replica has these survivors.

@@ -32,6 +32,7 @@ class ReplicaAddress(NamedTuple):
     address: str
     key: str
     weights: str = ""  # a hash of the network's files; "": unknown
+    device_id: str = ""  # of the device that it shares with replicas of other applications; "": it has its own
 
 
 class ReplicaConnection(KeyedConnection):

@@ -1,6 +1,7 @@
 """Claim: an arbiter that moves devices between applications answers more in time than devices that are divided once.
 
-In virtual time, six applications with recorded bursts on 24 devices, each with the real controller. The control has the
+In virtual time, six applications with recorded bursts on 24 devices, each with the real controller, and with replicas
+on every device: a device changes hands within `HANDOVER_S`. The control has the
 same inputs and controllers, and the best division of the devices for exactly these mean loads, but no arbiter.
 `fluid_over_divided` says by arithmetic how much more could be answered at all, if devices moved at once. Then the
 arbiter's decisions and divisions against all divisions, the planner's times, and a device that changes hands, live.

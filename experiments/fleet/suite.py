@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.planner.settings import EARLY, HALF, Network
 from experiments.shared.machine import data
+from isobatch.cluster.commands.plan_fleet import HANDOVER_S, LOOK_EVERY_S
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms, Patience
 from isobatch.cluster.controller.corrections import Corrections
 from isobatch.cluster.controller.input_planning import ClassifierPlanningProblem
@@ -30,7 +31,8 @@ AZURE, TWITTER = "arrivals/azure_functions/invitro_1000_inv.csv", "arrivals/twit
 MAX_BATCH, GAP = 32, 0.03
 DAY_S, HOUR_S = 86_400, 3600.0
 BURSTY_CV = 1.0  # of a function's calls per minute: 1 is that of calls that come by chance, one a minute
-PATIENCE = Patience(notice=1.0)  # no plan gives up goodput to be quicker, which goodput would only count as a loss
+# Replicas stand by. No plan gives up goodput to be quicker, which goodput would only count as a loss.
+PATIENCE = Patience(notice=1.0, start_s=HANDOVER_S, look_every_s=LOOK_EVERY_S)
 STEP_S = 5.0  # of the arithmetic beside the simulation: a few times the SLO of 1 to 2 s
 # Long texts on devices that take tenths of a second for a launch: an hour has few enough inputs to be simulated.
 NETWORKS = {
@@ -87,7 +89,8 @@ def arbiter_config() -> ArbiterConfig:
         MemberTerms(name=name, devices=dict(devices), controller=f"{name}-controller")
         for name, devices in own_devices().items()
     )
-    return ArbiterConfig(devices={each.kind: each.count for each in fleet(DEVICES)}, applications=members)
+    devices = {each.kind: each.count for each in fleet(DEVICES)}
+    return ArbiterConfig(devices=devices, applications=members, look_every_s=LOOK_EVERY_S)
 
 
 def member(name: str, load: FleetLoad) -> Member:

@@ -9,10 +9,12 @@ import numpy as np
 
 from isobatch.optimizer.effort import SAME, Bools, Floats
 from isobatch.optimizer.infeasible import reason
+from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
 from isobatch.optimizer.pipelines.ceiling import Ceiling
 from isobatch.optimizer.pipelines.sharing import promised_per_s
 from isobatch.optimizer.pipelines.side_by_side import side_by_side
+from isobatch.optimizer.plan import Plan
 from isobatch.optimizer.problem import Problem
 from isobatch.optimizer.search.exact import search
 from isobatch.profiles.devices import Device
@@ -24,6 +26,7 @@ FleetGoal = Literal["goodput", "cost", "fairness"]
 # Goodput above the asked rate counts as this share of goodput below it, so that no device is left over.
 BEYOND = 1e-3
 NEAR = 0.03  # the gap of the plans of a larger fleet
+ALIKE = 0.01  # a change of a plan's goodput after which the devices are divided with the same plans
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Worths:
         columns = [each.kind for each in facts.devices]
         of_fleet = [columns.index(each.kind) if each.kind in columns else -1 for each in devices]
         here = np.array(of_fleet) >= 0
-        return cls(application.kept * rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
+        return cls(rows[:, of_fleet] * here, (alone > 0)[of_fleet] & here)
 
 
 @dataclass
@@ -106,25 +109,34 @@ class PartPlans:
     gap: float
     held: KindCounts | None = None
     lost_share: float = 0.0
-    _known: dict[KindCounts, float] = field(default_factory=dict)
+    _known: dict[KindCounts, Plan | None] = field(default_factory=dict)
     _worths: list[Worths] = field(default_factory=list)
 
     def knowing(self, before: "PartPlans | None") -> "PartPlans":
-        """The same, with the plans that were made before, if nothing but rates, needs and held devices has changed."""
-        if before is None or before._planned != self._planned:
+        """The same, with the plans that were made before, if the one on all devices promises nearly the same now."""
+        if before is None or before._limits != self._limits or not before._promises_alike(self.application.facts):
             return self
-        return replace(self, _known=before._known, _worths=before._worths)
+        application = replace(self.application, facts=before.application.facts)
+        return replace(self, application=application, _known=before._known, _worths=before._worths)
 
     @property
-    def _planned(self) -> tuple[object, ...]:
-        asks = self.application
-        return asks.facts, asks.objective, asks.kept, list(self.devices), self.gap
+    def _limits(self) -> tuple[object, ...]:
+        return self.application.objective, list(self.devices), self.gap
+
+    def _promises_alike(self, facts: Problem) -> bool:
+        """Whether these facts are those of the plans, or change the goodput of the plan on all devices but little."""
+        if facts == self.application.facts:
+            return True
+        plan = self._known.get(tuple(each.count for each in self.application.facts.devices))
+        if plan is None or facts.devices != self.application.facts.devices:
+            return False
+        return abs(evaluate(plan, facts).goodput_per_s - promised_per_s(plan)) <= ALIKE * promised_per_s(plan)
 
     @property
     def worths(self) -> Worths:
         if not self._worths:
             self._worths.append(Worths.of(self.application, self.devices, min(self.gap, NEAR)))
-        return self._worths[0]
+        return replace(self._worths[0], rows=self.application.kept * self._worths[0].rows)
 
     def goodput_per_s(self, counts: KindCounts) -> float:
         facts, has = self.application.facts, self._part(counts)
@@ -132,9 +144,8 @@ class PartPlans:
         key = tuple(has[each.kind].count for each in facts.devices)
         if key not in self._known:
             limits = self.application.objective.for_most_goodput
-            plan = side_by_side(facts.with_devices(here), limits, self.gap) if here else None
-            self._known[key] = promised_per_s(plan) * self.application.kept
-        return self._known[key]
+            self._known[key] = side_by_side(facts.with_devices(here), limits, self.gap) if here else None
+        return promised_per_s(self._known[key]) * self.application.kept
 
     def worth(self, goal: FleetGoal, counts: KindCounts) -> float | None:
         """The worth of these devices for the application; None if they do not do what it needs."""

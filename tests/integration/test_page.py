@@ -9,12 +9,17 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isobatch.cluster.controller.application import RunningApplication
+from isobatch.cluster.controller.arbiter import Standing
+from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
+from isobatch.cluster.controller.corrections import Corrections
+from isobatch.cluster.controller.fleet_service import FleetService
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.http import create_api
@@ -22,6 +27,7 @@ from isobatch.deployments.front.service import Service
 from isobatch.optimizer.plan import Placement, Plan, Split
 from tests.helpers.asking import ask, eventually
 from tests.helpers.cascade_directories import cascade_directory
+from tests.helpers.fluid_application import MEDIUM, question
 from tests.helpers.serving import in_a_thread
 from tests.helpers.tiny_words import word_network
 from tests.integration.conftest import Put, Run
@@ -245,6 +251,44 @@ def test_it_is_said_which_level_of_a_cascade_answered(browser: Any, tmp_path: Pa
         page.click("#say button")
         page.wait_for_selector("#answer rect")
         assert "of the cascade answered" in page.locator("#answer p").nth(1).inner_text()
+
+
+class Led(FleetService):
+    """An arbiter whose loop does nothing: the test says what controllers answer."""
+
+    async def run(self) -> None:
+        pass
+
+
+def fleet_of(*names: str) -> Led:
+    """It has moved a device to the last of two applications."""
+    own = {"v100": 2, "k80": 2}
+    asked = question(MEDIUM, v100=4, k80=4)
+    facts = asked.facts(MEDIUM, Corrections())
+    calm = Standing(facts, asked.objective, 12.5, 1.0, own, own, False, arrivals_per_s=11.4, goodput_per_s=11.4)
+    flooded = replace(calm, expected_per_s=1e5, refuses=True, arrivals_per_s=98_765.4, goodput_per_s=1234.5)
+    terms = tuple(MemberTerms(name=name, devices=own, controller="c") for name in names)
+    service = Led(ArbiterConfig(devices={"v100": 4, "k80": 4}, applications=terms))
+    standings = dict(zip(names, (calm, flooded), strict=True))
+    service.note(standings)
+    for at_s in (1e9, 1e9 + 5.0):
+        service.arbiter.look(standings, service.config.devices, at_s)
+    return service
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_the_page_of_a_fleet_shows_who_has_which_devices_and_why(browser: Any, width: int) -> None:
+    service = fleet_of("product-reviews", "queries")
+    with in_a_thread(service.__serve_build_asgi_app__()) as base, page_at(browser, f"{base}/", width) as page:
+        page.wait_for_selector("#applications tr")
+        rows = [row.split("\t") for row in page.locator("#applications").inner_text().splitlines()]
+        assert [row[0] for row in rows] == ["product-reviews", "queries"]
+        assert rows[1][2:] == ["1,234.5", "98,765.4", "100,000", "refuses inputs"]
+        assert "inputs of queries are refused: " in page.locator("#decisions li").first.inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert grave_faults(page) == []
+        if folder := os.environ.get("ISOBATCH_SHOTS"):
+            page.screenshot(path=f"{folder}/fleet-{width}.png", full_page=True)
 
 
 @contextmanager

@@ -174,6 +174,63 @@ def test_no_two_plans_use_one_device_and_nobody_falls_below_its_own_share(seed: 
         uses |= {name: budgets[name] for name in OWN if random.random() < 0.7}
 
 
+IDS = {f"{kind}-{number}": kind for kind, count in FLEET.items() for number in range(count)}
+
+
+def by_ids(each: Standing, used: frozenset[str], ready: frozenset[str] = frozenset(IDS)) -> Standing:
+    return replace(each, standby=tuple((IDS[id_], id_, id_ in used) for id_ in sorted(ready)))
+
+
+def test_where_replicas_stand_by_no_two_applications_use_one_device() -> None:
+    """Fronts follow late, replicas start late, and some are gone for a while."""
+    random, fleet = np.random.default_rng(1), arbiter()
+    budgets: dict[str, Budget] = dict(OWN)
+    uses: dict[str, Budget] = dict(OWN)
+    granted: dict[str, frozenset[str]] = {}
+    used: dict[str, frozenset[str]] = {}
+    for step in range(60):
+        ready = {
+            name: frozenset(
+                id_ for id_ in IDS if step > 40 or (step > 3 and random.random() < 0.9) or id_.endswith("0")
+            )
+            for name in OWN
+        }
+        rates = {name: float(random.choice([0.1, 0.9, 3.0])) for name in OWN}
+        standings = {
+            name: by_ids(
+                standing(rates[name], budgets[name], uses[name], rates[name] > 1),
+                used.get(name, ready[name]),
+                ready[name],
+            )
+            for name in OWN
+        }
+        for name, grant in fleet.look(standings, FLEET, 30.0 * step).items():
+            budgets[name] = grant.budget
+            if grant.device_ids is not None:
+                granted[name] = grant.device_ids
+        for name in OWN:
+            if name in granted and (step > 50 or random.random() < 0.7):
+                used[name] = granted[name]
+                uses[name] = budgets[name]
+        if len(used) == len(OWN):
+            assert not used["a"] & used["b"]
+            assert all(
+                len(used[name]) <= sum(max(budgets[name][kind], uses[name][kind]) for kind in FLEET) for name in OWN
+            )
+    assert sum(map(len, used.values())) == len(IDS), "in the end each device is used"
+
+
+def test_an_application_uses_every_device_until_the_arbiter_can_choose_its_first() -> None:
+    """Here the first replicas of both run on the same devices, and the others have not started yet."""
+    fleet, first = arbiter(), frozenset(("v100-0", "k80-0"))
+    standings = {name: by_ids(standing(0.5, OWN[name]), first, first) for name in OWN}
+    grants = fleet.look(standings, FLEET, 0.0)
+    assert {name: grant.device_ids for name, grant in grants.items()} == {"a": first}
+    standings = {"a": by_ids(standing(0.5, OWN["a"]), first), "b": by_ids(standing(0.5, OWN["b"]), frozenset(IDS))}
+    grants = fleet.look(standings, FLEET, 5.0)
+    assert {name: grant.device_ids for name, grant in grants.items()} == {"b": frozenset(IDS) - first}
+
+
 def test_a_controller_plans_on_its_budget_from_the_next_look_on() -> None:
     app = Fluid(ASKED, first_plan(ASKED))
     loop = control_loop(app)

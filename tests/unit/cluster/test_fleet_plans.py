@@ -111,6 +111,19 @@ def test_the_serve_file_serves_every_application_with_its_controller(folder: Pat
         CliRunner().invoke(app, [*asked, "other"], catch_exceptions=False)
 
 
+def test_where_replicas_stand_by_each_application_has_one_on_every_device(folder: Path) -> None:
+    plan(*FAST, "--out", "serve.yaml", standby=True, applications=[each | VIRTUAL for each in TWO])
+    content = serve_file(folder / "serve.yaml", {})
+    for each in served(content):
+        assert (each["args"]["standby"], each["args"]["sharers"]) == ({"v100": 2, "k80": 3}, 2)
+    assert [each["args"]["start_s"] for each in controllers(content)] == [1.0, 1.0]
+    many = [entry(f"number-{number}", "bert.json") for number in range(30)]
+    with pytest.raises(
+        UserError, match=r"standby: .* 30 applications need 1\d\.\d GB, a k80 has 12\.0 GB: leave standby"
+    ):
+        plan(*FAST, standby=True, devices={"k80": 2}, applications=many)
+
+
 def test_an_application_alone_has_no_arbiter(folder: Path) -> None:
     plan(*FAST, "--out", "serve.yaml", applications=[TWO[1] | VIRTUAL])
     content = serve_file(folder / "serve.yaml", {})
@@ -214,7 +227,10 @@ def test_for_the_least_cost_devices_stay_unused(folder: Path) -> None:
     ("content", "sentence"),
     [
         ({"applications": []}, r"fleet.yaml: applications = \[\]: Tuple should have at least 1 item"),
-        ({"applications": TWO, "goals": "cost"}, "there is no field 'goals'; there are: devices, goal, applications"),
+        (
+            {"applications": TWO, "goals": "cost"},
+            "there is no field 'goals'; there are: devices, goal, standby, applications",
+        ),
         ({"applications": [entry("a", slo=5)]}, "a: there is no field 'slo'; there are: name, weight, "),
         ({"applications": [entry("a", weight=0)]}, "a: weight = 0: Input should be greater than 0"),
         ({"applications": [entry("a"), entry("a")]}, "two applications are called a"),

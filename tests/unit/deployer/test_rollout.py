@@ -56,8 +56,9 @@ def devices(**counts: int) -> Plan:
 
 
 def moved(
-    fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0, stay: Mapping[str, int] | None = None
-) -> Moved:
+    fleet: CountedFleet, before: Plan, after: Plan, patience_s: float = 5.0, stay: Mapping[str, int] | None = None,
+    standby: Mapping[str, int] | None = None,
+) -> Moved:  # fmt: skip
     """Move from one plan to another; the fleet's log also records the plans that fronts were led to."""
 
     async def lead(plan: Plan) -> None:
@@ -67,13 +68,20 @@ def moved(
         if left := {kind: count for kind, count in counts.items() if count}:
             await lead(devices(**left))
 
-    return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s, stay or {}))
+    return asyncio.run(move(fleet, before, after, lead, meanwhile, patience_s, stay or {}, standby or {}))
 
 
 def test_a_plan_for_the_same_devices_changes_no_replica() -> None:
     fleet = CountedFleet({"a": 4})
     assert moved(fleet, devices(a=4), devices(a=4)).missing_s == 0
     assert fleet.log == ["to a=4"]
+
+
+def test_where_replicas_stand_by_a_plan_for_other_devices_changes_none() -> None:
+    fleet = CountedFleet({"a": 4, "b": 2}, room=6)
+    moved(fleet, devices(a=1), devices(a=3, b=1), standby={"a": 4, "b": 2})
+    moved(fleet, devices(a=3, b=1), devices(b=2), standby={"a": 4, "b": 2})
+    assert fleet.log == ["to a=3 b=1", "to b=2"]
 
 
 def test_new_replicas_start_before_old_ones_end() -> None:

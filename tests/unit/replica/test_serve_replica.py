@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from isobatch.deployments.dispatch.messages import Limits
 from isobatch.deployments.dispatch.route import Route, Stage
 from isobatch.deployments.front.answers import Answer, RefusedError
 from isobatch.deployments.front.driver import Driver
-from isobatch.deployments.replica.serve_replica import ServeReplica
+from isobatch.deployments.replica.serve_replica import ServeReplica, take_device
 from isobatch.deployments.transport.exchange import Exchange
 from isobatch.deployments.transport.holdings import Holdings
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
@@ -274,3 +275,13 @@ async def test_a_replica_without_a_second_port_gives_the_first_one_back(monkeypa
     replica._orders.close()
     replica._exchange.close()
     await asyncio.sleep(0)
+
+
+def test_each_replica_that_stands_by_takes_a_device_of_its_own(tmp_path: Path) -> None:
+    taken = [take_device(tmp_path / "app", 2) for _ in range(2)]
+    assert [number for number, _ in taken] == [0, 1]
+    assert take_device(tmp_path / "other", 2)[0] == 0, "replicas of several applications share it"
+    with pytest.raises(RuntimeError, match="each of the 2 devices"):
+        take_device(tmp_path / "app", 2)
+    taken[0][1].close()
+    assert take_device(tmp_path / "app", 2)[0] == 0, "its replica has ended"
