@@ -31,7 +31,7 @@ TURNS = 8  # how often a guess is corrected
 FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
 SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
 BEYOND = 1.15  # the step between rates beyond a sustained one that are tried too
-LOOKS = 10  # checks in a run whether too many inputs are lost already
+LOOKS = 50  # checks in a run whether too many inputs are lost already
 GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 

@@ -207,8 +207,5 @@ def test_a_baseline_that_sustains_more_is_not_given_up_for_fewer_splits() -> Non
     one = Plan((Placement("fast", 1, (Split(0, BLOCKS, 8, (0, 1, 2)),)),))
     two = Plan((Placement("fast", 1, (Split(0, 2, 8, (0, 1)), Split(2, BLOCKS, 8, (2,))), local=True),))
     search = BestSoFar(problem, 0.1, two, HASTY)
-    print(
-        search.choose(two, [one]), sustained_per_s(one, problem, 0.1, 4000) / sustained_per_s(two, problem, 0.1, 4000)
-    )
     assert len(search.choose(two, [one]).plan.splits) == 1
     assert len(search.choose(two, [one, two]).plan.splits) == 2
