@@ -26,7 +26,7 @@ BACKENDS = ("torch", "graphs", "onnx", "tensorrt")
 FUSED = ("graphs", "tensorrt")  # backends whose kernels keep intermediate values on the chip
 DTYPES = tuple(BYTES)
 # Between these quantiles of known devices' errors lie four of five times of devices that are not known (bench-curves).
-MOST_CASES = (0.075, 0.925)
+MOST_CASES = (0.025, 0.975)
 # Devices with published latencies that are not in the catalogue. An RTX 3090 is twice as fast with sums in float16, as
 # TensorRT keeps them; the devices of the catalogue are as fast with sums in float32.
 NOT_FOR_HIRE = {"rtx3090": DeviceKind(24 * GB, 0.0, 35.6e12, 71e12, 936 * GB, 24 * GB, 10 * GBIT, 1395 / 1695)}

@@ -91,8 +91,8 @@ def test_an_interval_is_what_known_devices_are_off_where_they_are_estimated_from
     ((low, high),) = interval(bert_base(), (64.0,), (fast, slow))
     shares = [pace(kind, "onnx", "float16") / steady(kind, "onnx", "float16") for kind in ("a100", "v100")]
     ends = (0.5, 2 * shares[0] / shares[1])
-    assert low == pytest.approx(ends[0] + 0.075 * (ends[1] - ends[0]), rel=1e-3)
-    assert high == pytest.approx(ends[0] + 0.925 * (ends[1] - ends[0]), rel=1e-3)
+    assert low == pytest.approx(ends[0] + 0.025 * (ends[1] - ends[0]), rel=1e-3)
+    assert high == pytest.approx(ends[0] + 0.975 * (ends[1] - ends[0]), rel=1e-3)
 
 
 def test_only_estimated_tables_have_an_interval_for_each_batch_size() -> None:
