@@ -21,7 +21,7 @@ from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.sustained import (
     IN_TIME_SHARE,
     SHORT_SLOS,
-    Trial,
+    RateTrial,
     confirmed_rate_per_s,
     inputs_of,
     rate_beyond,
@@ -189,12 +189,12 @@ class BestSoFar:
             self.simulated += simulated
         return self.best is plan
 
-    def _trial(self, plan: Plan, rate_per_s: float) -> Trial:
+    def _trial(self, plan: Plan, rate_per_s: float) -> RateTrial:
         """A short run rejects most plans at little cost; a long run decides."""
         world, effort = self._world(plan), self.effort
         lasting = (min(effort.slos, SHORT_SLOS), effort.slos)
         counts = {inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}
-        return Trial(world, rate_per_s, tuple(sorted(counts)), effort.in_time)
+        return RateTrial(world, rate_per_s, tuple(sorted(counts)), effort.in_time)
 
     def choose(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
         """Choose with other inputs: the first plan stays if it sustains more of them than the best plan.

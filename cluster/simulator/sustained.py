@@ -179,7 +179,7 @@ def run_if_sustained(
     return report if report.good_share >= in_time else None
 
 
-class Trial(NamedTuple):
+class RateTrial(NamedTuple):
     """Runs of a plan at one rate: with so many inputs each, the shortest first."""
 
     world: World
@@ -188,7 +188,7 @@ class Trial(NamedTuple):
     in_time: float
 
 
-def sustains(trial: Trial) -> tuple[bool, int]:
+def sustains(trial: RateTrial) -> tuple[bool, int]:
     """Whether the rate is sustained in all runs, and the inputs that were simulated until that was known."""
     simulated = 0
     for inputs in trial.counts:
