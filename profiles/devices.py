@@ -81,6 +81,7 @@ class DeviceKind:
     memory_bytes_per_s: float
     host_bytes_per_s: float  # between the device and its host, one way
     network_bytes_per_s: float  # its share of the machine's network
+    base_clock: float = 1.0  # as a share of the boost clock, at which the rates of arithmetic are printed
 
     @property
     def best_dtype(self) -> str:
@@ -89,11 +90,11 @@ class DeviceKind:
 
 def _kind(
     memory_gb: float, price: float, fp32_tflops: float, fp16_tflops: float, memory_gb_per_s: float,
-    host_gb_per_s: float, network_gbit_per_s: float,
+    host_gb_per_s: float, network_gbit_per_s: float, base_mhz: float = 1.0, boost_mhz: float = 1.0,
 ) -> DeviceKind:  # fmt: skip
     return DeviceKind(
         int(memory_gb * GB), price, fp32_tflops * 1e12, fp16_tflops * 1e12,
-        memory_gb_per_s * GB, host_gb_per_s * GB, network_gbit_per_s * GBIT,
+        memory_gb_per_s * GB, host_gb_per_s * GB, network_gbit_per_s * GBIT, base_mhz / boost_mhz,
     )  # fmt: skip
 
 
@@ -101,18 +102,18 @@ def _kind(
 # change every month: give your own as "v100=6@2.10". Memory counts 10^9 bytes per GB, a little less than there is.
 CATALOGUE: dict[str, DeviceKind] = {
     "k80": _kind(12, 0.75, 2.8, 2.8, 240, 12, 10),  # half a board: AWS p2 0.90, Azure NC6 0.90, GCP 0.45
-    "p100": _kind(16, 1.77, 9.3, 18.7, 732, 12, 10),  # Azure NC6s v2 2.07, GCP 1.46
-    "v100": _kind(16, 2.87, 14.0, 112, 900, 12, 10),  # AWS p3 3.06, Azure NC6s v3 3.06, GCP 2.48
-    "t4": _kind(16, 0.53, 8.1, 65, 300, 12, 10),  # AWS g4dn.xlarge 0.526, Azure NC4as T4 v3 0.526
-    "a10g": _kind(24, 1.01, 31.5, 70, 600, 24, 10),  # AWS g5.xlarge 1.006
-    "l4": _kind(24, 0.76, 30.3, 121, 300, 24, 10),  # AWS g6.xlarge 0.805, GCP g2-standard-4 0.707
-    "a40": _kind(48, 0.85, 37.4, 149.7, 696, 24, 10),  # as an A6000, the same chip
-    "a6000": _kind(48, 0.80, 38.7, 154.8, 768, 24, 10),  # Lambda 0.80
-    "l40s": _kind(48, 1.86, 91.6, 362, 864, 24, 20),  # AWS g6e.xlarge 1.861
-    "a100-40g": _kind(40, 3.67, 19.5, 312, 1555, 24, 50),  # GCP a2-highgpu-1g 3.673
-    "a100": _kind(80, 3.67, 19.5, 312, 2039, 24, 50),  # 80 GB: Azure NC24ads A100 v4 3.673
-    "h100": _kind(80, 6.93, 67, 989, 3350, 50, 100),  # AWS p5 6.88, Azure NC40ads H100 v5 6.98
-    "h200": _kind(141, 7.91, 67, 989, 4800, 50, 100),  # AWS p5en 7.91
+    "p100": _kind(16, 1.77, 9.3, 18.7, 732, 12, 10, 1190, 1329),  # Azure NC6s v2 2.07, GCP 1.46
+    "v100": _kind(16, 2.87, 14.0, 112, 900, 12, 10, 1245, 1380),  # AWS p3 3.06, Azure NC6s v3 3.06, GCP 2.48
+    "t4": _kind(16, 0.53, 8.1, 65, 300, 12, 10, 585, 1590),  # AWS g4dn.xlarge 0.526, Azure NC4as T4 v3 0.526
+    "a10g": _kind(24, 1.01, 31.5, 70, 600, 24, 10, 1320, 1710),  # AWS g5.xlarge 1.006
+    "l4": _kind(24, 0.76, 30.3, 121, 300, 24, 10, 795, 2040),  # AWS g6.xlarge 0.805, GCP g2-standard-4 0.707
+    "a40": _kind(48, 0.85, 37.4, 149.7, 696, 24, 10, 1305, 1740),  # as an A6000, the same chip
+    "a6000": _kind(48, 0.80, 38.7, 154.8, 768, 24, 10, 1410, 1800),  # Lambda 0.80
+    "l40s": _kind(48, 1.86, 91.6, 362, 864, 24, 20, 1110, 2520),  # AWS g6e.xlarge 1.861
+    "a100-40g": _kind(40, 3.67, 19.5, 312, 1555, 24, 50, 1095, 1410),  # GCP a2-highgpu-1g 3.673
+    "a100": _kind(80, 3.67, 19.5, 312, 2039, 24, 50, 1275, 1410),  # 80 GB: Azure NC24ads A100 v4 3.673
+    "h100": _kind(80, 6.93, 67, 989, 3350, 50, 100, 1590, 1980),  # AWS p5 6.88, Azure NC40ads H100 v5 6.98
+    "h200": _kind(141, 7.91, 67, 989, 4800, 50, 100, 1500, 1980),  # AWS p5en 7.91
     "cpu": _kind(16, 0.19, 0.38, 0.38, 20, 12, 10),  # 4 vCPUs with 16 GB: AWS m6i.xlarge 0.192, Azure D4s v5 0.192
 }
 

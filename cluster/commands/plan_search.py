@@ -21,6 +21,7 @@ from isobatch.cluster.commands import numbers_in
 from isobatch.cluster.commands.plan_report import PlanResult
 from isobatch.cluster.simulator import plan_choice as choice
 from isobatch.cluster.simulator.cells import world_of
+from isobatch.cluster.simulator.cores import Cores
 from isobatch.cluster.simulator.sustained import SHORT_SLOS, sustained_in
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.deployments.progress import EVERY_S, FIRST_LINE_S
@@ -225,7 +226,8 @@ def _simulation(options: "ClassifierPlanOptions", live: LivePlan) -> Simulate | 
         )  # fmt: skip
         if options.no_later and (stock := baseline(NO_EXITS, facts, objective).plan) and objective.slo_s:
             effort = replace(effort, tails=Tails(facts, stock, objective.slo_s, effort.last_inputs, effort.cell))
-        return choice.best_simulated(plan, facts, objective, find, effort)
+        with Cores() as cores:
+            return choice.best_simulated(plan, facts, objective, find, replace(effort, each=cores.each))
 
     return simulate
 

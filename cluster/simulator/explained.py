@@ -69,9 +69,7 @@ def _best(mechanism: str, facts: Problem, plans: Iterator[Plan], objective: Obje
     if not ordered or objective.slo_s is None:
         return MechanismStep(mechanism, 0.0)
     best = BestSoFar(facts, objective.slo_s, ordered[0], EFFORT)
-    others = iter(ordered[1:])
-    while best.improve(others):
-        pass
+    best.improve_by_all(iter(ordered[1:]))
     return MechanismStep(mechanism, best.rate_per_s)
 
 

@@ -16,15 +16,19 @@ from itertools import chain, islice, tee
 from math import sqrt
 
 from isobatch.cluster.simulator.cells import SIZE, CellError, world_of
+from isobatch.cluster.simulator.cores import Each
 from isobatch.cluster.simulator.simulation import World
 from isobatch.cluster.simulator.sustained import (
     IN_TIME_SHARE,
     SHORT_SLOS,
+    RateTrial,
     confirmed_rate_per_s,
     inputs_of,
+    rate_beyond,
     run,
     run_if_sustained,
     sustained_in,
+    sustains,
 )
 from isobatch.cluster.simulator.tails import Tails
 from isobatch.optimizer.effort import MOST_GAP, never
@@ -71,6 +75,7 @@ class SimulationEffort:
     out_of_time: Callable[[], bool] = never
     hurries: Callable[[], bool] = never  # whether the runs that make the promise are to be short too
     better: Callable[[Plan, float, int], None] = ignore
+    each: Each = map  # simulates what does not depend on each other
     tails: Tails | None = None  # the latencies that plans must keep; None: any
 
     def allows(self, plan: Plan) -> bool:
@@ -137,44 +142,65 @@ class BestSoFar:
         self._tried.add(self.best)
         effort.better(self.best, self.rate_per_s, 0)
 
-    def improve(self, plans: Iterator[Plan]) -> bool:
-        """Simulate these plans until one is better, which becomes the best; returns whether one was."""
-        for plan in plans:
-            if self.simulated >= self.effort.most or self.effort.out_of_time():
-                return False
-            if plan not in self._tried and evaluate(plan, self.facts).goodput_per_s * HOPE > self.rate_per_s:
-                self._tried.add(plan)
-                self.tried += 1
-                if self._is_better(plan):
-                    self.effort.better(plan, self.rate_per_s, self.tried)
-                    return True
-        return False
+    def improve(self, plans: Iterator[Plan]) -> Iterator[Plan] | None:
+        """Simulate these plans until one is better, which becomes the best; returns the others. None: none is better.
 
-    def _is_better(self, plan: Plan) -> bool:
-        # Where no rate is sustained so far, the first one to try is a tenth of the planner's estimate.
-        step, rate_per_s = STEP, self.rate_per_s or 0.1 * evaluate(plan, self.facts).goodput_per_s
-        while self._sustains(plan, rate_per_s * (1 + step)) and self.effort.allows(plan):
+        Which plan that is does not depend on how many are simulated at once.
+        """
+        ahead, left = tee(self._promising(plans))
+        results = self.effort.each(sustains, (self._trial(plan, self._from_per_s(plan) * (1 + STEP)) for plan in ahead))
+        for plan in left:
+            if self.simulated >= self.effort.most or self.effort.out_of_time():
+                return None
+            self._tried.add(plan)
+            self.tried += 1
+            if self._is_better(plan, *next(results)):
+                self.effort.better(plan, self.rate_per_s, self.tried)
+                return left
+        return None
+
+    def improve_by_all(self, plans: Iterator[Plan]) -> None:
+        while left := self.improve(plans):
+            plans = left
+
+    def _promising(self, plans: Iterator[Plan]) -> Iterator[Plan]:
+        """Plans that were not tried and may sustain more than the best so far, each once."""
+        seen = set[Plan]()
+        for plan in plans:
+            new = plan not in self._tried and plan not in seen
+            if new and evaluate(plan, self.facts).goodput_per_s * HOPE > self.rate_per_s:
+                seen.add(plan)
+                yield plan
+
+    def _from_per_s(self, plan: Plan) -> float:
+        """The rate from which a better plan goes up. Where none is sustained so far, it is a tenth of the estimate."""
+        return self.rate_per_s or 0.1 * evaluate(plan, self.facts).goodput_per_s
+
+    def _is_better(self, plan: Plan, kept: bool, simulated: int) -> bool:
+        """Find the rate that a plan sustains which `kept` the first one; returns whether it is the best now."""
+        step, from_per_s = STEP, self._from_per_s(plan)
+        self.simulated += simulated
+        while kept and self.effort.allows(plan):
             if self.best is not plan:
                 self._passed.append(self.best)
-            self.best, self.rate_per_s = plan, rate_per_s * (1 + step)
+            self.best, self.rate_per_s = plan, from_per_s * (1 + step)
             step *= 2
+            kept, simulated = sustains(self._trial(plan, from_per_s * (1 + step)))
+            self.simulated += simulated
         return self.best is plan
 
-    def _sustains(self, plan: Plan, rate_per_s: float) -> bool:
+    def _trial(self, plan: Plan, rate_per_s: float) -> RateTrial:
         """A short run rejects most plans at little cost; a long run decides."""
         world, effort = self._world(plan), self.effort
         lasting = (min(effort.slos, SHORT_SLOS), effort.slos)
-        for inputs in sorted({inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}):
-            self.simulated += inputs
-            if run_if_sustained(world, rate_per_s, inputs, 0, effort.in_time) is None:
-                return False
-        return True
+        counts = {inputs_of(world, rate_per_s, effort.inputs, slos) for slos in lasting}
+        return RateTrial(world, rate_per_s, tuple(sorted(counts)), effort.in_time)
 
     def choose(self, planned: Plan, rivals: Iterable[Plan] = ()) -> SimulatedChoice:
         """Choose with other inputs: the first plan stays if it sustains more of them than the best plan.
 
         A rival that sustains more replaces the best plan, as does an earlier best plan, which may have lost by chance.
-        In the end a plan with fewer splits is taken if it sustains nearly as much.
+        In the end a plan with fewer splits is taken if it sustains nearly as much, and no less than any rival.
         """
         first, best = self._first, self.best
         after_per_s = before_per_s = self._confirmed_per_s(best, self.rate_per_s)
@@ -183,15 +209,23 @@ class BestSoFar:
             before_per_s = self.first_per_s if worse else self._confirmed_per_s(first, self.first_per_s)
         if before_per_s > after_per_s:
             best, after_per_s = first, before_per_s
-        passed = [plan for plan in reversed(self._passed) if plan != first]
+        rivals, passed = [*rivals], [plan for plan in reversed(self._passed) if plan != first]
         others = [*passed[:PASSED], *rivals]
-        for rival in others:
+        best, after_per_s = self._best_of(best, after_per_s, [each for each in others if each != first])
+        simplest, after_per_s = self._simplest(best, after_per_s, [first, *others])
+        if simplest != best:
+            simplest, after_per_s = self._best_of(simplest, after_per_s, rivals)
+        after_per_s = max(after_per_s, self._beyond_per_s(simplest, after_per_s))
+        return replace(self._promised(simplest, planned, before_per_s, after_per_s), simpler=simplest != best)
+
+    def _best_of(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
+        """The plan that sustains most of other inputs, and its rate; `rate_per_s`: that of `best`."""
+        for other in others:
             if self.effort.out_of_time():
                 break
-            if rival not in (first, best) and (rival_per_s := self._rate_above(rival, after_per_s)):
-                best, after_per_s = rival, rival_per_s
-        simplest, after_per_s = self._simplest(best, after_per_s, [first, *others])
-        return replace(self._promised(simplest, planned, before_per_s, after_per_s), simpler=simplest != best)
+            if other != best and (other_per_s := self._rate_above(other, rate_per_s)):
+                best, rate_per_s = other, other_per_s
+        return best, rate_per_s
 
     def _simplest(self, best: Plan, rate_per_s: float, others: Iterable[Plan]) -> tuple[Plan, float]:
         """The plan with the fewest splits that sustains nearly as much as the best one, and its rate."""
@@ -242,6 +276,16 @@ class BestSoFar:
         confirmed_per_s = self._confirmed_per_s(plan, better_per_s)
         return confirmed_per_s if confirmed_per_s > rate_per_s else 0.0
 
+    def _beyond_per_s(self, plan: Plan, rate_per_s: float) -> float:
+        """A higher rate that the plan sustains, although it lost more at some rate between the two; else 0."""
+        if self.effort.out_of_time():
+            return 0.0
+        world, effort = self._world(plan), self.effort
+        most_per_s = HOPE * evaluate(plan, self.facts).goodput_per_s
+        inputs, slos = effort.last_inputs, effort.last_slos
+        beyond_per_s = rate_beyond(world, rate_per_s, most_per_s, inputs, OTHER_SEED, slos, effort.in_time)
+        return self._confirmed_per_s(plan, beyond_per_s)
+
     def _confirmed_per_s(self, plan: Plan, rate_per_s: float) -> float:
         return self._confirmed_in(self._world(plan), rate_per_s, OTHER_SEED)
 
@@ -252,7 +296,7 @@ class BestSoFar:
         inputs, slos = effort.last_inputs, effort.last_slos
         if effort.hurries():
             inputs, slos = effort.inputs, min(slos, SHORT_SLOS)
-        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, effort.in_time)
+        return confirmed_rate_per_s(world, rate_per_s, inputs, seed, slos, effort.in_time, effort.each)
 
     def _world(self, plan: Plan, larger: int = 1) -> World:
         size = self.effort.cell
@@ -290,8 +334,7 @@ def best_simulated(
     free = objective.cuts is None and not facts.edges  # simple plans cut anywhere
     simple, rivals = tee(starts(facts, objective, LIMITS, effort.out_of_time) if free else ())
     others = chain(simple, within_limits(facts, objective, find))
-    while search.improve(others):
-        pass
+    search.improve_by_all(others)
     while search.improve(_other_parts(search.best, facts, objective, find)):
         pass
     while search.improve(most_promising_first(search.best, facts, objective)):

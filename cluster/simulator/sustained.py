@@ -1,11 +1,14 @@
 """The goodput that a plan sustains: the highest rate at which nearly every input is answered within the SLO."""
 
 from collections.abc import Callable
-from math import inf, sqrt
+from functools import partial
+from math import inf, log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 from isobatch.cluster.load.workloads import LEAST_CV, Floats, Run, arrivals, exits_at
+from isobatch.cluster.simulator.cores import Each
 from isobatch.cluster.simulator.report import Report
 from isobatch.cluster.simulator.simulation import Simulation, World
 from isobatch.optimizer.model.evaluate import evaluate
@@ -27,7 +30,8 @@ NEARBY_RATES = (0.94, 0.98, 1.02, 1.06)  # rates that are run together, as multi
 TURNS = 8  # how often a guess is corrected
 FAR = 8.0  # times the allowed loss: larger losses, and smaller ones than its inverse, are clipped
 SLOPES = (8.0, 80.0)  # bounds of the exponent by which losses grow with the rate
-LOOKS = 10  # checks in a run whether too many inputs are lost already
+BEYOND = 1.15  # the step between rates beyond a sustained one that are tried too
+LOOKS = 50  # checks in a run whether too many inputs are lost already
 GOLDEN = 0.618033988749895  # the step of a sequence whose points spread evenly from 0 to 1
 
 
@@ -57,6 +61,21 @@ def sustained_in(
 
     best = highest_run(run_at, answered_per_s / in_time * (1 + 1 / slos), most)
     return best.goodput_per_s / world.share if best else 0.0
+
+
+def rate_beyond(
+    world: World, rate_per_s: float, most_per_s: float, inputs: int, seed: int, slos: float, in_time: float
+) -> float:
+    """The highest rate up to `most_per_s` that is sustained though a lower one, above the given one, is not; else 0.
+
+    The share in time may be nearly level, and then chance decides which rate is the first to fail. Runs that overload
+    the plan are broken off soon.
+    """
+    for power in range(int(log(max(1.0, most_per_s / rate_per_s), BEYOND)) if rate_per_s else 0, 0, -1):
+        rate = rate_per_s * BEYOND**power
+        if run_if_sustained(world, rate, inputs_of(world, rate, inputs, slos), seed, in_time):
+            return rate
+    return 0.0
 
 
 def inputs_of(world: World, rate_per_s: float, least: int, slos: float) -> int:
@@ -90,8 +109,9 @@ def highest_run(run_at: Callable[[float], Run | None], guess: float, most: float
 
 
 def confirmed_rate_per_s(
-    world: World, rate_per_s: float, inputs: int, seed: int, slos: float = SLOS, in_time: float = IN_TIME_SHARE
-) -> float:
+    world: World, rate_per_s: float, inputs: int, seed: int, slos: float = SLOS, in_time: float = IN_TIME_SHARE,
+    each: Each = map,
+) -> float:  # fmt: skip
     """The rate at which exactly this share is in time, searched near `rate_per_s`; 0 where there is none.
 
     Inputs are lost in bursts, so that one run of few inputs says little. Several runs with inputs of their own say as
@@ -100,11 +120,12 @@ def confirmed_rate_per_s(
     nearby, first_seed = np.log(NEARBY_RATES), len(NEARBY_RATES) * seed
     sustained_per_s, failed_per_s = 0.0, inf
     for _ in range(TURNS):
-        lost = [
-            1 - run(world, rate, inputs_of(world, rate, inputs, slos), first_seed + index).good_share
+        runs = [
+            (rate, inputs_of(world, rate, inputs, slos), first_seed + index)
             for index, rate in enumerate(rate_per_s * np.array(NEARBY_RATES))
         ]
-        moved = _allowed_at(nearby, np.array(lost) / (1 - in_time))
+        lost = np.array([*each(partial(_lost, world), runs)])
+        moved = _allowed_at(nearby, lost / (1 - in_time))
         if nearby[0] <= moved <= nearby[-1]:
             return rate_per_s * float(np.exp(moved))
         if moved > 0:
@@ -115,6 +136,10 @@ def confirmed_rate_per_s(
         if not sustained_per_s < rate_per_s < failed_per_s:
             rate_per_s = sqrt(sustained_per_s * failed_per_s)
     return sustained_per_s
+
+
+def _lost(world: World, rate_inputs_and_seed: tuple[float, int, int]) -> float:
+    return 1 - run(world, *rate_inputs_and_seed).good_share
 
 
 def _allowed_at(nearby: Floats, lost: Floats) -> float:
@@ -152,6 +177,25 @@ def run_if_sustained(
             return None
     report = simulation.finish()
     return report if report.good_share >= in_time else None
+
+
+class RateTrial(NamedTuple):
+    """Runs of a plan at one rate: with so many inputs each, the shortest first."""
+
+    world: World
+    rate_per_s: float
+    counts: tuple[int, ...]
+    in_time: float
+
+
+def sustains(trial: RateTrial) -> tuple[bool, int]:
+    """Whether the rate is sustained in all runs, and the inputs that were simulated until that was known."""
+    simulated = 0
+    for inputs in trial.counts:
+        simulated += inputs
+        if run_if_sustained(trial.world, trial.rate_per_s, inputs, 0, trial.in_time) is None:
+            return False, simulated
+    return True, simulated
 
 
 def _simulation(world: World, rate_per_s: float, inputs: int, seed: int) -> tuple[Simulation, int]:

@@ -21,7 +21,13 @@ from isobatch.cluster.simulator.plan_choice import (
     why_not_simulated,
 )
 from isobatch.cluster.simulator.simulation import World
-from isobatch.cluster.simulator.sustained import SHORT_SLOS, confirmed_rate_per_s, run_if_sustained
+from isobatch.cluster.simulator.sustained import (
+    IN_TIME_SHARE,
+    SHORT_SLOS,
+    confirmed_rate_per_s,
+    rate_beyond,
+    run_if_sustained,
+)
 from isobatch.deployments.dispatch.messages import Limits
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.objective import Objective
@@ -83,8 +89,14 @@ def judge(seed: int) -> JudgedPlan | None:
 
 
 def sustained_per_s(world: World, near_per_s: float) -> float:
-    """The mean, by ratios, of what some inputs show and what others do: what is lost comes in bursts."""
+    """The mean, by ratios, of what some inputs show and what others do: what is lost comes in bursts.
+
+    Rates far above `near_per_s` are looked at, too.
+    """
     slos = max(SHORT_SLOS, min(SLOS, MOST_INPUTS / (world.slo_s * near_per_s)))
+    most_per_s = HOPE * evaluate(world.plan, world.facts).goodput_per_s
+    beyond_per_s = rate_beyond(world, near_per_s, most_per_s, INPUTS, SEEDS[0], slos, IN_TIME_SHARE)
+    near_per_s = max(near_per_s, beyond_per_s)
     return sqrt(prod(confirmed_rate_per_s(world, near_per_s, INPUTS, seed, slos) for seed in SEEDS))
 
 

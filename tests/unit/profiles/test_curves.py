@@ -16,6 +16,7 @@ from isobatch.profiles.curves import (
     pace,
     peak,
     published,
+    steady,
 )
 from isobatch.profiles.datasheet import Kernel, bert_base, distilbert, published_shape, resnet50
 from isobatch.profiles.devices import CATALOGUE
@@ -59,24 +60,27 @@ def test_a_table_says_where_its_times_come_from() -> None:
 
 
 def test_what_is_estimated_is_what_others_make_of_their_rate() -> None:
-    """From one curve: its times, and its share of the pace; as much less of it as by another framework."""
+    """From one curve: its times, and its share of the pace."""
 
-    def known(kind: str, backend: str, share: float) -> Fitted:
-        curve = Curve(1e-4, 1e-5, 3e11, share * pace(kind, backend, "float16"))
-        return Fitted(kind, backend, "float16", "encoder", curve, 9, 0.1, "", "")
-
-    here = known("v100", "onnx", 4.0)
+    curve = Curve(1e-4, 1e-5, 3e11, 4.0 * pace("v100", "onnx", "float16"))
+    here = Fitted("v100", "onnx", "float16", "encoder", curve, 9, 0.1, "", "")
     like = ("onnx", "float16", "encoder")
     assert estimated("h100", *like, [here]) == replace(here.curve, flops_per_s=4.0 * pace("h100", "onnx", "float16"))
     assert estimated("h100", "onnx", "float32", "encoder", [here]).bytes_per_s == 2 * here.curve.bytes_per_s
-    eager = [known("v100", "torch", 3.0), known("t4", "torch", 1.5)]
-    assert estimated("t4", *like, [here, *eager]).flops_per_s == pytest.approx(2.0 * pace("t4", "onnx", "float16"))
+
+
+def test_a_device_under_load_runs_between_its_base_clock_and_the_one_of_its_peak() -> None:
+    """A T4's clocks are 585 and 1590 MHz. A K80's rates are printed at its base clock."""
+    assert steady("t4", "torch", "float16") == pytest.approx(65e12 * (585 / 1590) ** 0.5)
+    assert steady("k80", "torch", "float32") == peak("k80", "float32")
+    assert all(0.3 < kind.base_clock <= 1 for kind in CATALOGUE.values())
+    assert pace("rtx3090", "tensorrt", "float16") == 2 * pace("rtx3090", "graphs", "float16")  # sums in float16
 
 
 def test_an_interval_is_what_known_devices_are_off_where_they_are_estimated_from_others() -> None:
     """One has twice the other's share of its pace, so one is half as slow as estimated, and one nearly twice as slow.
 
-    Not twice, since no device gets a larger share of its peak than any known one.
+    Not twice, since no device gets a larger share of its steady rate than any known one.
     """
 
     def known(kind: str, share: float) -> Fitted:
@@ -85,10 +89,10 @@ def test_an_interval_is_what_known_devices_are_off_where_they_are_estimated_from
 
     fast, slow = known("a100", 0.02), known("v100", 0.01)
     ((low, high),) = interval(bert_base(), (64.0,), (fast, slow))
-    shares = [pace(kind, "onnx", "float16") / peak(kind, "float16") for kind in ("a100", "v100")]
+    shares = [pace(kind, "onnx", "float16") / steady(kind, "onnx", "float16") for kind in ("a100", "v100")]
     ends = (0.5, 2 * shares[0] / shares[1])
-    assert low == pytest.approx(ends[0] + 0.075 * (ends[1] - ends[0]), rel=1e-3)
-    assert high == pytest.approx(ends[0] + 0.925 * (ends[1] - ends[0]), rel=1e-3)
+    assert low == pytest.approx(ends[0] + 0.025 * (ends[1] - ends[0]), rel=1e-3)
+    assert high == pytest.approx(ends[0] + 0.975 * (ends[1] - ends[0]), rel=1e-3)
 
 
 def test_only_estimated_tables_have_an_interval_for_each_batch_size() -> None:
