@@ -28,7 +28,7 @@ from rich.console import Console
 from experiments.dense.shapes import exit_costs
 from experiments.shared.gains import keeping_tail
 from experiments.shared.kept_parts import kept_part, place_of
-from experiments.shared.scenes import GRID, NAMES, Scenes, drawn, on_grid, scene_network
+from experiments.shared.scenes import GRID, NAMES, SIDE, Scenes, drawn, on_grid, scene_network
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.profiling.block_times import images, timed
@@ -56,7 +56,7 @@ from isobatch.profiles.losses import MEAN_IOU, Floats, Indices, Metric, picture_
 from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
-STEPS, DEPTHS = 2500, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
+STEPS, DEPTHS = 2200, (1, 8, 1)  # most blocks in the last region but one, as in PAME's ResNet-101
 # Scenes, each drawn anew. Bridges learn from the digits of the network's training, and no others: it would be no fair
 # comparison if they knew digits that the network does not know.
 LEARNT, CALIBRATED, TESTED = 1600, 200, 1000
@@ -127,7 +127,7 @@ def _prepare(out: Path) -> None:
 
 def _networks(out: Path) -> "Networks":
     model = load(out)
-    (measured,) = timed(model, [images(model, 32, 1)], KIND, "float32", PROFILE_S, LARGEST)
+    (measured,) = timed(model, [images(model, SIDE, 1)], KIND, "float32", PROFILE_S, LARGEST)
     return Networks(out, model, Evidence.read(out / EVIDENCE), measured.table, drawn(FRESH, seed=2))
 
 
