@@ -1,7 +1,7 @@
 """Drawn scenes: pictures of scikit-learn's digits on noise, of which every pixel has a label, and a SegFormer for them.
 
 Every pixel is background or one of five digits. Some scenes are easy (few large digits, little noise), the others hard
-(many small ones that hide each other, much noise). The digits of training are others than those of all else.
+(many small ones, much noise). The digits of training are others than those of all else.
 """
 
 from collections.abc import Iterable
@@ -29,14 +29,14 @@ EDGE = 0.3
 
 @dataclass(frozen=True)
 class SceneKind:
-    """How many digits a scene has, at least and at most, how many pixels high they are, and how strong its noise is."""
+    """How many digits are drawn where there is room, how many pixels high they are, and how strong the noise is."""
 
     digits: tuple[int, int]
     heights: tuple[int, int]
     noise: float
 
 
-EASY, HARD = SceneKind((1, 3), (26, 40), 0.1), SceneKind((3, 6), (16, 24), 0.3)
+EASY, HARD = SceneKind((1, 3), (26, 40), 0.1), SceneKind((4, 8), (16, 24), 0.3)
 EASY_SHARE = 0.6
 
 
@@ -60,6 +60,8 @@ def drawn(count: int, seed: int) -> Scenes:
             digit, side = random.choice(chosen), random.integers(*kind.heights, endpoint=True)
             top, left = random.integers(0, SIDE - side, 2, endpoint=True)
             place = slice(top, top + side), slice(left, left + side)
+            if marks[place].any():  # no digit hides another
+                continue
             grown, shape = (_grown(each[digit], side) for each in (images, shapes))
             ground[place][shape > 0.5] = grown[shape > 0.5]
             marks[place][shape > 0.5] = digits[digit] + 1
