@@ -21,11 +21,18 @@ from isobatch.profiles.evidence import Evidence
 from isobatch.profiles.files import Profile
 from isobatch.profiles.losses import Indices
 
-TURNS, LASTS_S, WARMS_UP_S = 3, 20.0, 5.0
+TURNS, WARMS_UP_S = 3, 5.0
 
 
 def live_tail(
-    tails: Tails, plan: Plan, profile: Profile, prepared: Path, evidence: Evidence, chosen: Indices, fresh: Scenes
+    tails: Tails,
+    plan: Plan,
+    profile: Profile,
+    prepared: Path,
+    evidence: Evidence,
+    chosen: Indices,
+    fresh: Scenes,
+    lasts_s: float,
 ) -> Iterator[tuple[str, float]]:
     """`chosen`: the thresholds that the plan was made for. Arrivals are the same with exits and without."""
     with TemporaryDirectory() as name, bare() as here:
@@ -35,10 +42,10 @@ def live_tail(
             plan, profile, folder, model=str(folder / "model"), backend="torch", slo_ms=1e3 * PATIENCE * tails.slo_s
         )
         here.deploy(entry)
-        yield from asyncio.run(_ratios(here, tails, plan, fresh))
+        yield from asyncio.run(_ratios(here, tails, plan, fresh, lasts_s))
 
 
-async def _ratios(here: Live, tails: Tails, plan: Plan, fresh: Scenes) -> list[tuple[str, float]]:
+async def _ratios(here: Live, tails: Tails, plan: Plan, fresh: Scenes, lasts_s: float) -> list[tuple[str, float]]:
     most_per_s, bodies = evaluate(tails.stock, tails.facts).goodput_per_s, bodies_of(fresh.pictures)
 
     async def p99_s(load: float, seconds: float, seed: int) -> float:
@@ -52,7 +59,7 @@ async def _ratios(here: Live, tails: Tails, plan: Plan, fresh: Scenes) -> list[t
         for each in (tails.stock, plan) if turn % 2 else (plan, tails.stock):
             await RunningApplication(NAME).roll_out(each)
             await p99_s(LOADS[-1], WARMS_UP_S, seed=TURNS)
-            p99s_s[each] = [await p99_s(load, LASTS_S, seed=turn) for load in LOADS]
+            p99s_s[each] = [await p99_s(load, lasts_s, seed=turn) for load in LOADS]
         for load, with_s, without_s in zip(LOADS, p99s_s[plan], p99s_s[tails.stock], strict=True):
             ratios[load].append(with_s / without_s)
     return [(f"live_p99_ratio_at_{load}", median(each)) for load, each in ratios.items()]

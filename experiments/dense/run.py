@@ -28,7 +28,7 @@ from rich.console import Console
 from experiments.dense.shapes import exit_costs
 from experiments.shared.gains import keeping_tail
 from experiments.shared.kept_parts import kept_part, place_of
-from experiments.shared.scenes import GRID, NAMES, Scenes, drawn, on_grid, scene_network
+from experiments.shared.scenes import GRID, NAMES, SIDE, Scenes, drawn, on_grid, scene_network
 from isobatch.cluster.bench.compare import CONSTANT, NAIVE, STOCK, Bench, alone
 from isobatch.cluster.bench.real_device import Source
 from isobatch.cluster.profiling.block_times import images, timed
@@ -56,7 +56,7 @@ from isobatch.profiles.losses import MEAN_IOU, Floats, Indices, Metric, picture_
 from isobatch.profiles.measure import stopwatch_for
 from isobatch.profiles.model import Batch
 
-STEPS, DEPTHS = 2500, (2, 2, 6)  # most blocks in the last region, as in PAME's ResNet-101 in the last but one
+STEPS, DEPTHS = 2200, (1, 8, 1)  # most blocks in the last region but one, as in PAME's ResNet-101
 # Scenes, each drawn anew. Bridges learn from the digits of the network's training, and no others: it would be no fair
 # comparison if they knew digits that the network does not know.
 LEARNT, CALIBRATED, TESTED = 1600, 200, 1000
@@ -68,13 +68,15 @@ SLO_OVER_ONE = 8.0  # the SLO in times of one picture alone in full
 TRIAL_S, ROUNDS = 1.0, 3
 MOST_OPEN = 2  # exits with bridges that are tried together
 KIND, GAP = "host", 0.01
-LIVE = "live"
+LIVE, LIVE_S = "live", 20
 console = Console(stderr=True, width=140)
 Figures = Iterator[tuple[str, float]]
 
 
-def measure(parts: str = "", repeats: int = REPEATS, again: int = 0) -> dict[str, float]:
+def measure(parts: str = "", repeats: int = REPEATS, again: int = 0, live_s: int = LIVE_S) -> dict[str, float]:
     """`parts`: those that are measured, by their names with commas between them; none: all that need no quiet machine.
+
+    `live_s`: how long each load lasts in the part `live`.
 
     `again=1`: measure also what the same code has measured on this machine before.
     """
@@ -83,12 +85,12 @@ def measure(parts: str = "", repeats: int = REPEATS, again: int = 0) -> dict[str
         rmtree(out)
     torch.set_num_threads(1)
     try:
-        return _figures(out, parts, repeats, bool(again))
+        return _figures(out, parts, repeats, bool(again), live_s)
     finally:
         torch.set_num_threads(threads)
 
 
-def _figures(out: Path, parts: str, repeats: int, again: bool) -> dict[str, float]:
+def _figures(out: Path, parts: str, repeats: int, again: bool, live_s: int) -> dict[str, float]:
     """The figures of these parts; the network and each part are kept when they end."""
     networks = cache(partial(_networks, out))
     known: dict[str, Callable[[], Figures]] = {
@@ -98,7 +100,7 @@ def _figures(out: Path, parts: str, repeats: int, again: bool) -> dict[str, floa
         "promise": lambda: _promise(load(out), repeats),
         "tail": lambda: networks().tail(),
         "shapes": exit_costs,
-        LIVE: lambda: _live(networks()),
+        LIVE: lambda: _live(networks(), live_s),
     }
     wanted = parts.split(",") if parts else [name for name in known if name != LIVE]
     if unknown := set(wanted) - set(known):
@@ -107,7 +109,7 @@ def _figures(out: Path, parts: str, repeats: int, again: bool) -> dict[str, floa
         _prepare(out)
     figures = dict[str, float]()
     for name in wanted:
-        figures |= kept_part("dense", name, f"{repeats}", again, known[name], console)
+        figures |= kept_part("dense", name, f"{repeats} {live_s}", again, known[name], console)
     return figures
 
 
@@ -127,7 +129,7 @@ def _prepare(out: Path) -> None:
 
 def _networks(out: Path) -> "Networks":
     model = load(out)
-    (measured,) = timed(model, [images(model, 32, 1)], KIND, "float32", PROFILE_S, LARGEST)
+    (measured,) = timed(model, [images(model, SIDE, 1)], KIND, "float32", PROFILE_S, LARGEST)
     return Networks(out, model, Evidence.read(out / EVIDENCE), measured.table, drawn(FRESH, seed=2))
 
 
@@ -232,12 +234,12 @@ class Networks:
         yield "goodput_no_later_over_no_exits", exits / stock
 
 
-def _live(networks: Networks) -> Figures:
+def _live(networks: Networks, lasts_s: float) -> Figures:
     from experiments.dense.live import live_tail
 
     tails, plan = networks.no_later()
     profile = networks.profile(networks.chosen)
-    return live_tail(tails, plan, profile, networks.folder, networks.evidence, networks.chosen, networks.fresh)
+    return live_tail(tails, plan, profile, networks.folder, networks.evidence, networks.chosen, networks.fresh, lasts_s)
 
 
 def _timed(network: TorchModel, scenes: Scenes, size: int, ramps: Sequence[int]) -> tuple[float, Indices]:

@@ -74,6 +74,7 @@ def rows_of(logits: torch.Tensor) -> torch.Tensor:
 __all__ = [
     "GRID",
     "NAMES",
+    "SIDE",
     "drawn",
     "hugging_face",
     "on_grid",

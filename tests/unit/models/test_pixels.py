@@ -22,7 +22,7 @@ from isobatch.deployments.transport.packed import pack
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.model import Batch
 from tests.helpers.backend_parity import assert_same
-from tests.helpers.tiny_pixels import GRID, NAMES, drawn, pixel_network, reference_logits, rows_of, upernet
+from tests.helpers.tiny_pixels import GRID, NAMES, SIDE, drawn, pixel_network, reference_logits, rows_of, upernet
 
 PICTURES = drawn(5, seed=9).pictures
 OverEach = pytest.mark.parametrize("over", ["convnext", "swin"])
@@ -52,12 +52,12 @@ def test_every_pair_of_cuts_equals_the_uncut_network(model: TorchModel) -> None:
 @OverEach
 def test_upernet_equals_transformers_wherever_it_is_cut(over: str) -> None:
     model, expected = load(upernet(over)), reference_logits(PICTURES, upernet(over))
-    assert (model.num_blocks, model.task.parts(11)) == (6, 64)
+    assert (model.num_blocks, model.task.parts(11)) == (6, GRID**2)
     for cut in range(1, 6):
         after = model.run(model.encode(list(PICTURES)), cut, ()).survivors
         assert after is not None
-        logits = torch.from_numpy(model.run(after, 6, ()).exits.logits).reshape(5, 8, 8, -1).permute(0, 3, 1, 2)
-        grown = torch.nn.functional.interpolate(logits, (32, 32), mode="bilinear", align_corners=False)
+        logits = torch.from_numpy(model.run(after, 6, ()).exits.logits).reshape(5, GRID, GRID, -1).permute(0, 3, 1, 2)
+        grown = torch.nn.functional.interpolate(logits, (SIDE, SIDE), mode="bilinear", align_corners=False)
         assert float((grown - expected).abs().max()) < 1e-5
 
 

@@ -129,11 +129,11 @@ def read(path: Path) -> list[list[int]] | None:
 
 
 def test_maps_are_read_from_pictures_and_arrays(tmp_path: Path) -> None:
-    labels = np.array([[1, 1, 7, 7], [1, 1, 7, 255]], np.uint8)
+    labels = np.array([[1, 1, 5, 5], [1, 1, 5, 255]], np.uint8)
     Image.fromarray(labels).save(tmp_path / "map.png")
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "picture.png")
     (tmp_path / "a.csv").write_text("image,label\npicture.png,map.png\n")
-    expected = [[1, 7, 1, -1]]
+    expected = [[1, 5, 1, -1]]
     assert read(tmp_path / "a.csv") == expected
     label = labels_of([Row(1, None, {"bytes": (tmp_path / "map.png").read_bytes()})], tmp_path / "a", *AS_2_X_2)
     assert label is not None
