@@ -13,8 +13,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from experiments.shared.commands import COMMAND
 from experiments.shared.live import kill_node
-from experiments.shared.machine import COMMAND, ROOT, free_port
+from experiments.shared.machine import ROOT, free_port
 from isobatch.cluster.serving.processes import bound_to_us, descendants
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from experiments.shared.commands import run_isobatch
 from experiments.shared.live import NAME, Live, bare
-from experiments.shared.machine import ROOT, run_isobatch
+from experiments.shared.machine import ROOT
 from isobatch.cluster.load.prompts import PromptLoad, WrittenText
 from isobatch.cluster.load.workloads import arrivals
 from isobatch.deployments.decoding.engine_setup import load_decoder, load_tokenizer

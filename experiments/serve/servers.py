@@ -15,7 +15,8 @@ from typing import IO
 from uuid import uuid4
 
 from experiments.serve.fleet import serve_file
-from experiments.shared.machine import COMMAND, free_port
+from experiments.shared.commands import COMMAND
+from experiments.shared.machine import free_port
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.ray_settings import SETTINGS
 from isobatch.optimizer.plan import Plan

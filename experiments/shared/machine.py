@@ -1,9 +1,8 @@
-"""What a benchmark needs of its machine: its processor, ports, public data, our commands, and an end by a signal."""
+"""What a benchmark needs of its machine: its processor, ports, public data, and an end by a signal."""
 
 import os
 import platform
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,6 @@ from isobatch.cluster.serving.ports import held_ports
 from isobatch.profiles.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "isobatch.cluster.cli")
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = {"amx": "amx_tile", "avx512": "avx512f", "bfloat16": "avx512_bf16", "vnni": "avx512_vnni", "avx2": "avx2"}
@@ -55,12 +53,6 @@ def data(name: str) -> Path:
     if not (folder / name).exists():
         raise UserError(f"{folder / name} is not there: set ISOBATCH_DATA to the folder that holds {name}")
     return folder / name
-
-
-def run_isobatch(*arguments: object) -> None:
-    """Run a command of ours in a process of its own; what it prints goes to stderr."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([*COMMAND, *map(str, arguments)], check=True, env=environment, stdout=sys.stderr)
 
 
 def end_as_by_ctrl_c() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.shared.machine import computes_bfloat16, run_isobatch
+from experiments.shared.commands import run_isobatch
+from experiments.shared.machine import computes_bfloat16
 from isobatch import load as load_network
 from isobatch.deployments.exits import Decision, Range, takes
 from isobatch.deployments.folders import cache_directory, locked, replacing

@@ -57,7 +57,7 @@ def drawn(count: int, seed: int) -> Scenes:
     for ground, marks in zip(grounds, labels, strict=True):
         kind = EASY if random.random() < EASY_SHARE else HARD
         for _ in range(random.integers(*kind.digits, endpoint=True)):
-            digit, side = random.choice(chosen), random.integers(*kind.heights, endpoint=True)
+            digit, side = random.choice(chosen), int(random.integers(*kind.heights, endpoint=True))
             top, left = random.integers(0, SIDE - side, 2, endpoint=True)
             place = slice(top, top + side), slice(left, left + side)
             if marks[place].any():  # no digit hides another
@@ -81,14 +81,16 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int6
 
 def _grown(image: NDArray[np.float64], side: int) -> NDArray[np.float64]:
     across = _weights(len(image), side)
-    return across @ image @ across.T
+    grown: NDArray[np.float64] = across @ image @ across.T
+    return grown
 
 
 @cache
 def _weights(small: int, large: int) -> NDArray[np.float64]:
     """How much of each pixel of a small picture is in each of a large one, along one side."""
     at = ((np.arange(large) + 0.5) * (small / large) - 0.5).clip(0, small - 1)
-    return np.maximum(1 - np.abs(at[:, None] - np.arange(small)), 0.0)
+    weights: NDArray[np.float64] = np.maximum(1 - np.abs(at[:, None] - np.arange(small)), 0.0)
+    return weights
 
 
 def on_grid(labels: NDArray[np.int64], side: int) -> NDArray[np.int64]:

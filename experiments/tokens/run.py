@@ -18,7 +18,7 @@ from rich.console import Console
 
 from experiments.packing.texts import POSITIONS, lengths_of, untrained_minilm
 from experiments.serve import servers
-from experiments.shared.machine import run_isobatch
+from experiments.shared.commands import run_isobatch
 from isobatch.cluster.load.generator import LoadGenerator
 from isobatch.cluster.load.report import Summary, summary
 from isobatch.cluster.load.workloads import arrivals
