@@ -15,7 +15,7 @@ from isobatch.cluster.simulator.tally import LaunchKey, Tally
 from isobatch.optimizer.model.evaluate import evaluate
 from isobatch.optimizer.plan import Plan, Split
 from isobatch.optimizer.problem import Problem
-from isobatch.profiles.picture import BLUE, DARK, ORANGE, RED, plain, plain_logarithmic
+from isobatch.profiles.picture import BLUE, ORANGE, RED, plain, plain_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,10 +82,6 @@ class Report:
         return int(self.tally.expired.sum())
 
     @property
-    def failed(self) -> int:
-        return int(self.tally.failed.sum())
-
-    @property
     def goodput_per_s(self) -> float:
         return self.good / self.tally.seconds
 
@@ -118,7 +114,7 @@ def _summary(report: Report, slo_s: float) -> Table:
         arrived_per_s, good_per_s = tally.arrived_weight / tally.seconds, tally.good_weight / tally.seconds
         each = f"{tally.arrived_weight / arrived:.1f} a text (planned: {length})"
         table.add_row("tokens", f"{arrived_per_s:,.0f} per second arrived, {good_per_s:,.0f} in time; {each}")
-    for name in ("good", "refused", "expired", "failed"):
+    for name in ("good", "refused", "expired"):
         count = getattr(report, name)
         table.add_row(name, f"{count:,} ({count / arrived:.2%})")
     table.add_row("answered late", f"{report.answered - report.good:,}")
@@ -187,7 +183,7 @@ def _latency(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:
 
 
 def _lost(axes: "Axes", at: Floats, tally: Tally, slo_s: float) -> None:
-    for name, colour in (("refused", ORANGE), ("expired", RED), ("failed", DARK)):
+    for name, colour in (("refused", ORANGE), ("expired", RED)):
         axes.plot(at, getattr(tally, name) * _per_s(tally), color=colour, label=name)
     axes.set(ylabel="not answered, per second", ylim=(0, max(1.0, axes.get_ylim()[1])))
 

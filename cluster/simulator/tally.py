@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isobatch.cluster.simulator.event_loop import Departure
-from isobatch.deployments.dispatch.messages import Ending, Launch, Outcome, RowKind
+from isobatch.deployments.dispatch.messages import Ending, Launch, RowKind
 from isobatch.deployments.front.observed import FASTEST_S as FINEST_S
 from isobatch.deployments.front.observed import NO_LAUNCH, STEP, LaunchShape, LaunchTimes, Observed, since
 
@@ -26,9 +26,7 @@ class Tally:
 
     def __init__(self, seconds: float, slo_s: float, num_blocks: int) -> None:
         self.seconds, self.slo_s = seconds, slo_s
-        self.arrived, self.good, self.refused, self.expired, self.failed = (
-            np.zeros(WINDOWS, np.int64) for _ in range(5)
-        )
+        self.arrived, self.good, self.refused, self.expired = (np.zeros(WINDOWS, np.int64) for _ in range(4))
         self.launched: dict[LaunchKey, list[float]] = {}  # how many, and their seconds
         self.launched_since_s, self._launched_before = 0.0, dict[LaunchKey, tuple[float, float]]()
         self._exits, self.audited, self.missed = ([0] * num_blocks for _ in range(3))
@@ -58,8 +56,7 @@ class Tally:
         self.refused_weight += weight
 
     def lose(self, ending: Ending, at_s: float) -> None:
-        counts = self.expired if ending.outcome is Outcome.EXPIRED else self.failed
-        counts[self.window(at_s)] += len(ending.tickets)
+        self.expired[self.window(at_s)] += len(ending.tickets)
         for block, weight in ending.unfinished:
             self._unfinished[block] += 1
             self._unfinished_weights[block] += weight
@@ -112,7 +109,7 @@ class Tally:
     @property
     def lost(self) -> int:
         """Inputs that have ended without an answer."""
-        return int((self.refused + self.expired + self.failed).sum())
+        return int((self.refused + self.expired).sum())
 
     def flush(self) -> None:
         latencies, windows = np.array(self._latencies_s), self._windows(np.array(self._ends_s))

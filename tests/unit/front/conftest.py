@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.shared import ports
+from experiments.shared import machine
 from isobatch.deployments.front import grpc_proxy
 from isobatch.deployments.front.proxy import ProxyLimit
 from tests.helpers.toy_model import Toy
@@ -14,7 +14,7 @@ from tests.helpers.toy_model import Toy
 
 @pytest.fixture
 def free_port() -> int:
-    return ports.free_port()
+    return machine.free_port()
 
 
 @pytest.fixture

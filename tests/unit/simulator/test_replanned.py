@@ -26,7 +26,6 @@ def test_a_poor_plan_is_left_and_nobody_is_lost():
     assert controlled.report.goodput_per_s > 1.5 * stayed.goodput_per_s
     report = controlled.report
     assert report.answered + report.refused + report.expired == report.arrived
-    assert report.failed == 0
     # What is told of splits is told of the last plan: the first one's launches, of batches of 1, do not count.
     since_s = report.tally.launched_since_s
     assert since_s == controlled.plans[-1][0] > 0
