@@ -165,7 +165,8 @@ class Arbiter:
             self._aims, self._why = held | budgets, f"{reason}: {why}"
             changes = [_change(name, held[name], budgets[name]) for name in budgets]
             decision = FleetDecision(now_s, "; ".join([self._why, *filter(None, changes)]), self._aims)
-        self.decisions = [*self.decisions, decision][-KEEP:]
+        moved = [each for each in self.decisions if each.budgets]  # many others would push these out
+        self.decisions = [*moved, decision][-KEEP:]
 
     def _asked(self, standings: Mapping[str, Standing], present: Budget) -> tuple[dict[str, Budget], "_Asked"]:
         """What each application holds, and what is divided. One for which no plan is possible keeps its devices.
