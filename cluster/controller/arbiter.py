@@ -28,9 +28,8 @@ from isobatch.profiles.errors import UserError
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
 QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, and no forecast
-HOLD_S = 10.0  # where replicas start so soon: for which a division is expected to stay
-AGAIN_S = 5.0  # also there: while the same applications go on to refuse inputs
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
+AGAIN_S = 5.0  # the same where replicas start so soon: a division is expected to stay for no longer
 MOVING_S = 1.0  # between two looks while a device changes hands
 KEEP = 20  # decisions that are remembered
 Budget = Mapping[str, int]  # devices by kind
@@ -166,7 +165,8 @@ class Arbiter:
             self._aims, self._why = held | budgets, f"{reason}: {why}"
             changes = [_change(name, held[name], budgets[name]) for name in budgets]
             decision = FleetDecision(now_s, "; ".join([self._why, *filter(None, changes)]), self._aims)
-        self.decisions = [*self.decisions, decision][-KEEP:]
+        moved = [each for each in self.decisions if each.budgets]  # many others would push these out
+        self.decisions = [*moved, decision][-KEEP:]
 
     def _asked(self, standings: Mapping[str, Standing], present: Budget) -> tuple[dict[str, Budget], "_Asked"]:
         """What each application holds, and what is divided. One for which no plan is possible keeps its devices.
@@ -241,7 +241,9 @@ class _Asked:
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
         plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
         starts_s = [standings[each.application.name].start_s for each in plans]
-        shares = [min(1.0, start_s / (HOLD_S if start_s <= QUICK_S else config.replan_every_s)) for start_s in starts_s]
+        shares = [
+            min(1.0, start_s / (AGAIN_S if start_s <= QUICK_S else config.replan_every_s)) for start_s in starts_s
+        ]
         return cls(
             config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
         )

@@ -30,7 +30,7 @@ async function look() {
   const answer = await reply.json();
   if (!reply.ok) throw new Error(answer.error);
   byId("applications").replaceChildren(...Object.entries(answer.applications).map(row));
-  byId("decisions").replaceChildren(...[...answer.decisions].reverse().map(decision));
+  byId("decisions").replaceChildren(...answer.decisions.filter(({ budgets }) => budgets).reverse().map(decision));
 }
 
 async function tick() {

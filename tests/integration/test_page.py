@@ -19,7 +19,6 @@ from isobatch.cluster.controller.application import RunningApplication
 from isobatch.cluster.controller.arbiter import Standing
 from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.corrections import Corrections
-from isobatch.cluster.controller.fleet_service import FleetService
 from isobatch.cluster.serving.local import ROOT
 from isobatch.deployments.config import AppConfig
 from isobatch.deployments.front.http import create_api
@@ -253,15 +252,16 @@ def test_it_is_said_which_level_of_a_cascade_answered(browser: Any, tmp_path: Pa
         assert "of the cascade answered" in page.locator("#answer p").nth(1).inner_text()
 
 
-class Led(FleetService):
-    """An arbiter whose loop does nothing: the test says what controllers answer."""
+def fleet_of(*names: str) -> Any:
+    """The page of an arbiter that has moved devices to the last of two applications."""
+    from isobatch.cluster.controller.fleet_service import FleetService
 
-    async def run(self) -> None:
-        pass
+    class Led(FleetService):
+        """Its loop does nothing by itself: the test says what controllers answer."""
 
+        async def run(self) -> None:
+            pass
 
-def fleet_of(*names: str) -> Led:
-    """It has moved a device to the last of two applications."""
     own = {"v100": 2, "k80": 2}
     asked = question(MEDIUM, v100=4, k80=4)
     facts = asked.facts(MEDIUM, Corrections())
@@ -273,13 +273,13 @@ def fleet_of(*names: str) -> Led:
     service.note(standings)
     for at_s in (1e9, 1e9 + 5.0):
         service.arbiter.look(standings, service.config.devices, at_s)
-    return service
+    return service.__serve_build_asgi_app__()
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_the_page_of_a_fleet_shows_who_has_which_devices_and_why(browser: Any, width: int) -> None:
-    service = fleet_of("product-reviews", "queries")
-    with in_a_thread(service.__serve_build_asgi_app__()) as base, page_at(browser, f"{base}/", width) as page:
+    api = fleet_of("product-reviews", "queries")
+    with in_a_thread(api) as base, page_at(browser, f"{base}/", width) as page:
         page.wait_for_selector("#applications tr")
         rows = [row.split("\t") for row in page.locator("#applications").inner_text().splitlines()]
         assert [row[0] for row in rows] == ["product-reviews", "queries"]
@@ -287,8 +287,6 @@ def test_the_page_of_a_fleet_shows_who_has_which_devices_and_why(browser: Any, w
         assert "inputs of queries are refused: " in page.locator("#decisions li").first.inner_text()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert grave_faults(page) == []
-        if folder := os.environ.get("ISOBATCH_SHOTS"):
-            page.screenshot(path=f"{folder}/fleet-{width}.png", full_page=True)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def test_what_nobody_asks_for_moves_no_device() -> None:
     fleet = arbiter()
     for at_s in (0.0, WINDOW_S, 2 * WINDOW_S):
         assert fleet.look({name: standing(0.3, OWN[name]) for name in OWN}, FLEET, at_s) == {}
-    assert [decision.budgets for decision in fleet.decisions] == [None, None]
+    assert [decision.budgets for decision in fleet.decisions] == [None]
     assert "no other division is worth its changes" in fleet.decisions[0].why
 
 
