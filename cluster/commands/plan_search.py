@@ -166,7 +166,7 @@ def _between_per_s(result: PlanResult, slo_s: float | None) -> tuple[float, floa
         other = replace(facts, tables=tuple(table.at_end_of_interval(end) for table in facts.tables))
         rate_per_s = evaluate(result.plan, other).goodput_per_s
         if result.simulated and slo_s:
-            world = world_of(result.plan, other, slo_s)
+            world = world_of(result.plan, other, slo_s, 2 * FEWEST_IN_CELL, 4 * FEWEST_IN_CELL)
             rate_per_s = sustained_in(world, rate_per_s, FEWEST_INPUTS, slos=SHORT_SLOS)
         ends.append(rate_per_s)
     return min(ends[0], promised.goodput_per_s), max(ends[1], promised.goodput_per_s)
