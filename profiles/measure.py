@@ -13,14 +13,25 @@ import torch
 from isobatch.profiles.exits import ExitProfile
 from isobatch.profiles.latency import LatencyTable
 from isobatch.profiles.model import Batch, Launched, SplitModel
-from isobatch.profiles.sweep import NOISY, NetworkFacts, Rounds, RoundTimes, affordable, knee, next_size, tabulate
+from isobatch.profiles.sweep import (
+    NOISY,
+    NetworkFacts,
+    Rounds,
+    RoundTimes,
+    affordable,
+    knee,
+    next_size,
+    staying,
+    tabulate,
+)
 
 Stopwatch = Callable[[Callable[[], Launched]], tuple[Launched, float]]  # a call's result, and the seconds it took
 Progress = Callable[[float, str], None]  # the share of the work that is done, and the current step
 
 LEAST_ROUNDS = 3  # rounds of one visit to a batch size, at least
 MOST_ROUNDS = 25  # and at most
-PASSES_PER_ROUND = 5  # passes through the network in one round: block by block twice, with ramps, moved, and at once
+PASSES_PER_ROUND = 7  # of the network in one round: block by block 3 times, with ramps, moved twice, and at once
+LEAVING = 8  # of this many inputs one leaves, where a stop is timed
 VISIT_SHARE = 1 / 16  # the share of the budget for one visit: enough for two visits to each of eight batch sizes
 DEAREST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
 
@@ -149,32 +160,35 @@ class Sweep:
 
 
 def one_round(model: SplitModel, batch: Batch, stopwatch: Stopwatch) -> RoundTimes:
-    """Time every block alone, with its ramp, and with inputs that have just moved; then all blocks at once.
+    """Time every block alone and with its ramp; all blocks with a stop at each ramp; then all blocks at once.
 
-    A block runs alone twice, as its weights are in the cache from the second time on: only then are the times with a
-    ramp and with a move comparable to it.
+    A block runs alone again before its ramp and after it, as its weights are in the cache from the second time on.
     """
-    blocks_s, ramps_s, stops_s, current = list[float](), list[float](), list[float](), batch
+    blocks_s, ramps_s, current = list[float](), list[float](), batch
     for block in range(model.num_blocks):
         alone = partial(model.run, current, block + 1, ())
         launched, block_s = stopwatch(alone)
-        _, again_s = stopwatch(alone)
         blocks_s.append(block_s)
         if block in model.ramp_blocks:
-            ramps_s.append(stopwatch(partial(model.run, current, block + 1, (block,)))[1] - again_s)
-        if block - 1 in model.ramp_blocks:
-            stops_s.append(stopwatch(partial(_run_moved, model, current))[1] - again_s)
+            with_ramp = partial(model.run, current, block + 1, (block,))
+            before_s, ramp_s, after_s = (stopwatch(call)[1] for call in (alone, with_ramp, alone))
+            ramps_s.append(ramp_s - (before_s + after_s) / 2)
         current = launched.survivors or current
+    _, stopping_s = stopwatch(partial(_run_stopping, model, batch))
     _, whole_s = stopwatch(partial(model.run, batch, model.num_blocks, ()))
-    return RoundTimes(blocks_s, ramps_s, stops_s, whole_s)
+    return RoundTimes(blocks_s, ramps_s, stopping_s, whole_s)
 
 
-def _run_moved(model: SplitModel, batch: Batch) -> Launched:
-    """Run the next block as behind a ramp at which inputs leave: those that stay move together first.
+def _run_stopping(model: SplitModel, batch: Batch) -> Launched:
+    """Run all blocks as a replica does that stops at every ramp, where some inputs leave and the others move together.
 
-    All stay here, in another order, so that the time is comparable to that of the same inputs without a move.
+    Ramps do not run, so that any network can be timed so, whichever inputs leave it.
     """
-    return model.run(model.select(batch, np.roll(np.arange(len(batch)), 1)), batch.cursor + 1, ())
+    for ramp, count in zip(model.ramp_blocks, staying(len(batch), len(model.ramp_blocks)), strict=True):
+        survivors = model.run(batch, ramp + 1, ()).survivors
+        assert survivors is not None, "This is a bug: a ramp is not behind the last block."
+        batch = model.select(survivors, np.arange(len(survivors) - count, len(survivors)))
+    return model.run(batch, model.num_blocks, ())
 
 
 def facts_of(

@@ -16,6 +16,7 @@ from isobatch.profiles.latency import LatencyTable, interpolate
 Floats = NDArray[np.float64]
 BEND = 0.03  # a curve that is straight to within this share needs no more points
 NOISY = 0.10  # a measurement with a larger relative spread is not reliable enough for planning
+LEAVING = 8  # of this many inputs one leaves at a stop that is timed, and another one
 GOOD_ENOUGH = 0.9  # the knee is the smallest batch that reaches this share of the best rate
 
 
@@ -40,12 +41,12 @@ class NetworkFacts:
 
 
 class RoundTimes(NamedTuple):
-    """Seconds at one batch size: of each block alone, what each ramp adds to its block, what it adds to the next block
-    that inputs have moved before it, and of all blocks at once."""
+    """Seconds at one batch size: of each block alone, what each ramp adds to its block, of all blocks with a stop where
+    each ramp stands (`staying`), and of all blocks at once."""
 
     blocks: Sequence[float]
     ramps: Sequence[float]
-    stops: Sequence[float]
+    stopping: float
     whole: float
 
 
@@ -55,7 +56,7 @@ class Rounds:
 
     blocks: Floats
     ramps: Floats
-    stops: Floats
+    stopping: Floats
     whole: Floats
 
     @classmethod
@@ -134,27 +135,28 @@ def _doubt(whole_s: Mapping[int, float], sizes: Sequence[int], index: int) -> fl
 def tabulate(rounds: Mapping[float, Rounds], facts: NetworkFacts) -> LatencyTable:
     """A table of medians. Blocks are scaled so that launch and blocks add up to the time of all blocks at once.
 
-    A launch costs what running a block by itself adds, without the work of a replica. A stop costs this too, and what
-    moving inputs adds to the next block; the ramp's own time has the part of that which grows with the batch.
+    A launch costs what running a block by itself adds, without the work of a replica. A stop costs what is left of the
+    time of all blocks with stops: a launch, the move of inputs, and the next block's first run at another size. The
+    ramp's own time has the part of that which grows with the batch.
     """
     known = {name: value for name, value in vars(facts).items() if name != "ramp_blocks"}
     sizes = sorted(rounds)
     paid = np.concatenate([_launches_s(each) for each in rounds.values()])
     launch_s = max(float(np.median(paid)), 0.0)
-    moves_s = _moves_s([rounds[size] for size in sizes])
     ramps = np.zeros((len(sizes), facts.num_blocks))
     blocks, p95 = np.empty_like(ramps), np.empty_like(ramps)
     for row, size in enumerate(sizes):
         blocks[row] = _block_s(rounds[size], launch_s)
         p95[row] = blocks[row] * np.quantile(rounds[size].whole, 0.95) / np.median(rounds[size].whole)
-        own_s = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
-        ramps[row, list(facts.ramp_blocks)] = own_s + moves_s[row] - moves_s.min()
+        ramps[row, list(facts.ramp_blocks)] = np.maximum(np.median(rounds[size].ramps, axis=0), 0.0)
+    stops_s = _stops_s(rounds, blocks, launch_s, facts.ramp_blocks)
+    ramps[:, list(facts.ramp_blocks)] += (stops_s - stops_s.min())[:, None]
     return LatencyTable(
         batch_sizes=tuple(sizes),
         block_s=_rounded(blocks),
         ramp_s=_rounded(ramps),
         launch_s=_digits(launch_s),
-        stop_s=_digits(launch_s + float(moves_s.min())),
+        stop_s=_digits(float(stops_s.min())),
         block_p95_s=_rounded(p95),
         launch_p95_s=_digits(max(launch_s, float(np.quantile(paid, 0.95)))),
         **known,
@@ -168,9 +170,37 @@ def _launches_s(rounds: Rounds) -> Floats:
     return extra / (count - 1) if count > 1 else np.zeros_like(extra)
 
 
-def _moves_s(rounds: Sequence[Rounds]) -> Floats:
-    """What a move costs at each batch size; 0 without ramps."""
-    return np.array([max(float(np.median(each.stops)), 0.0) if each.stops.size else 0.0 for each in rounds])
+def _stops_s(rounds: Mapping[float, Rounds], blocks: Floats, launch_s: float, ramps: Sequence[int]) -> Floats:
+    """What a stop costs at each batch size, at least a launch: what all blocks with stops take beyond their own times.
+
+    `blocks`: seconds by size and block.
+    """
+    sizes, stops_s = sorted(rounds), np.full(len(rounds), launch_s)
+    if not ramps:
+        return stops_s
+    begins = [0, *(ramp + 1 for ramp in ramps), blocks.shape[1]]
+    for row, size in enumerate(sizes):
+        count = max(1, round(size))
+        own_s = launch_s
+        for number, share in enumerate([1.0, *(each / count for each in staying(count, len(ramps)))]):
+            own_s += sum(
+                np.interp(size * share, sizes, blocks[:, block]) for block in range(*begins[number : number + 2])
+            )
+        stops_s[row] = max(launch_s, float(np.median(rounds[size].stopping) - own_s) / len(ramps))
+    return stops_s
+
+
+def staying(count: int, stops: int) -> list[int]:
+    """How many inputs of a batch are left after each stop at which some leave, in the measurement of stops.
+
+    >>> staying(32, 11), staying(3, 4), staying(1, 2)
+    ([27, 23, 20, 17, 14, 12, 10, 8, 6, 5, 4], [2, 1, 1, 1], [1, 1])
+    """
+    left = list[int]()
+    for _ in range(stops):
+        count = max(1, count - 1 - count // LEAVING)
+        left.append(count)
+    return left
 
 
 def _block_s(rounds: Rounds, launch_s: float) -> Floats:

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +43,27 @@ def test_known_times_come_out_of_the_measurement() -> None:
     np.testing.assert_allclose(table.ramp_times_s(10), [0, fake.RAMP_S, 0], rtol=0.01)
     assert result.warnings == ()
     assert (result.spread, result.drift) == pytest.approx((0, 0))
+
+
+class ChangedSize(FakeModel):
+    """A block runs slower the first time with another number of inputs than the block before it."""
+
+    SLOWER_S, _before = 0.003, 0
+
+    def run(self, batch: Batch, stop: int, ramps: Collection[int]) -> Launched:
+        self.now_s += self.SLOWER_S * (len(batch) < self._before)
+        self._before = len(batch)
+        return super().run(batch, stop, ramps)
+
+
+def test_a_stop_costs_a_launch_and_what_it_makes_of_the_next_block() -> None:
+    assert measured(FakeModel()).table.stop_s == pytest.approx(fake.LAUNCH_S, rel=0.01)
+    table = measured(ChangedSize()).table
+    first, *_, last = table.batch_sizes
+    assert first == 1, "a single input cannot leave others behind"
+    assert table.stop_s == pytest.approx(fake.LAUNCH_S, rel=0.01)
+    at_a_ramp_s = table.ramp_times_s(last)[FakeModel.ramp_blocks[0]]
+    assert at_a_ramp_s == pytest.approx(fake.RAMP_S + ChangedSize.SLOWER_S, rel=0.02)
 
 
 def test_it_spends_its_sizes_where_the_curve_bends() -> None:
