@@ -85,7 +85,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Grant:
-    """A new budget, and why. `device_ids`: the devices that it may use of those where replicas stand by."""
+    """A new budget, and why; "": it is the old one. `device_ids`: those that are used, where replicas stand by."""
 
     budget: Budget
     why: str
@@ -194,7 +194,7 @@ class Arbiter:
             budget = {kind: count + taken[kind] for kind, count in budgets[name].items()}
             ids = self._chosen(name, budget)
             if budget != has or ids != self._ids.get(name):
-                why = f"{_change(name, has, budget)}: {self._why}" if budget != has else "replicas came or are gone"
+                why = f"{_change(name, has, budget)}: {self._why}" if budget != has else ""
                 self.budgets[name] = budget
                 if ids is not None:
                     self._ids[name] = ids

@@ -145,9 +145,10 @@ class ControlLoop:
 
     async def grant(self, grant: Grant) -> None:
         """Plan on other devices from the next look on, which is due at once."""
-        async with self._deciding:
-            self.controller.grant(grant.budget, grant.why, self._clock())
-            self.decided["granted"] += 1
+        if grant.why:
+            async with self._deciding:
+                self.controller.grant(grant.budget, grant.why, self._clock())
+                self.decided["granted"] += 1
         if grant.device_ids is not None:
             await self._application.use(grant.device_ids)
         self._looked_s = -inf
