@@ -30,8 +30,7 @@ Progress = Callable[[float, str], None]  # the share of the work that is done, a
 
 LEAST_ROUNDS = 3  # rounds of one visit to a batch size, at least
 MOST_ROUNDS = 25  # and at most
-PASSES_PER_ROUND = 7  # of the network in one round: block by block 3 times, with ramps, moved twice, and at once
-LEAVING = 8  # of this many inputs one leaves, where a stop is timed
+PASSES_PER_ROUND = 6  # of the network in one round: block by block 3 times, with ramps, with stops, and at once
 VISIT_SHARE = 1 / 16  # the share of the budget for one visit: enough for two visits to each of eight batch sizes
 DEAREST_SHARE = 1 / 4  # the share of the budget for a visit to the largest batch
 

@@ -12,6 +12,7 @@ from isobatch.cluster.controller.config import ArbiterConfig, MemberTerms
 from isobatch.cluster.controller.core import Controller
 from isobatch.cluster.controller.decide import is_refusing
 from isobatch.cluster.controller.snapshot import Snapshot
+from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer import Objective, Problem
 from isobatch.optimizer.fleets.application import (
     SOMETHING,
@@ -27,7 +28,7 @@ from isobatch.profiles.errors import UserError
 
 RESERVE = 0.1  # the share of the expected rate that an application shall sustain beyond it
 LEAST_ASKED = 0.01  # the share of the fleet's goodput that an application without inputs asks for
-QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, and no forecast
+QUICK_S = 2.0  # a replica that starts within this time returns so soon that present rates count, not forecasts
 EARLY = 4  # while the same applications go on to refuse inputs, devices are divided after this part of the time
 AGAIN_S = 5.0  # the same where replicas start so soon: a division is expected to stay for no longer
 MOVING_S = 1.0  # between two looks while a device changes hands
@@ -55,7 +56,7 @@ class Standing:
     start_s: float = 0.0  # that a replica takes to start
     arrivals_per_s: float = 0.0  # in the present window, as the next
     goodput_per_s: float = 0.0
-    standby: tuple[tuple[str, str, bool], ...] = ()  # replicas by kind and id of their device, and whether it is used
+    standby: tuple[StandbyReplica, ...] = ()
 
     @classmethod
     def of(cls, controller: Controller, rolled_out: Budget, now_s: float) -> "Standing":
@@ -69,7 +70,7 @@ class Standing:
             facts=known.cost_model().facts,
             objective=known.problem.objective,
             expected_per_s=(
-                window.recent_per_s if known.record.start_s <= QUICK_S else snapshot.demand.for_rate(RESERVE, 1.0)
+                window.recent_per_s if is_quick(known.record.start_s) else snapshot.demand.for_rate(RESERVE, 1.0)
             ),
             kept=known.record.kept_share,
             budget=present.budget,
@@ -114,7 +115,7 @@ class Arbiter:
     budgets: dict[str, Budget] = field(default_factory=dict)  # by application, as far as they are known
     _uses: dict[str, Budget] = field(default_factory=dict)  # the devices that each used when it answered last
     _ids: dict[str, frozenset[str]] = field(default_factory=dict)  # of devices, where replicas stand by
-    _standby: dict[str, tuple[tuple[str, str, bool], ...]] = field(default_factory=dict)  # as each answered last
+    _standby: dict[str, tuple[StandbyReplica, ...]] = field(default_factory=dict)  # as each answered last
     _aims: dict[str, Budget] = field(default_factory=dict)  # the budgets of the last decision
     _plans: dict[str, PartPlans] = field(default_factory=dict)  # that were made for the last decision
     _why: str = ""
@@ -148,7 +149,7 @@ class Arbiter:
         changed = {kind: present[kind] - count for kind, count in self._present.items() if present[kind] != count}
         if changed:
             return ", ".join(f"{abs(by)} {kind} {'came' if by > 0 else 'are gone'}" for kind, by in changed.items())
-        quick = all(each.start_s <= QUICK_S for each in standings.values())
+        quick = all(is_quick(each.start_s) for each in standings.values())
         late = age_s >= (AGAIN_S if quick else self.config.replan_every_s / EARLY)
         if refusing and (late or refusing - self._refusing):
             return f"inputs of {', '.join(sorted(refusing))} are refused"
@@ -210,11 +211,12 @@ class Arbiter:
             return self._ids.get(name)
         has = self._ids.get(name, frozenset())
         others = [other for other in self._ids if other != name]
-        taken = {id_ for other in others for _, id_, used in self._standby[other] if used}
+        taken = {each.device_id for other in others for each in self._standby[other] if each.is_used}
         taken = taken.union(*(self._ids[other] for other in others))
         chosen = list[str]()
         for kind, count in budget.items():
-            ids = [id_ for each, id_, _ in standby if each == kind and (id_ in has or id_ not in taken)]
+            ids = [each.device_id for each in standby if each.kind == kind]
+            ids = [id_ for id_ in ids if id_ in has or id_ not in taken]
             chosen += sorted(ids, key=lambda id_: (id_ not in has, id_))[:count]
         enough = name in self._ids or len(chosen) == sum(budget.values())
         return frozenset(chosen) if enough else None
@@ -241,9 +243,8 @@ class _Asked:
         able = [(each, most) for each in known if (most := each.goodput_per_s(counts))]
         plans = [_asking(each, LEAST_ASKED * most) for each, most in able]
         starts_s = [standings[each.application.name].start_s for each in plans]
-        shares = [
-            min(1.0, start_s / (AGAIN_S if start_s <= QUICK_S else config.replan_every_s)) for start_s in starts_s
-        ]
+        stays_s = [AGAIN_S if is_quick(start_s) else config.replan_every_s for start_s in starts_s]
+        shares = [min(1.0, start_s / stay_s) for start_s, stay_s in zip(starts_s, stays_s, strict=True)]
         return cls(
             config, devices, [replace(each, lost_share=share) for each, share in zip(plans, shares, strict=True)]
         )
@@ -361,6 +362,10 @@ def _reached(goal: FleetGoal, was: float | None, now: float) -> str:
 
 def _refusing(standings: Mapping[str, Standing]) -> frozenset[str]:
     return frozenset(name for name, each in standings.items() if each.refuses)
+
+
+def is_quick(start_s: float) -> bool:
+    return start_s <= QUICK_S
 
 
 def _change(name: str, before: Budget, after: Budget) -> str:

@@ -18,6 +18,7 @@ from isobatch.deployments.front import router
 from isobatch.deployments.front.counts import Counts
 from isobatch.deployments.front.driver import Driver
 from isobatch.deployments.front.messages import FrontMessage, FrontState, Question, ReplicaShare
+from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.deployments.front.stats import state_of
 from isobatch.deployments.graph import Graph
 from isobatch.deployments.planning import summary
@@ -143,9 +144,10 @@ class Follower:
         await self._deployer.reply.remote(self._name, message.number, reply)
 
     @property
-    def _standby(self) -> tuple[tuple[str, str, bool], ...]:
-        connected = (name for replicas in self._replicas.values() for name in replicas if self._ids[name])
-        return tuple((self._kinds[name], self._ids[name], self._graph.uses(self._ids[name])) for name in connected)
+    def _standby(self) -> tuple[StandbyReplica, ...]:
+        names = (name for replicas in self._replicas.values() for name in replicas if self._ids[name])
+        devices = ((self._kinds[name], self._ids[name]) for name in names)
+        return tuple(StandbyReplica(kind, device_id, self._graph.uses(device_id)) for kind, device_id in devices)
 
     async def _follow(self, graph: Graph) -> None:
         """Switch to another plan. Inputs go on from their blocks, and running launches are not disturbed."""

@@ -47,6 +47,14 @@ class LaunchTimes(NamedTuple):
 NO_LAUNCH = LaunchTimes(0, 0.0)
 
 
+class StandbyReplica(NamedTuple):
+    """A replica on a device that applications share, and whether this application uses it."""
+
+    kind: str
+    device_id: str
+    is_used: bool
+
+
 @dataclass(frozen=True)
 class Observed:
     """The counts of one window, by one front or by several.
@@ -89,7 +97,7 @@ class Observed:
     benched: tuple[tuple[str, str], ...] = ()  # replicas that are too slow to be used, and their kinds
     certain: int = 0
     certain_weight: int = 0
-    standby: tuple[tuple[str, str, bool], ...] = ()  # replicas by kind and id of their device, and whether it is used
+    standby: tuple[StandbyReplica, ...] = ()
 
     @property
     def ended_s(self) -> float:

@@ -18,6 +18,7 @@ from isobatch.cluster.controller.record import NextStep
 from isobatch.cluster.controller.rehearsal import Member, replan, replan_fleet
 from isobatch.cluster.load.workloads import exit_blocks
 from isobatch.cluster.simulator.simulation import World
+from isobatch.deployments.front.observed import StandbyReplica
 from isobatch.optimizer.fleets.application import FleetGoal
 from isobatch.optimizer.plan import Plan
 from isobatch.profiles.exits import ExitProfile
@@ -178,7 +179,7 @@ IDS = {f"{kind}-{number}": kind for kind, count in FLEET.items() for number in r
 
 
 def by_ids(each: Standing, used: frozenset[str], ready: frozenset[str] = frozenset(IDS)) -> Standing:
-    return replace(each, standby=tuple((IDS[id_], id_, id_ in used) for id_ in sorted(ready)))
+    return replace(each, standby=tuple(StandbyReplica(IDS[id_], id_, id_ in used) for id_ in sorted(ready)))
 
 
 def test_where_replicas_stand_by_no_two_applications_use_one_device() -> None:
