@@ -192,6 +192,14 @@ def node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def node_cpus() -> float:
+    """The CPUs of this process's node, as Ray counts them."""
+    import ray
+
+    own = node_id()
+    return next((float(node["Resources"].get("CPU", 0.0)) for node in ray.nodes() if node["NodeID"] == own), 0.0)
+
+
 def inside_replica() -> bool:
     """Whether Serve runs a replica in this process."""
     from ray import serve

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import Any
 
+from isobatch.deployments.cores import OwnCores, own_cores
 from isobatch.deployments.named import LogFormat
-from isobatch.deployments.ray_facts import inside_replica
+from isobatch.deployments.ray_facts import inside_replica, node_cpus
 from isobatch.deployments.tracing import tracing_here
 
 OWN_LOGGERS = ("isobatch",)
@@ -103,13 +104,27 @@ class ReplicaProcess:
         is_replica = True
         join_serves_log()
         self._tracing = tracing_here(time.perf_counter)
+        self._cores: OwnCores | None = None
         # Serve awaits this before it ends a replica. Set on the instance only, so that Python does not call it as well.
         self.__del__ = self.close
+
+    def compute_on_own_cores(self, threads: float) -> None:
+        import os
+        self._cores = own_cores(threads, node_cpus()) if os.environ.get("OWN","1")!="0" else None
+        if self._cores:
+            self._cores.keep()
+
+    async def check_health(self) -> None:
+        """Serve calls this every HEALTH_CHECK_S, and replaces the replica if it raises an error."""
+        if self._cores:
+            await asyncio.to_thread(self._cores.keep)
 
     async def drain(self) -> None:
         """Returns when the replica may end."""
 
     async def close(self) -> None:
         await self.drain()
+        if self._cores:
+            await asyncio.to_thread(self._cores.close)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)

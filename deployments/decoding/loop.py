@@ -17,6 +17,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+from isobatch.deployments.cores import as_computing
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest, TokenLogprobs
@@ -136,6 +137,10 @@ class EngineLoop:
 
     def _run(self) -> None:
         """Decode until the end. After a failure, every order is answered with its error."""
+        with as_computing():
+            self._decode()
+
+    def _decode(self) -> None:
         try:
             while self._carry_out_orders():
                 self._step()

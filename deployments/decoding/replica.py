@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+from isobatch.deployments.cores import as_computing
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
@@ -59,7 +60,8 @@ class DecoderReplica(ReplicaProcess):
         folder = config.folder
         if config.device == "cpu":
             compute_with(max(1, round(config.cpus_per_replica)))
-        model = load_decoder(folder, config.device, config.dtype)
+        with as_computing():  # libraries start threads as they load
+            model = load_decoder(folder, config.device, config.dtype)
         self._origin, self._kind = origin, kind
         self._config, self._rules = config, rules_of(folder, shape_of(model.config).num_blocks)
         if self._rules.ramps and config.exits != "off":
@@ -68,6 +70,8 @@ class DecoderReplica(ReplicaProcess):
         self._version = 0  # of the plan that runs
         self._depths: Counter[int] = Counter()
         self._loop = EngineLoop(engine)
+        if config.device == "cpu":
+            self.compute_on_own_cores(config.cpus_per_replica)
         self._outlets = TokenOutlets(wire_of(config))
         self._exporting = asyncio.get_running_loop().create_task(self._export_metrics())
         gc.freeze()  # the network stays until the end, so the garbage collector need not visit it
@@ -114,8 +118,8 @@ class DecoderReplica(ReplicaProcess):
     async def state(self) -> ReplicaState:
         return await self._loop.call(self._state)
 
-    def check_health(self) -> None:
-        """Serve replaces the replica if this raises an error."""
+    async def check_health(self) -> None:
+        await super().check_health()
         if not self._loop.alive:
             raise RuntimeError("decoding has ended")
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 
+from isobatch.deployments.cores import as_computing
 from isobatch.deployments.replica.split import SplitReplica
 from isobatch.deployments.transport.orders import Departed, Order, Stayed
 
@@ -56,8 +57,9 @@ class LocalWorkers:
             orders.put(None)
 
     def _compute(self, name: str) -> None:
-        while self._compute_one(name):
-            pass
+        with as_computing():
+            while self._compute_one(name):
+                pass
 
     def _compute_one(self, name: str) -> bool:
         """Compute one launch; returns whether to go on. Its variables end with it, so none keeps the last launch."""

@@ -12,6 +12,7 @@ from typing import TextIO
 from msgspec.structs import replace
 
 from isobatch.deployments.config import AppConfig
+from isobatch.deployments.cores import as_computing
 from isobatch.deployments.named import VIRTUAL
 from isobatch.deployments.ray_facts import application_name, node_id, replica_name, wire_of
 from isobatch.deployments.replica.loading import load_model, weights_in
@@ -63,9 +64,12 @@ class ServeReplica(ReplicaProcess):
         self._wire, self._weights = wire_of(config), weights_in(config, directory)
         self._holdings = Holdings()
         self._exchange = Exchange(self._holdings)
-        self._replica = SplitReplica(load_model(config, kind, directory), self._holdings)
+        with as_computing():  # libraries start threads as they load
+            self._replica = SplitReplica(load_model(config, kind, directory), self._holdings)
         self._workers = LocalWorkers({_WORKER: self._replica})
         self._orders = OrderServer(self.run, self.end_if_stuck)
+        if kind == "cpu" and config.backend != VIRTUAL:
+            self.compute_on_own_cores(config.cpus_per_replica)
         self._opening = asyncio.Lock()
         self._whereabouts: ReplicaAddress | None = None
 

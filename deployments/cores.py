@@ -1,0 +1,172 @@
+"""Gives the threads that compute on a CPU cores of their own.
+
+A launch that shares its core with the front, the proxy and Ray is interrupted hundreds of times, and after each time
+its data must come into the core's cache again. So where at least as many cores are left for everything else, each replica
+computes on cores that no other thread of its Ray uses.
+
+Nobody divides the cores: each replica on a machine locks a file that has its number of cores while it lives, and from
+these files all replicas compute the same division.
+"""
+
+import fcntl
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPUTES = "isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
+LEFT_SHARE = 0.5  # of the cores, at least, stay for everything else
+AGAIN_S = 10.0  # how often new processes are looked for
+Cores = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Division:
+    """The cores of each replica, and those of all other threads. Where cores are too few, all threads use all."""
+
+    own: tuple[Cores, ...]
+    others: Cores
+
+
+def divided(cores: Collection[int], needs: Sequence[int]) -> Division:
+    """The division of a machine's cores among replicas that need so many each: all get their own, or none does.
+
+    A replica that needs 0 uses the cores of all other threads.
+
+    >>> divided({0, 1, 2, 3}, [1, 0])
+    Division(own=(frozenset({3}), frozenset({0, 1, 2})), others=frozenset({0, 1, 2}))
+    >>> divided({0, 1}, [1, 1])
+    Division(own=(frozenset({0, 1}), frozenset({0, 1})), others=frozenset({0, 1}))
+    """
+    left, own = sorted(cores), list[Cores]()
+    for need in needs if sum(needs) <= (1 - LEFT_SHARE) * len(left) else (0,) * len(needs):
+        first = len(left) - need
+        own.append(frozenset(left[first:]))
+        left = left[:first]
+    others = frozenset(left)
+    return Division(tuple(each or others for each in own), others)
+
+
+@contextmanager
+def as_computing() -> Iterator[None]:
+    """Meanwhile this thread has the name of those that compute; threads that it starts keep the name."""
+    name = _rename(COMPUTES)
+    try:
+        yield
+    finally:
+        _rename(name)
+
+
+def _rename(name: str) -> str:
+    """Give this thread a name in the kernel; returns the one before. Does nothing where there is no /proc."""
+    own, before = Path("/proc/thread-self/comm"), ""
+    with suppress(OSError):
+        before = own.read_text().strip()
+        own.write_text(name)
+    return before
+
+
+class OwnCores:
+    """The cores of one replica, while it lives. `root`: the process of Ray's node, below which all others run.
+
+    `needed`: as many cores as threads compute; 0: it shares cores with others. `cores`: of the machine.
+    """
+
+    def __init__(self, folder: Path, needed: int, cores: Collection[int], root: int) -> None:
+        self._folder, self._cores, self._root = folder, frozenset(cores), root
+        self._division, self._looked_s = Division((), self._cores), 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{time.time_ns()}-{os.getpid()}"
+        self._file = self._path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.write(str(needed))
+        self._file.flush()
+
+    def keep(self) -> None:
+        """Move this replica's threads that compute to its cores, and all others of this Ray node away from them."""
+        needs = self._needs()
+        division = divided(self._cores, list(needs.values()))
+        if division == self._division and time.monotonic() - self._looked_s < AGAIN_S:
+            return
+        self._division, self._looked_s = division, time.monotonic()
+        if own := dict(zip(needs, division.own, strict=True)).get(self._path.name):  # none: it shares, or is closed
+            _move(os.getpid(), own, computing=True)
+        for process in _below(self._root):
+            _move(process, division.others, computing=False)
+
+    def close(self) -> None:
+        """Give the cores back."""
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+        for process in _below(self._root):
+            _move(process, divided(self._cores, list(self._needs().values())).others, computing=False)
+
+    def _needs(self) -> dict[str, int]:
+        """How many cores each living replica of this machine needs, in the order in which they started."""
+        needs = dict[str, int]()
+        for path in sorted(self._folder.iterdir()):
+            with suppress(FileNotFoundError), path.open() as file:
+                if path == self._path or _is_locked(file.fileno()):
+                    needs[path.name] = int(file.read() or 0)
+                else:
+                    path.unlink()  # its process was killed
+        return needs
+
+
+def _is_locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _move(process: int, cores: Cores, computing: bool) -> None:
+    """Let those threads of a process that compute, or all others, run on these cores."""
+    with suppress(OSError):  # the process has ended, or a thread
+        for task in Path(f"/proc/{process}/task").iterdir():
+            thread = int(task.name)
+            with suppress(OSError):
+                if os.sched_getaffinity(thread) != cores and _computes(task) == computing:
+                    os.sched_setaffinity(thread, cores)
+
+
+def _computes(task: Path) -> bool:
+    return (task / "comm").read_text().strip() == COMPUTES
+
+
+def _below(root: int) -> list[int]:
+    """A process and all that it started, and so on."""
+    children = defaultdict[int, list[int]](list)
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            children[_parent(int(path.name))].append(int(path.name))
+    found = [root]
+    for process in found:
+        found += children[process]
+    return found
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def own_cores(threads: float, node_cpus: float) -> OwnCores | None:
+    """The cores of a replica of Ray on a CPU; None where Ray may not use the whole machine, as in a container with a
+    limit: another container would compute on the same cores.
+
+    Replicas share cores if `threads` is no whole number.
+    """
+    node = os.getppid()  # Ray's process of this node, to which replicas leave fewer cores
+    try:
+        cores = os.sched_getaffinity(_parent(node))
+    except (AttributeError, OSError):  # not Linux, or the starter of Ray has ended
+        return None
+    if node_cpus != len(cores):
+        return None
+    folder = Path(tempfile.gettempdir(), f"isobatch-cores-{os.getuid()}")
+    return OwnCores(folder, int(threads) if threads == int(threads) else 0, cores, node)
