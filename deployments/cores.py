@@ -1,8 +1,8 @@
 """Gives the threads that compute on a CPU cores of their own.
 
 A launch that shares its core with the front, the proxy and Ray is interrupted hundreds of times, and after each time
-its data must come into the core's cache again. So where at least as many cores are left for everything else, each replica
-computes on cores that no other thread of its Ray uses.
+its data must come into the core's cache again. So where at least as many cores are left for everything else, each
+replica computes on cores that no other thread of its Ray uses.
 
 Nobody divides the cores: each replica on a machine locks a file that has its number of cores while it lives, and from
 these files all replicas compute the same division.
@@ -12,11 +12,12 @@ import fcntl
 import os
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from isobatch.deployments.processes import descendants, parent_of
 
 COMPUTES = "isobatch-launch"  # the name of threads that compute, as `top -H` shows it: Linux keeps 15 characters
 LEFT_SHARE = 0.5  # of the cores, at least, stay for everything else
@@ -95,14 +96,14 @@ class OwnCores:
         self._division, self._looked_s = division, time.monotonic()
         if own := dict(zip(needs, division.own, strict=True)).get(self._path.name):  # none: it shares, or is closed
             _move(os.getpid(), own, computing=True)
-        for process in _below(self._root):
+        for process in (self._root, *descendants(self._root)):
             _move(process, division.others, computing=False)
 
     def close(self) -> None:
         """Give the cores back."""
         self._path.unlink(missing_ok=True)
         self._file.close()
-        for process in _below(self._root):
+        for process in (self._root, *descendants(self._root)):
             _move(process, divided(self._cores, list(self._needs().values())).others, computing=False)
 
     def _needs(self) -> dict[str, int]:
@@ -139,22 +140,6 @@ def _computes(task: Path) -> bool:
     return (task / "comm").read_text().strip() == COMPUTES
 
 
-def _below(root: int) -> list[int]:
-    """A process and all that it started, and so on."""
-    children = defaultdict[int, list[int]](list)
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            children[_parent(int(path.name))].append(int(path.name))
-    found = [root]
-    for process in found:
-        found += children[process]
-    return found
-
-
-def _parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def own_cores(threads: float, node_cpus: float) -> OwnCores | None:
     """The cores of a replica of Ray on a CPU; None where Ray may not use the whole machine, as in a container with a
     limit: another container would compute on the same cores.
@@ -163,7 +148,7 @@ def own_cores(threads: float, node_cpus: float) -> OwnCores | None:
     """
     node = os.getppid()  # Ray's process of this node, to which replicas leave fewer cores
     try:
-        cores = os.sched_getaffinity(_parent(node))
+        cores = os.sched_getaffinity(parent_of(node))
     except (AttributeError, OSError):  # not Linux, or the starter of Ray has ended
         return None
     if node_cpus != len(cores):

@@ -110,7 +110,8 @@ class ReplicaProcess:
 
     def compute_on_own_cores(self, threads: float) -> None:
         import os
-        self._cores = own_cores(threads, node_cpus()) if os.environ.get("OWN","1")!="0" else None
+
+        self._cores = own_cores(threads, node_cpus()) if os.environ.get("OWN", "1") != "0" else None
         if self._cores:
             self._cores.keep()
 

@@ -29,7 +29,9 @@ import isobatch
 from isobatch.cluster.serving.capacity import gpu_label
 from isobatch.cluster.serving.haproxy import MAX_CONNECTIONS, stopping, write_script
 from isobatch.cluster.serving.ports import check_port, held_ports
-from isobatch.cluster.serving.processes import (
+from isobatch.deployments.config import checked
+from isobatch.deployments.front.proxy import allowed_connections
+from isobatch.deployments.processes import (
     adopt_orphans,
     bound_to_us,
     end_descendants,
@@ -38,8 +40,6 @@ from isobatch.cluster.serving.processes import (
     reap,
     running_below,
 )
-from isobatch.deployments.config import checked
-from isobatch.deployments.front.proxy import allowed_connections
 from isobatch.deployments.ray_facts import RAYLET, address_file, nodes, patient_start, spare_start
 from isobatch.deployments.ray_settings import NODE_SETTINGS, SETTINGS, haproxy_settings, import_serve
 from isobatch.deployments.resources import Resources

@@ -41,7 +41,7 @@ from experiments.replan.timeline import Timeline, timeline
 from experiments.shared.live import Live, application, bare, controller, kill_node, named, node
 from isobatch.cluster.load.generator import BROKEN, WRONG, LoadRecord
 from isobatch.cluster.load.workloads import arrivals
-from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments.processes import descendants
 
 ENOUGH = 0.9
 ROUNDS = 40

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from experiments.chaos.faults import DEVICES, PROFILE, SLO_MS, START, Fault
 from experiments.chaos.run import console, struck_under_load, table
 from experiments.shared.live import Live, application, bare, kill_node, node
-from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments.processes import descendants
 
 FAR = "127.0.0.3"  # the node that is lost, and whose network is cut
 REMOTE = 2  # of the devices

@@ -16,7 +16,7 @@ from typing import Any
 from experiments.shared.commands import COMMAND
 from experiments.shared.live import kill_node
 from experiments.shared.machine import ROOT, free_port
-from isobatch.cluster.serving.processes import bound_to_us, descendants
+from isobatch.deployments.processes import bound_to_us, descendants
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 STORE_BYTES = 80 << 20

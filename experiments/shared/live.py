@@ -20,7 +20,7 @@ from experiments.shared.machine import free_port
 from isobatch.cluster.client import json_at
 from isobatch.cluster.serving.applications import deploy
 from isobatch.cluster.serving.local import LocalRay, local_ray
-from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments.processes import descendants
 from isobatch.deployments.ray_facts import serve_client
 from isobatch.deployments.replica.virtual import FAULTS
 from isobatch.optimizer.plan import Plan

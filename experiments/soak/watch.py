@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments.processes import descendants
 
 SETTLING = 1 / 3  # of a process's life: what it needs is set aside meanwhile
 LEAST_SAMPLES = 20  # of what is left, or a slope says nothing

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.shared.machine import free_port
-from isobatch.cluster.serving.processes import bound_to_us, descendants
+from isobatch.deployments.processes import bound_to_us, descendants
 from tests.fuzz.attack import rss_mib
 from tests.fuzz.cases import PREDICT, as_json
 from tests.fuzz.clients import Honest, post

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from experiments.shared.machine import free_port
-from isobatch.cluster.serving.processes import bound_to_us
+from isobatch.deployments.processes import bound_to_us
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "isobatch.cluster.cli", "serve"]

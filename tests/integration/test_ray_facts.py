@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from isobatch.cluster.serving.local import LocalRay
-from isobatch.cluster.serving.processes import descendants
 from isobatch.deployments import ray_facts, resources
+from isobatch.deployments.processes import descendants
 
 Local = tuple[LocalRay, str]
 

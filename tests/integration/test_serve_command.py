@@ -13,7 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 from zipfile import ZipFile
 
-from isobatch.cluster.serving.processes import descendants
+from isobatch.deployments.processes import descendants
 from tests.helpers import toy_model
 from tests.helpers.asking import ask, eventually, predict
 from tests.helpers.serving import marked, serving, temporary

@@ -127,7 +127,7 @@ def test_an_orphan_is_adopted_and_ended(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from isobatch.cluster.serving.processes import adopt_orphans, descendants, end_descendants
+from isobatch.deployments.processes import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 # A shell that starts a sleeper which ignores SIGTERM, tells its number, and goes away.
 told = subprocess.check_output(["sh", "-c", "trap '' TERM; sleep 60 >/dev/null & echo $!"], text=True)
@@ -153,7 +153,7 @@ import subprocess, sys, time
 from concurrent.futures import Future
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from isobatch.cluster.serving.processes import adopt_orphans, is_running, reap
+from isobatch.deployments.processes import adopt_orphans, is_running, reap
 adopt_orphans()
 own = subprocess.Popen(["sleep", "0"])
 orphan = int(subprocess.check_output(["sh", "-c", "{tmp_path}/haproxy 0.2 >/dev/null & echo $!"], text=True))
@@ -207,7 +207,7 @@ def test_a_start_that_takes_too_long_says_what_may_help(monkeypatch: pytest.Monk
 STARTS_ONE_THAT_LEAVES = """
 import os, subprocess, sys, time
 from pathlib import Path
-from isobatch.cluster.serving.processes import adopt_orphans, bound_to_us, end_descendants
+from isobatch.deployments.processes import adopt_orphans, bound_to_us, end_descendants
 adopt_orphans()
 os.environ |= bound_to_us(Path(sys.argv[1]))
 if "again" in sys.argv:

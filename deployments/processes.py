@@ -91,6 +91,11 @@ def descendants(ancestor: int) -> list[int]:
     return below
 
 
+def parent_of(number: int) -> int:
+    """The parent of this process; raises OSError if there is none."""
+    return _process_in(Path(f"/proc/{number}/stat")).parent
+
+
 def running_below(name: str) -> list[int]:
     """The descendants of this process with this name."""
     below = set(descendants(os.getpid()))

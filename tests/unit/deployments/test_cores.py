@@ -1,0 +1,122 @@
+"""Which cores replicas compute on, and that all other threads of their Ray leave these cores."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread, get_native_id
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isobatch.deployments.cores import LEFT_SHARE, OwnCores, as_computing, divided
+
+# A process that starts another one, as Ray's process of a node does; both end when their input does.
+STARTER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=sys.stdin)
+print(child.pid, flush=True)
+child.wait()
+"""
+needs = st.lists(st.integers(0, 8), max_size=8)
+several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be divided")
+
+
+@given(st.sets(st.integers(0, 63), min_size=1), needs)
+def test_all_replicas_get_as_many_cores_as_they_need_or_none_gets_its_own(cores: set[int], needs: list[int]) -> None:
+    division = divided(cores, needs)
+    own = [each for each, need in zip(division.own, needs, strict=True) if need]
+    if division.others == cores:
+        assert all(each == cores for each in division.own)
+        assert not own or sum(needs) > (1 - LEFT_SHARE) * len(cores)
+    else:
+        assert [len(each) for each in own] == [need for need in needs if need]
+        assert sorted(core for each in (*own, division.others) for core in each) == sorted(cores)
+        assert len(division.others) >= LEFT_SHARE * len(cores)
+
+
+def test_replicas_that_share_compute_beside_everything_else() -> None:
+    division = divided(range(8), [0, 2, 0])
+    assert division.own == (division.others, frozenset({6, 7}), division.others)
+
+
+@contextmanager
+def a_node() -> Iterator[tuple[int, int]]:
+    """A process and its child."""
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as node:
+        assert node.stdout
+        yield node.pid, int(node.stdout.readline())
+        node.communicate()
+
+
+@contextmanager
+def a_computing_thread() -> Iterator[int]:
+    """The number of a thread of this process that computes."""
+    started, over, numbers = Event(), Event(), list[int]()
+
+    def compute() -> None:
+        with as_computing():
+            numbers.append(get_native_id())
+            started.set()
+            over.wait()
+
+    thread = Thread(target=compute)
+    thread.start()
+    started.wait()
+    yield numbers[0]
+    over.set()
+    thread.join()
+
+
+@several
+def test_only_the_threads_that_compute_use_a_replicas_cores(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    with a_node() as node, a_computing_thread() as thread:
+        own = OwnCores(tmp_path, 1, cores, node[0])
+        own.keep()
+        assert os.sched_getaffinity(thread) == {max(cores)}
+        assert [os.sched_getaffinity(process) for process in node] == [cores - {max(cores)}] * 2
+        own.close()
+        assert [os.sched_getaffinity(process) for process in node] == [cores] * 2
+
+
+@several
+def test_a_replica_shares_again_as_soon_as_another_one_needs_too_many_cores(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    with a_node() as node, a_computing_thread() as thread:
+        first = OwnCores(tmp_path, 1, cores, node[0])
+        first.keep()
+        second = OwnCores(tmp_path, len(cores), cores, node[0])
+        first.keep()
+        assert os.sched_getaffinity(thread) == os.sched_getaffinity(node[0]) == cores
+        second.close()
+        first.keep()
+        assert os.sched_getaffinity(thread) == {max(cores)}
+        first.close()
+
+
+def test_what_a_killed_replica_left_is_forgotten(tmp_path: Path) -> None:
+    script = f"""
+import os
+from pathlib import Path
+from isobatch.deployments.cores import OwnCores
+kept = OwnCores(Path({str(tmp_path)!r}), 1, [0, 1], 0)
+os._exit(9)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    left = list(tmp_path.iterdir())
+    own = OwnCores(tmp_path, 0, os.sched_getaffinity(0), os.getpid())
+    own.keep()
+    assert [path.exists() for path in left] == [False]
+    own.close()
+
+
+def test_a_thread_has_its_name_back_when_it_no_longer_computes() -> None:
+    comm = Path("/proc/thread-self/comm")
+    before = comm.read_text()
+    with as_computing():
+        assert comm.read_text().strip() == "isobatch-launch"
+    assert comm.read_text() == before
