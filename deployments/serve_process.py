@@ -109,9 +109,7 @@ class ReplicaProcess:
         self.__del__ = self.close
 
     def compute_on_own_cores(self, threads: float) -> None:
-        import os
-
-        self._cores = own_cores(threads, node_cpus()) if os.environ.get("OWN", "1") != "0" else None
+        self._cores = own_cores(threads, node_cpus())
         if self._cores:
             self._cores.keep()
 
