@@ -81,11 +81,13 @@ class OwnCores:
         self._folder, self._cores, self._root = folder, frozenset(cores), root
         self._division, self._looked_s = Division((), self._cores), 0.0
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{time.time_ns()}-{os.getpid()}"
-        self._file = self._path.open("w")
+        name = f"{time.time_ns()}-{os.getpid()}"
+        self._path, hidden = folder / name, folder / f".{name}"
+        self._file = hidden.open("w")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.write(str(needed))
         self._file.flush()
+        hidden.rename(self._path)  # others read it only when it is locked
 
     def keep(self) -> None:
         """Move this replica's threads that compute to its cores, and all others of this Ray node away from them."""
@@ -109,7 +111,7 @@ class OwnCores:
     def _needs(self) -> dict[str, int]:
         """How many cores each living replica of this machine needs, in the order in which they started."""
         needs = dict[str, int]()
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self._folder.glob("[!.]*")):
             with suppress(FileNotFoundError), path.open() as file:
                 if path == self._path or _is_locked(file.fileno()):
                     needs[path.name] = int(file.read() or 0)
