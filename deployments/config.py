@@ -42,6 +42,7 @@ from isobatch.profiles.latency import MOST_BATCH
 from isobatch.profiles.promise import RULES, tolerance_in
 
 VIRTUAL_CPUS = 0.01  # of a replica on a virtual device, which sleeps nearly all the time
+MOST_INSIDE = 2**20  # inputs: Serve counts requests in 32 bits
 INSIDE_A_FRONT = 4096  # inputs that may be inside each front, if max_waiting is not given
 
 
@@ -207,6 +208,7 @@ class AppConfig(ServedConfig):
     max_waiting: int | None = Field(
         None,
         ge=1,
+        le=MOST_INSIDE,
         description="Inputs that may be inside at once, in all fronts together; further ones are refused (503). "
         f"None: {INSIDE_A_FRONT:,} for each front.",
     )
@@ -220,7 +222,7 @@ class AppConfig(ServedConfig):
         description="Which of the waiting inputs a launch takes first: deadline, priority (X-Priority), das or "
         "slotted_das (TCB's, short texts first), or your own as package.module:function.",
     )
-    max_inputs: int = Field(256, ge=1, description="The most inputs in one request (422 beyond).")
+    max_inputs: int = Field(256, ge=1, le=MOST_INSIDE, description="The most inputs in one request (422 beyond).")
     scores: Literal["winner", "all"] | LabelCount = Field(
         "winner",
         description="The labels that each answer lists with their probabilities. winner: only the answer itself. all: "

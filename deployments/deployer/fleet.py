@@ -17,6 +17,9 @@ from isobatch.deployments.replica.serve_replica import DEPLOYMENT
 _FAILED = "DEPLOY_FAILED"
 _GIVEN_UP = (_FAILED, "UNHEALTHY")
 _GONE = ("NOT_STARTED", "DELETING", _FAILED)
+# How Serve's message begins once it has given up. Before, an unhealthy deployment may say that "a replica failed to
+# start", for instance on a node that was ending: Serve starts another one.
+NONE_STARTED = "The deployment failed to start"
 
 
 class ServeFleet:
@@ -102,5 +105,5 @@ def _states_of(status: Any) -> ReplicaStates:
     message = "\n".join([deployment.message for deployment in deployments] + [status.message]).strip()
     given_up = any(part.status.value in _GIVEN_UP for part in (status, *deployments))
     # A replica that has run before is no failure, because Serve replaces it.
-    failed = message if given_up and "failed to start" in message else ""
+    failed = message if given_up and NONE_STARTED in message else ""
     return ReplicaStates(running, total - running - stopping, stopping, failed)

@@ -172,7 +172,7 @@ def _positions(config: Any) -> int:
 
 
 def _read_ramps(folder: Path, anatomy: Anatomy, num_labels: int, device: torch.device) -> Ramps:
-    if not (folder / RULES).is_file():
+    if not (folder / RULES).exists():
         return Ramps()
     files, width = (folder / RULES, folder / WEIGHTS), anatomy.task.ramp_width(num_labels)
     ramps = read_ramps(*files, anatomy.pooled_widths, width, device, bridge=anatomy.bridge)

@@ -13,6 +13,7 @@ from tests.fuzz.attack import COUNTS, refused_share, within_s
 from tests.fuzz.cases import Headers
 
 HOST = "127.0.0.1"
+ATTACKERS = ("127.0.0.2", "127.0.0.3")
 Reply = tuple[int, dict[bytes, bytes], bytes]  # status, headers in small letters, body
 
 STATUSES = {200, 400, 401, 403, 404, 405, 408, 413, 415, 422, 503, 504}
@@ -41,9 +42,14 @@ def judged_raw(came: bytes) -> str:
     return status
 
 
+def attacker(sent: bytes) -> str:
+    """The address from which this is sent: the same each time."""
+    return ATTACKERS[len(sent) % len(ATTACKERS)]
+
+
 async def raw(port: int, sent: bytes, host: str = HOST) -> bytes:
     """Whatever comes back until the other end has nothing to say for a moment, or hangs up."""
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, local_addr=(attacker(sent), 0))
     try:
         writer.write(sent)
         with suppress(OSError, TimeoutError):
@@ -54,11 +60,11 @@ async def raw(port: int, sent: bytes, host: str = HOST) -> bytes:
         writer.close()
 
 
-async def post(port: int, path: str, headers: Headers, body: bytes) -> Reply:
+async def post(port: int, path: str, headers: Headers, body: bytes, source: str = HOST) -> Reply:
     """A request over a connection of its own, and its answer."""
     told = {"content-length": str(len(body)), "host": "x", "connection": "close"} | headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in told.items()).encode("utf-8", "surrogateescape")
-    reader, writer = await asyncio.open_connection(HOST, port)
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
     try:
         with suppress(OSError):  # what is refused at once is not read to its end
             writer.write(f"POST {path} HTTP/1.1\r\n".encode() + lines + b"\r\n" + body)

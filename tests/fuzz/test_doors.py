@@ -22,13 +22,12 @@ from isobatch.deployments.front.http import create_api
 from isobatch.deployments.front.open_inference.messages import SERVICE
 from isobatch.deployments.front.service import Service
 from tests.fuzz.cases import COMPLETION, PREDICT, TEXT_INFER, as_json, text_infer
-from tests.fuzz.clients import HOST
+from tests.fuzz.clients import ATTACKERS, HOST
 from tests.helpers.grpc_proxy import REQUEST, frame, headers
 from tests.helpers.haproxy import haproxy
 from tests.helpers.serving import in_a_thread
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
-ATTACKERS = ("127.0.0.2", "127.0.0.3")
 CONNECTIONS = 120  # of all clients, in these tests
 OF_EACH = 60  # connections that an attacker tries to open
 REQUEST_S = 1  # instead of ten seconds

@@ -1,4 +1,7 @@
-"""The same at a real server, which only `make fuzz` starts: through HAProxy, at gRPC, and at all ports of replicas."""
+"""The same at a real server, which only `make fuzz` starts: through HAProxy, at gRPC, and at all ports of replicas.
+
+HTTP comes from two addresses. The client that means well has another, which it shares with those of gRPC.
+"""
 
 from functools import partial
 
@@ -6,7 +9,7 @@ import grpc
 
 from tests.fuzz import cases
 from tests.fuzz.attack import AT_ONCE, COUNTS, MOST_GROWTH_MIB, attack
-from tests.fuzz.clients import HOST, Grpc, judged, judged_honest, judged_raw, post, raw
+from tests.fuzz.clients import HOST, Grpc, attacker, judged, judged_honest, judged_raw, post, raw
 from tests.fuzz.live import Live
 
 
@@ -35,7 +38,7 @@ async def _attacked(live: Live, name: str, share: float) -> None:
 
 
 async def _posted(port: int, path: str, sent: tuple[bytes, cases.Headers]) -> str:
-    return judged(await post(port, path, sent[1], sent[0]))
+    return judged(await post(port, path, sent[1], sent[0], attacker(sent[0])))
 
 
 async def _raw(port: int, sent: bytes, host: str = HOST) -> str:

@@ -174,6 +174,26 @@ def test_the_application_of_a_kind_that_could_not_start_is_deleted(monkeypatch: 
     assert (deleted, scaled) == (["shop.000001.v100"], [("shop.000001.k80", 0)])
 
 
+@pytest.mark.parametrize(
+    ("message", "failed"),
+    [
+        ("A replica failed to start with exception. Retrying. Error:\nthe node ended", False),
+        ("The deployment failed to start 3 times in a row. Error:\nno weights here", True),
+    ],
+)
+def test_only_what_serve_has_given_up_has_failed(monkeypatch: pytest.MonkeyPatch, message: str, failed: bool) -> None:
+    """A roll-out that gave up first would end the replicas that are starting, and so never succeed."""
+    from isobatch.deployments.deployer import fleet  # it imports Ray
+
+    unhealthy = SimpleNamespace(value="UNHEALTHY")
+    split = SimpleNamespace(status=unhealthy, message=message, replica_states={"RUNNING": 5, "STARTING": 2})
+    found = SimpleNamespace(status=unhealthy, message="", deployments={"split": split})
+    monkeypatch.setattr(fleet.serve, "status", lambda: SimpleNamespace(applications={"shop.000001.v100": found}))
+    ours = fleet.ServeFleet("shop.000001", lambda kind, count: None, lambda kind: {"CPU": 0.1})  # type: ignore[arg-type, return-value]
+    states = ours.states()["v100"]
+    assert (states.running, states.starting, bool(states.failed)) == (5, 2, failed)
+
+
 def test_replicas_that_are_benched_stay_beside_those_of_the_plan() -> None:
     fleet = CountedFleet({"a": 4})
     moved(fleet, devices(a=4), devices(a=3), stay={"a": 1})

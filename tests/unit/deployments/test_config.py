@@ -26,6 +26,7 @@ def test_every_field_is_described_and_has_a_default() -> None:
         ({"backend": "virtual"}, "args: backend: virtual needs its profile too"),
         ({"plan": "p.json"}, "args: a plan needs its profile too"),
         ({"plan": "p.json", "profile": "q.json", "device": "cuda"}, "device cannot be set beside a plan"),
+        ({"max_waiting": 10**12}, "max_waiting = 1000000000000: .*less than or equal to 1048576"),
         ({"loader": "toy.load"}, "loader = 'toy.load'.*package.module:function"),
     ],
 )

@@ -140,10 +140,14 @@ def test_states_of_replicas_still_have_their_names() -> None:
     from ray.serve._private.common import ReplicaState
     from ray.serve.schema import ApplicationStatus
 
+    from isobatch.deployments.deployer.fleet import NONE_STARTED
+
     for name in ("RUNNING", "STOPPING"):
         assert ReplicaState[name].value == name, "mend deployer.fleet"
     for name in ("DEPLOY_FAILED", "UNHEALTHY", "NOT_STARTED", "DELETING", "RUNNING"):
         assert ApplicationStatus[name].value == name, "mend deployer.fleet and isobatch.cluster.serving.applications"
+    source = (RAY / "serve" / "_private" / "deployment_state.py").read_text()
+    assert NONE_STARTED in source, "mend deployer.fleet"
 
 
 PRIVATE = re.compile(r"\bray\._|serve\._private|serve\.context|_internal_kv|_get_global_client|\b_blocking")

@@ -136,6 +136,9 @@ def test_what_cannot_be_loaded_says_why(text_checkpoint: Path, tmp_path: Path) -
         load(text_checkpoint, dtype="int3")
     with pytest.raises(UserError, match="device 'abacus' is not known"):
         load(text_checkpoint, device="abacus")
+    (text_checkpoint / "exits.json").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"exits\.json: it is a device, not a file"):
+        load(text_checkpoint)
     whole = (text_checkpoint / "model.safetensors").read_bytes()
     for wrong in (b"no tensors", whole[:-9]):
         (text_checkpoint / "model.safetensors").write_bytes(wrong)
