@@ -14,8 +14,7 @@ from isobatch.deployments.decoding.ramp_rules import check_decoder, is_decoder, 
 from isobatch.deployments.folders import weights_of
 from isobatch.deployments.sources import local
 from isobatch.optimizer.plan import Plan
-from isobatch.optimizer.text_paces import DecodingGoal
-from isobatch.optimizer.text_plans import terms_of, tokens_per_s
+from isobatch.optimizer.text_plans import DecodingGoal, terms_of, tokens_per_s
 from isobatch.profiles.devices import Device, as_text, fleet
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.files import differ

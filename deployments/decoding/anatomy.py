@@ -12,7 +12,7 @@ from torch.nn import functional
 from isobatch.deployments.decoding.paged_attention import PagedKv, PagedView, capped
 from isobatch.deployments.decoding.scheduler import Piece
 from isobatch.deployments.decoding.sequences import GREEDY, Sampling, TextRequest
-from isobatch.deployments.models.products import pack_all, product_of
+from isobatch.deployments.models.products import pack_when_used, product_of
 
 # Tokens that an encoder reads if config.json does not say it: T5 models were trained on no more.
 ENCODER_READS = 512
@@ -199,9 +199,11 @@ class LlamaAnatomy:
         logits: Tensor = self._model.lm_head(self._body.norm(states))
         return capped(logits, getattr(self._model.config, "final_logit_softcapping", None))
 
-    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
-        """Run one text through all blocks as the model itself does, for hooks that read the states after blocks."""
-        self._body(torch.tensor([tokens], device=self.weights.device))
+    def states(self, request: TextRequest, tokens: Listed[int]) -> Listed[Tensor]:
+        """The states after each block but the last, of one text that the model itself reads as a whole."""
+        rows = torch.tensor([tokens], device=self.weights.device)
+        states: Listed[Tensor] = self._body(rows, use_cache=False, output_hidden_states=True).hidden_states
+        return states[1:-1]
 
 
 def _rotate(heads: Tensor, rotation: Rotation | None) -> None:
@@ -290,10 +292,11 @@ class T5Anatomy:
         logits: Tensor = self._model.lm_head(self._decoder.final_layer_norm(states) * self._scale)
         return logits
 
-    def whole(self, request: TextRequest, tokens: Listed[int]) -> None:
+    def states(self, request: TextRequest, tokens: Listed[int]) -> Listed[Tensor]:
         source, written = (torch.tensor([row], device=self.weights.device) for row in (request.source, tokens))
-        encoded = self._encoder(input_ids=source).last_hidden_state
-        self._decoder(input_ids=written, encoder_hidden_states=encoded, use_cache=False)
+        read = {"input_ids": written, "encoder_hidden_states": self._encoder(input_ids=source).last_hidden_state}
+        states: Listed[Tensor] = self._decoder(**read, use_cache=False, output_hidden_states=True).hidden_states
+        return states[1:-1]
 
 
 DecoderAnatomy = LlamaAnatomy | T5Anatomy
@@ -305,7 +308,8 @@ def anatomy_of(model: Any) -> DecoderAnatomy:
     if not hasattr(model, "isobatch_anatomy"):
         sizes = WeightSizes.of(model)
         anatomy = T5Anatomy(model, sizes) if model.config.is_encoder_decoder else LlamaAnatomy(model, sizes)
-        pack_all(model)
+        for layer in pack_when_used(model):
+            layer.pack()  # now: the first text need not wait for it
         model.isobatch_anatomy = anatomy
     known: DecoderAnatomy = model.isobatch_anatomy
     return known

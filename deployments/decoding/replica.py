@@ -9,12 +9,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding.anatomy import shape_of
 from isobatch.deployments.decoding.config import DecoderConfig, pipeline_on
 from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.engine_setup import engine_of, grammars_of, load_decoder, splits_and_limits
 from isobatch.deployments.decoding.loop import EngineLoop, TokenAddress, TokenOutlets
-from isobatch.deployments.decoding.plan_switch import switched_plan
 from isobatch.deployments.decoding.ramp_rules import rules_of
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -46,6 +46,12 @@ class ReplicaState:
     version: int = 0  # of the plan that runs
     asked: int = 0  # positions that texts needed before their first token
     shared: int = 0  # how many of these positions were in pages of other texts already
+
+
+def switched_plan(origin: str) -> StoredPlan | None:
+    """The plan that this application was switched to, if its configurations, by their hash, are still the same."""
+    stored = ray_facts.stored_plan(ray_facts.application_name())
+    return stored if stored and stored.origin == origin else None
 
 
 class DecoderReplica(ReplicaProcess):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from isobatch.cluster.profiling.launch_estimates import estimated_table
-from isobatch.cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, fitted, measured
+from isobatch.cluster.profiling.launch_prices import RESIDENTS, TimedLaunch, estimated_table, fitted, measured
 from isobatch.deployments.decoding.anatomy import anatomy_of
 from isobatch.profiles.text_profile import PARTS, DecodingWorkload, LaunchSize
 from tests.helpers.tiny_decoders import decoder, t5

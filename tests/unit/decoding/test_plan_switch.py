@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from isobatch.deployments import ray_facts
-from isobatch.deployments.decoding import front, plan_switch
+from isobatch.deployments.decoding import front
+from isobatch.deployments.decoding.app import PlanSwitch
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
-from isobatch.deployments.decoding.plan_switch import PlanSwitch
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
@@ -41,7 +41,7 @@ BOTH = replace(pipeline("cpu", 2, 300.0), beside=(pipeline("t4", 8, 100.0, "off"
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> PlanSwitch:
     monkeypatch.setattr(ray_facts, "application_name", lambda: "texts")
-    monkeypatch.setattr(plan_switch, "stored_plan", lambda application: None)
+    monkeypatch.setattr(ray_facts, "stored_plan", lambda application: None)
     monkeypatch.setattr(StoredPlan, "store", lambda memory, application: None)
     config = DecoderConfig(model="").by_kind(BOTH)["cpu"]
 
