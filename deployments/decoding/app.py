@@ -29,7 +29,7 @@ from isobatch.deployments.decoding.engine_setup import (
 from isobatch.deployments.decoding.front import DecoderFront, ReplicaGroup, summed, written_by_any
 from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
-from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults, rules_of
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, GenerationDefaults, generation_defaults, rules_of
 from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, ReplicaState, switched_plan
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import TextRequest
@@ -160,7 +160,7 @@ class DecoderIngress:
         key, tracing = key_in(config.api_key_variable), tracing_here(time.perf_counter)
         self._front = DecoderFront(
             config, name, self._shape, texts, stop, self._write_tokens, meter, self._summed, key, tracing,
-            generation_defaults(folder), grammars_of(folder),
+            generation_defaults(folder) or GenerationDefaults(), grammars_of(folder),
         )  # fmt: skip
 
     def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:

@@ -14,7 +14,7 @@ from isobatch.deployments.decoding.engine import Engine
 from isobatch.deployments.decoding.grammars import Grammars
 from isobatch.deployments.decoding.network import CutDecoder, DecoderRamps
 from isobatch.deployments.decoding.pages import PagePool, pages_for
-from isobatch.deployments.decoding.ramp_rules import DecoderRules, read_decoder_rules
+from isobatch.deployments.decoding.ramp_rules import DecoderRules, generation_defaults, read_decoder_rules
 from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import checkpoint_json
@@ -93,12 +93,8 @@ def kv_bytes(anatomy: DecoderAnatomy) -> int:
 
 def stop_tokens(folder: Path) -> frozenset[int]:
     """The tokens that end a text, by the checkpoint."""
-    from transformers import GenerationConfig
-
-    try:
-        tokens = GenerationConfig.from_pretrained(folder).eos_token_id
-    except OSError:  # an older checkpoint has no file for it
-        tokens = read_config(folder).eos_token_id
+    source = generation_defaults(folder) or read_config(folder)  # an older checkpoint has no file of its own for them
+    tokens = source.eos_token_id
     return frozenset([tokens] if isinstance(tokens, int) else tokens or ())
 
 

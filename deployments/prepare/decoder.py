@@ -60,7 +60,6 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 MIN_PROMPTS = 20  # fewer prompts show too little of a decoder to choose a threshold from
 BATCH = 32  # sequences that are written at the same time
-CALIBRATED = 0.5  # the share of prompts that thresholds come from; figures come from the other prompts
 MAX_LENGTHS = 200  # texts whose lengths are stored beside the rules, for plans
 
 
@@ -82,16 +81,25 @@ class DecoderReport:
 
 
 def ramps_for(
-    model: Any, prompts: Sequence[Sequence[int]], stop: frozenset[int], allowed_loss: float, max_tokens: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    stop: frozenset[int],
+    allowed_loss: float,
+    max_tokens: int,
+    calibrate: float = 0.5,
 ) -> DecoderReport:
     """The rules of the ramp with the largest gain, at no more than the allowed loss: the share of tokens that may
-    differ from the full network's. `max_tokens`: those written after each prompt."""
+    differ from the full network's.
+
+    `max_tokens`: those written after each prompt. `calibrate`: the share of prompts that thresholds come from; figures
+    come from the others.
+    """
     if len(prompts) < MIN_PROMPTS:
         raise UserError(f"{len(prompts)} prompts: at least {MIN_PROMPTS} are needed")
     shape = shape_of(model.config)
     requests = [shape.request(prompt, max_tokens, stop) for prompt in prompts]
     full = texts(model, DecoderRules(), requests)
-    cut = round(CALIBRATED * len(requests))
+    cut = round(calibrate * len(requests))
     calibration = early_head_outputs(model, requests[:cut], full[:cut])
     thresholds = [
         threshold(calibration.sure[block], calibration.agrees[block], allowed_loss)
