@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from isobatch.deployments.decoding.anatomy import DecoderAnatomy, DecoderShape, anatomy_of, shape_of
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.engine import Engine
@@ -19,7 +17,7 @@ from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.checkpoint import check_index, read_config
-from isobatch.deployments.models.loading import one_line_errors, resolve_device
+from isobatch.deployments.models.loading import one_line_errors, resolve_device, resolve_dtype
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
 
@@ -44,11 +42,11 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     """The model of Hugging Face, ready to run."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    target = resolve_device(device)
+    target, precision = resolve_device(device), resolve_dtype(dtype)
     with one_line_errors(folder):
         check_index(folder)
         kind = AutoModelForSeq2SeqLM if read_config(folder).is_encoder_decoder else AutoModelForCausalLM
-        model = kind.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
+        model = kind.from_pretrained(folder, dtype=precision, use_safetensors=True)
     return model.to(target).eval()
 
 
