@@ -17,7 +17,7 @@ from isobatch.deployments.decoding.scheduler import DecodingLimits, Scheduler
 from isobatch.deployments.decoding.sequences import Splits
 from isobatch.deployments.folders import checkpoint_json
 from isobatch.deployments.models.checkpoint import check_index, read_config
-from isobatch.deployments.models.loading import one_line_errors, resolve_device, resolve_dtype
+from isobatch.deployments.models.loading import one_line_errors, quietly, resolve_device, resolve_dtype
 from isobatch.profiles.errors import UserError
 from isobatch.profiles.promise import RULES
 
@@ -43,7 +43,7 @@ def load_decoder(folder: Path, device: str = "cpu", dtype: str = "float32") -> A
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     target, precision = resolve_device(device), resolve_dtype(dtype)
-    with one_line_errors(folder):
+    with quietly(), one_line_errors(folder):
         check_index(folder)
         kind = AutoModelForSeq2SeqLM if read_config(folder).is_encoder_decoder else AutoModelForCausalLM
         model = kind.from_pretrained(folder, dtype=precision, use_safetensors=True)

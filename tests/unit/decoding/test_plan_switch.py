@@ -10,11 +10,11 @@ import pytest
 
 from isobatch.deployments import ray_facts
 from isobatch.deployments.decoding import front
-from isobatch.deployments.decoding.app import PlanSwitch
 from isobatch.deployments.decoding.config import DecoderConfig
 from isobatch.deployments.decoding.front import FULL_FOR_S, ReplicaGroup, written_by_any
 from isobatch.deployments.decoding.loop import TokenAddress, TokenInbox
 from isobatch.deployments.decoding.ramp_rules import DecoderRamp, DecoderRules, ProjectedTexts
+from isobatch.deployments.decoding.replica import PlanSwitch
 from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
 from isobatch.deployments.decoding.sequences import Finish, TextRequest
 from isobatch.deployments.deployer.steps import Moved, Undone
