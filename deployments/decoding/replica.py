@@ -1,6 +1,7 @@
 """The replica of a decoder in Serve: the network, its KV memory, and the decoding loop, in one process.
 
-All replicas follow the plan in Ray's store, to which `PlanSwitch` writes."""
+All replicas follow the plan in Ray's store, to which `PlanSwitch` writes.
+"""
 
 import asyncio
 import gc
