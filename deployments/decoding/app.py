@@ -23,7 +23,7 @@ from isobatch.deployments.decoding.loop import TokenInbox
 from isobatch.deployments.decoding.openai_api import create_decoder_api
 from isobatch.deployments.decoding.ramp_rules import GenerationDefaults, generation_defaults, rules_of
 from isobatch.deployments.decoding.replica import DECODER, DecoderReplica, PlanSwitch, ReplicaState
-from isobatch.deployments.decoding.scheduler import NewTokens, ReplicaFull
+from isobatch.deployments.decoding.scheduler import NewTokens
 from isobatch.deployments.decoding.sequences import TextRequest
 from isobatch.deployments.decoding.texts import TextTokens
 from isobatch.deployments.deployer.steps import FRONT, Moved, Undone
@@ -66,7 +66,7 @@ class DecoderIngress:
             generation_defaults(folder) or GenerationDefaults(), grammars_of(folder),
         )  # fmt: skip
 
-    def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens | ReplicaFull, None]:
+    def _write_tokens(self, request: TextRequest) -> AsyncGenerator[NewTokens, None]:
         span, shares = current(), self._lead.shares
         texts = [group.writing for group in self._groups]
         order = emptiest_first(texts, [shares.get(group.kind, 1.0) for group in self._groups])
