@@ -91,7 +91,7 @@ def _measured_table(
         prices.price_s,
         f"{source_of(called, 'torch', dtype, options.threads)}; {prices}",
         kv_bytes(anatomy),
-        anatomy.sizes.network_bytes,
+        anatomy.network_bytes,
         dtype,
         error=prices.error,
         bias=prices.bias,

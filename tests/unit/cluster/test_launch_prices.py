@@ -61,4 +61,4 @@ def test_what_is_estimated_says_so_and_weighs_what_the_network_does() -> None:
 
 def test_weights_that_are_shared_count_once() -> None:
     apart, tied = (anatomy_of(decoder(seed=7, tied=tied)) for tied in (False, True))
-    assert apart.sizes.network_bytes - tied.sizes.network_bytes == tied.weights.nbytes
+    assert apart.network_bytes - tied.network_bytes == tied.weights.nbytes

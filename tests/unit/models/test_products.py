@@ -46,7 +46,7 @@ def test_a_network_of_products_is_the_same_network_and_no_larger(tied: bool) -> 
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     plain, tokens = copy.deepcopy(model), torch.tensor([[1, 2, 3, 4]])
     size = sum(each.nbytes for each in model.parameters())
-    assert anatomy_of(model).sizes.network_bytes == size
+    assert anatomy_of(model).network_bytes == size
     with torch.inference_mode():
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)
     written = engine(model, {}).write_all([TextRequest((1, 2, 3), 6)])
