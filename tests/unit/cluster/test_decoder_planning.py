@@ -179,7 +179,7 @@ def test_a_network_that_is_not_prepared_is_profiled_with_assumed_lengths(tmp_pat
             "its attention is chunked_attention: full_attention",
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true: such networks are not served"),
-        ({"rope_scaling": "longrope"}, "config.json: rope_scaling: Input should be a valid dictionary"),
+        ({"rope_scaling": "longrope"}, "config.json: rope_scaling: Input should be an object"),
         ({"num_hidden_layers": "many"}, "config.json: num_hidden_layers: Input should be a valid integer"),
     ],
 )
@@ -200,7 +200,7 @@ def test_configs_are_refused(tmp_path: Path, call: Called, config: dict[str, Any
             "Validation error for field 'hidden_size': TypeError: Field 'hidden_size' expected int",
         ),
         ({"hidden_size": 30}, "The hidden size .30. is not a multiple of the number of attention heads"),
-        ({"num_attention_heads": 0}, "integer modulo by zero"),
+        ({"num_attention_heads": 0}, "modulo by zero"),
     ],
 )
 def test_a_config_that_the_library_refuses_is_one_sentence(
