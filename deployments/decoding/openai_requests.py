@@ -49,11 +49,11 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value or []
 
 
-def _text_or_parts(value: object) -> object:
-    parts = value if isinstance(value, list) else [{"type": "text"}] if isinstance(value, str) else [value]
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+def _parts(value: object) -> object:
+    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if not isinstance(parts, list) or any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
         raise ValueError('must be a text, or a list of {"type": "text", "text": ...}: nothing else is read')
-    return value
+    return parts
 
 
 def _prompts(value: Any) -> list[str | tuple[int, ...]]:
@@ -273,7 +273,7 @@ class TextPart(_RequestFields):
 
 class ChatMessage(_RequestFields):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart], BeforeValidator(_text_or_parts)]
+    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
     name: str | None = None
     refusal: None = Field(None, description=_NEUTRAL)
     audio: None = Field(None, description=_NEUTRAL)
@@ -283,7 +283,7 @@ class ChatMessage(_RequestFields):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(_Generation):
